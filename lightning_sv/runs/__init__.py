@@ -1,1 +1,1 @@
-"""A run directory and the processes that fill it: lock, events, provenance, jobs, launching. Without Lightning."""
+"""Run directories and the processes that write them; does not import Lightning."""

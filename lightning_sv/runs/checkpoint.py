@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, read without executing anything that it names. Without Lightning."""
+"""Checkpoints, read safely: nothing that they name is executed."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -17,26 +17,26 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
 
-#: key of a checkpoint under which `PretrainModule` describes the backbone
+#: key of a checkpoint for the description of the backbone by `PretrainModule`
 CHECKPOINT_KEY = "lightning_sv"
-#: and under which it keeps the states of the random number generators
+#: key of a checkpoint for the states of the random number generators
 RNG_KEY = "rng_states"
-#: what `PretrainModule` names its backbone
+#: name of the backbone in `PretrainModule`
 _PREFIX = "backbone."
-#: the format; one more wherever a checkpoint holds what the code before could not read, or lacks what it read
+#: version of the format, increased with every incompatible change
 FORMAT = 2
 
 
 def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False) -> dict[str, Any]:
-    """Read a checkpoint on the CPU, without executing anything it names.
+    """Read a checkpoint on the CPU, without executing anything that it names.
 
     Args:
         path: a file, or the folder of a sharded checkpoint
-        checksums: if True, compare a file with the checksums it holds, seconds per gigabyte; torch does not
-        tensors: if True, read the tensors of a folder; those of a file are mapped in any case
+        checksums: if True, check the checksums in a file, which takes seconds per gigabyte; torch does not check them
+        tensors: if True, read the tensors of a folder; those of a file are always mapped
 
     Raises:
-        ConfigError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
+        ConfigError: the file is missing or damaged, has a different format, or was not written by `PretrainModule`
     """
     if is_sharded(path):
         checkpoint: Any = read_sharded(path, tensors=tensors)
@@ -52,7 +52,7 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ConfigError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise ConfigError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
+        raise ConfigError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry has no keys.")
     written = checkpoint[CHECKPOINT_KEY].get("format")
     if type(written) is not int or written != FORMAT:
         raise ConfigError(
@@ -62,27 +62,22 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
 
 
 def check_archive(path: str | Path) -> None:
-    """Compare every entry of a file of `torch.save` with its checksum.
-
-    Raises:
-        ConfigError: it is no such file, or an entry was altered
-    """
+    """Check that every entry of a file written by `torch.save` matches its checksum."""
     try:
         with ZipFile(path) as archive:
             if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
                 raise ConfigError("it is compressed")
             if altered := archive.testzip():
                 raise ConfigError(f"{altered!r} was altered")
-    except Exception as error:  # whatever zipfile raises on a damaged directory of entries
+    except Exception as error:  # zipfile raises various errors
         raise ConfigError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
 
 
 class LoadedCheckpoint(NamedTuple):
-    """What a checkpoint says of its model.
+    """Description and content of a checkpoint.
 
     Attributes:
-        options: its finer choices
-        weights: by their names in the backbone, of the shapes that these describe
+        weights: name in the backbone -> weight of the described shape
     """
 
     config: BackboneConfig
@@ -96,11 +91,11 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
 
     Args:
-        path: a run's directory, or a checkpoint's file
-        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
+        path: run directory, or file of a checkpoint
+        allow: modules that the checkpoint's strategy may import, such as `my_module` for 'my_module:MyScale'
 
     Raises:
-        ConfigError: see `read_model`
+        ConfigError: as `read_model`
     """
     return _built(read_model(path, allow))
 
@@ -112,10 +107,10 @@ def _built(described: LoadedCheckpoint) -> Backbone:
 
 
 def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
-    """Rebuild a run's backbone, on the CPU, and read its tokenizer; arguments are those of `load_backbone`.
+    """Rebuild the backbone of a run on the CPU and read its tokenizer; for the arguments see `load_backbone`.
 
     Raises:
-        ConfigError: see `read_model`; or the two are not of one run
+        ConfigError: as `read_model`; or tokenizer and checkpoint belong to different runs
     """
     run_dir = run_dir_of(path)
     described = read_model(path, allow)
@@ -124,13 +119,13 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ConfigError(
             f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
-            "they are not of one run."
+            "they belong to different runs."
         )
     return model, tokenizer
 
 
 def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
-    """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
+    """Check that tokenizer, text and config of a run directory belong to its checkpoint."""
     made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
     scale = config_value(config, "model.scale")
     for key, then, now in (
@@ -142,16 +137,16 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
         if None not in (then, now) and then != now:
             then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
             raise ConfigError(
-                f"{run_dir}: {key} is {now!r}, and its checkpoint was trained with {then!r}; they are not of one run."
+                f"{run_dir}: {key} is {now!r}; expected {then!r}, as in its checkpoint. They belong to different runs."
             )
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
-    """Read the description and the weights of a checkpoint; arguments are those of `load_backbone`.
+    """Read the description and the weights of a checkpoint; for the arguments see `load_backbone`.
 
     Raises:
-        ConfigError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
-            those of the model that the checkpoint describes
+        ConfigError: as `check_checkpoint`; the strategy names a module that is not allowed; or the weights do not fit
+            the described model
     """
     path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
     checkpoint = check_checkpoint(path, tensors=True)
@@ -164,27 +159,25 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         )
     try:
         config = BackboneConfig(**made["backbone"])
-        # Every block has weights: a number of blocks beyond theirs would be built for hours.
+        # Every block has weights; building far more blocks would take hours.
         if config.n_layer > len(weights):
             raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
         description = config, ScaleStrategy.parse(made["scale"]), ScaleOptions(**made["scale_options"])
         expected = {name: value.shape for name, value in meta_backbone(*description).state_dict().items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path} describes no model that can be built ({error!r}); use another checkpoint."
-        ) from error
+        raise ConfigError(f"{path} does not describe a valid model ({error!r}); use a different checkpoint.") from error
     found = {name: value.shape for name, value in weights.items()}
     if found != expected:
         wrong = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
         raise ConfigError(
-            f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}, and the model that the checkpoint describes "
-            f"has {_shape(expected.get(wrong))}; use another checkpoint."
+            f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}; expected {_shape(expected.get(wrong))} for "
+            "the described model. Use a different checkpoint."
         )
     return LoadedCheckpoint(*description, weights, checkpoint)
 
 
 def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
-    """Return the backbone's weights by their names in it, if they are plain and no more than the file can hold."""
+    """Return the weights by their names in the backbone; reject unusual tensors, and sizes beyond the file's."""
     weights = {
         name.removeprefix(_PREFIX): value
         for name, value in state.items()
@@ -192,13 +185,11 @@ def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
     }
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
-            raise ConfigError(
-                f"{path}: the weight {name!r} is no dense tensor of real numbers; use another checkpoint."
-            )
-    # Strides of 0 make any size out of one number.
+            raise ConfigError(f"{path}: the weight {name!r} is not a dense real tensor; use a different checkpoint.")
+    # Strides of 0 can claim any size.
     size = sum(value.numel() * value.element_size() for value in weights.values())
     if Path(path).is_file() and size > Path(path).stat().st_size:
-        raise ConfigError(f"{path}: its weights claim more bytes than the file has; use another checkpoint.")
+        raise ConfigError(f"{path}: its weights claim more bytes than the file has; use a different checkpoint.")
     return weights
 
 

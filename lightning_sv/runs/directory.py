@@ -1,9 +1,9 @@
-"""A run directory: the names of its files, and what they say. Nobody else spells these names.
+"""Files of a run directory: their names, which only this module spells, and their content.
 
 config.yaml  summary.json  parameters.csv  tokenizer.json or gpt2.tiktoken  events.out.tfevents.*  run.png
-checkpoints/last.ckpt  nonfinite.jsonl (of a run that met such a step)  .lock
-checkpoints/step-<n>.ckpt and best.ckpt (where they are kept)
-train.log  command.json (of a run that `compare` or `paper` started)
+checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
+checkpoints/step-<n>.ckpt and best.ckpt (if they are kept)
+train.log  command.json (if `compare` or `paper` started the run)
 """
 
 import json
@@ -14,24 +14,24 @@ from typing import Any
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 
-#: the resolved configuration, with which the run can be repeated
+#: the resolved config, which repeats the run
 CONFIG = "config.yaml"
-#: the figures of a run; its presence says that the run completed
+#: final numbers of a run; exists only if the run is complete
 SUMMARY = "summary.json"
 #: name, shape, role, optimizer, peak lr and weight decay of every parameter
 PARAMETERS = "parameters.csv"
 PICTURE = "run.png"
 #: the checkpoint a run resumes from
 LAST = Path("checkpoints") / "last.ckpt"
-#: steps whose loss or gradient was not finite, one a line
+#: steps whose loss or gradient was not finite, one per line
 NONFINITE = "nonfinite.jsonl"
-#: stdout and stderr of a run that another command started
+#: stdout and stderr of a run started by a different command
 LOG = "train.log"
-#: the command that such a run answers to
+#: the command of such a run
 COMMAND = "command.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
-#: keys of summary.json -> the type of their values; None stands for what is not known
+#: key of summary.json -> type of its value, which may be None
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
     **dict.fromkeys(("commit", "date", "machine"), str),
@@ -44,47 +44,39 @@ _NOUNS = {str: "text", int: "a whole number from 0", float: "a number", list: "a
 
 
 def is_complete(run_dir: Path) -> bool:
-    """Whether the run took its last step."""
+    """Return True if the run took its last step."""
     return (run_dir / SUMMARY).is_file()
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether a run wrote its config there."""
+    """Return True if the run wrote its config."""
     return (run_dir / CONFIG).is_file()
 
 
 def event_files(run_dir: Path) -> list[Path]:
-    """Return TensorBoard's files, one per start of the run.
-
-    Raises:
-        ConfigError: one of them is no regular file
-    """
+    """Return TensorBoard's files, one per start of the run, if they are regular files."""
     return [regular(file) for file in sorted(run_dir.glob(_EVENTS))]
 
 
 def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the complete runs that lie directly in a folder, and those that were begun; each sorted."""
+    """Return the complete and the incomplete runs directly in a folder, each sorted."""
     found = sorted({file.parent for name in (CONFIG, SUMMARY) for file in folder.glob(f"*/{name}")})
     return [run for run in found if is_complete(run)], [run for run in found if not is_complete(run)]
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory that a checkpoint lies in, if it does."""
+    """Return the run directory of a checkpoint, or None."""
     folder = checkpoint.parent
     return folder.parent if folder.name == LAST.parent.name and is_begun(folder.parent) else None
 
 
 def run_dir_of(path: Path) -> Path:
-    """Return the run directory that is meant by itself, or by a checkpoint in it."""
+    """Return the run directory of a checkpoint, or the path itself."""
     return run_of(path) or path
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return the figures of a run; nothing where it has not completed.
-
-    Raises:
-        ConfigError: the file is damaged
-    """
+    """Return the final numbers of a run, empty if it is incomplete; raise ConfigError if they are damaged."""
     path = run_dir / SUMMARY
     if not path.is_file():
         return {}
@@ -93,24 +85,20 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
-        raise ConfigError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
+        raise ConfigError(f"{path} is not a JSON object; remove {run_dir} and train it again.")
     for key, kind in _TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:
             continue
         if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
             raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
-    found: dict[str, Any] = printable(summary)
-    return found
+    result: dict[str, Any] = printable(summary)
+    return result
 
 
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
-    """Return the configuration of a run as nested dictionaries; nothing where there is none.
-
-    Raises:
-        ConfigError: the file is no plain YAML of keys and values
-    """
-    from lightning_sv.settings.yaml_file import read_yaml  # here: a model is built without omegaconf
+    """Return the config of a run as nested dictionaries, empty if the file does not exist."""
+    from lightning_sv.settings.yaml_file import read_yaml  # imported here, so that a model needs no omegaconf
 
     path = run_dir / name
     if not path.is_file():
@@ -123,14 +111,14 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def config_value(config: Any, key: str) -> Any:
-    """Return the value of a dotted key of a configuration; None where it has none."""
+    """Return the value of a dotted key of a config, or None."""
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
 
 
 def printable(value: Any) -> Any:
-    """Replace unprintable characters of texts, at any depth, because a terminal would obey them."""
+    """Replace control characters in nested texts, which would control the terminal."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
     if isinstance(value, dict):

@@ -1,11 +1,10 @@
-"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.forkserver FD`.
+"""Fork runs from one process that has done the imports: `python -m lightning_sv.runs.forkserver FD`.
 
     server: "ready"   owner: {"argv", "log", "cwd", "env"}   server: {"pid"}, and when the run has ended {"pid", "code"}
 
-A run is a process and a session of its own as `python -m lightning_sv` would be, but for the seconds before its first
-line. multiprocessing's forkserver would import the caller's main module in every run, so that a script that calls
-`compare` at its top would start it again. It dies with a signal to the caller's process group while its runs, which
-then count as ended, go on.
+A run has its own process and session, as with `python -m lightning_sv`, but starts seconds faster. multiprocessing's
+forkserver would import the caller's main module in every run, which repeats a script that calls `compare` without a
+main guard. A signal to the caller's process group would also kill that server, but not its runs.
 """
 
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.05
-#: what a run needs until its end, by name, because upper packages are among them; a user's own modules are not
+#: modules that a run imports, by name, because some belong to higher layers; without the user's modules
 _NEEDED = (
     "litdata",
     "litdata.streaming.item_loader",
@@ -30,15 +29,15 @@ _NEEDED = (
 
 
 def can_fork() -> bool:
-    """Whether runs may be forked here: on macOS system libraries do not survive it, on Windows there is none."""
+    """Return True if runs can be forked: macOS libraries do not survive it, and Windows has no fork."""
     return sys.platform == "linux"
 
 
 class ForkServer:
-    """The process that runs are forked from; it ends, and what it started is asked to stop, when this process ends."""
+    """Process from which runs are forked. If the owner ends, it asks its runs to stop, and ends."""
 
     def __init__(self) -> None:
-        # One thread: none is there at a fork. NVML: counting GPUs must not initialize CUDA, which no fork survives.
+        # Threads and CUDA do not survive a fork: use one thread, and count GPUs by NVML, without initializing CUDA.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._pipe, theirs = Pipe()
         with theirs:
@@ -48,61 +47,57 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=env,
-                start_new_session=True,  # Ctrl-C and signals to the group reach the runs' owner alone
+                start_new_session=True,  # only the owner receives Ctrl-C and signals to its group
             )
         self.pid = self._process.pid
         self._ready = False
         self._running: dict[int, ForkedRun] = {}
 
     def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "ForkedRun":
-        """Start a run; its output is added to `log`. The first start waits for the imports."""
+        """Start a run that appends its output to `log`; the first start waits for the imports."""
         run = ForkedRun(self)
         try:
             if not self._ready:
                 self._pipe.recv()
                 self._ready = True  # before that an interrupt must not leave a run behind
             self._pipe.send({"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env})
-            while (pid := self._receive()) is None:
-                continue
-            run.pid, self._running[pid] = pid, run
+            while "code" in (message := self._pipe.recv()):
+                self._end(message)
+            run.pid = message["pid"]
+            self._running[run.pid] = run
         except (EOFError, OSError):
             self._lose()
             run.returncode = -signal.SIGKILL
         return run
 
-    def _receive(self) -> int | None:
-        """Read one word of the server; return the pid of a run that it started."""
-        said = self._pipe.recv()
-        if "code" not in said:
-            return int(said["pid"])
-        self._running.pop(said["pid"]).returncode = said["code"]
-        return None
+    def _end(self, message: dict[str, int]) -> None:
+        self._running.pop(message["pid"]).returncode = message["code"]
 
     def read(self) -> None:
-        """Take note of what has ended."""
+        """Read which runs have ended."""
         try:
             while self._pipe.poll():
-                self._receive()
+                self._end(self._pipe.recv())
         except (EOFError, OSError):
             self._lose()
 
     def _lose(self) -> None:
-        """Without the server nobody can tell when a run ends: they are killed, and resume from their checkpoints."""
+        """Kill all runs, because their ends are unknown without the server; they resume from their checkpoints."""
         for pid, run in self._running.items():
             signal_group(pid, signal.SIGKILL)
             run.returncode = -signal.SIGKILL
         self._running = {}
 
     def close(self) -> None:
-        """End the server, and what still runs."""
+        """End the server and its runs."""
         self._pipe.close()
-        if not self._ready:  # its imports would take seconds more
+        if not self._ready:  # do not wait for its imports
             self._process.kill()
         self._process.wait()
 
 
 class ForkedRun:
-    """A run of a `ForkServer`, as far as it is like a `subprocess.Popen`."""
+    """A run of a `ForkServer`, similar to a `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer):
         self._server = server
@@ -110,23 +105,23 @@ class ForkedRun:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None while the run continues."""
         if self.returncode is None:
             self._server.read()
         return self.returncode
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process and what it has started."""
+    """Send a signal to a process and its children."""
     for send in (os.killpg, os.kill):
         try:
             return send(pid, number)
-        except ProcessLookupError:  # it has just been forked, and leads no group yet, or has just ended
+        except ProcessLookupError:  # it does not lead a group yet, or has just ended
             continue
 
 
 def _serve(owner: Connection) -> dict[str, Any]:
-    """Fork a run for every request of the owner, until it ends; return the request in the forked process."""
+    """Fork a run per request until the owner ends; return the request in the forked process."""
     children: set[int] = set()
     try:
         owner.send("ready")
@@ -144,14 +139,14 @@ def _serve(owner: Connection) -> dict[str, Any]:
                 if ended:
                     children.remove(pid)
                     owner.send({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
-    except (EOFError, OSError):  # the owner has ended, perhaps by SIGKILL: its runs write a checkpoint and end
+    except (EOFError, OSError):  # the owner has ended, perhaps by SIGKILL; its runs write a checkpoint and end
         for pid in children:
             signal_group(pid, signal.SIGTERM)
-        os._exit(0)  # nothing is left to do, and the interpreter would take a second over it
+        os._exit(0)  # skip the cleanup of the interpreter, which takes a second
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Make the forked process what `python -m lightning_sv` with these arguments would be."""
+    """Give the forked process the state of `python -m lightning_sv` with these arguments."""
     os.setsid()
     import torch
 
@@ -168,7 +163,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     # libgomp has read the server's environment
     torch.set_num_threads(int(request["env"]["OMP_NUM_THREADS"]))
-    # By name, as a launcher has it. Lightning starts the processes of further devices by the command line of this one.
+    # Lightning starts the processes of further devices with the command line of this one.
     program = sys.modules["__main__"] = import_module("lightning_sv.__main__")
     sys.argv = [str(program.__file__), *request["argv"]]
     sys.path[0] = request["cwd"]

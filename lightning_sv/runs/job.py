@@ -1,8 +1,8 @@
-"""A requested training run: its command, its directory, and whether it exists already.
+"""Requested training runs: command, directory and state.
 
-The directory's name holds a hash of the resolved configuration: what differs between two runs in words alone, or in a
-comment of a file, is one run. Beside it ``command.json`` says what else decides the result, so that a second call
-trains only what is missing, from the last checkpoint on.
+The name of the directory has a hash of the resolved config, so that a different spelling of the same settings is the
+same run. ``command.json`` records everything else that determines the result. A second call therefore trains only
+missing runs, from their last checkpoints.
 """
 
 import json
@@ -22,12 +22,12 @@ from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete
 from lightning_sv.runs.lock import remove
 
-#: the program of a run, where nothing else is said
+#: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 
 
 def program() -> str:
-    """Return what a reader types for `lightning-sv`: its path where the shell would not find it, as under make."""
+    """Return the command for `lightning-sv` in messages: its path if the shell would not find it, as under make."""
     started = Path(sys.argv[0])
     found = started.name != "lightning-sv" or shutil.which(started.name)
     return "lightning-sv" if found else str(started)
@@ -35,12 +35,12 @@ def program() -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One training run to be had.
+    """A requested training run.
 
     Attributes:
-        arguments: everything after it but the run directory
-        run_dir: where the run writes; its name identifies the configuration
-        context: what else decides the result: the corpus, versions; finished runs of another are refused
+        arguments: arguments of the launcher except the run directory
+        run_dir: directory of the run; its name identifies the config
+        context: corpus and versions, which also determine the result; runs with a different context are rejected
     """
 
     title: str
@@ -51,42 +51,38 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What identifies the run."""
+        """Identifier of the run."""
         return self.run_dir.name
 
     @property
     def command(self) -> list[str]:
-        """The full command line: it goes on from the run's checkpoint, or begins where there is none."""
+        """Full command line, which resumes from a checkpoint if there is one."""
         return [*self.launcher, *self.arguments, *self.here]
 
     @property
     def here(self) -> list[str]:
-        """The arguments that follow from the directory."""
+        """Arguments that depend on the directory."""
         return ["--run_dir", str(self.run_dir), "--ckpt_path", "last"]
 
     @property
     def log(self) -> Path:
-        """Where stdout and stderr of the run go."""
+        """File of stdout and stderr of the run."""
         return self.run_dir / LOG
 
     def record(self) -> dict[str, Any]:
-        """The command without its directory, and what else a finished run is known by: own strategies, the context."""
-        from lightning_sv.scale.strategy import modules_named  # torch with it: a second, and reading runs needs none
+        """Return the command without its directory, the hashes of custom strategies, and the context."""
+        from lightning_sv.scale.strategy import modules_named  # imports torch, which reading runs does not need
 
         scales = (value for before, value in pairwise(["", *self.arguments]) if before == "--model.scale")
         files = {
             name: file_sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))
         }
-        # the interpreter's path says nothing about the result
+        # the interpreter's path does not affect the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
     def prepare(self) -> None:
-        """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
-
-        Raises:
-            ConfigError: the other one still trains there, or the log is no regular file
-        """
+        """Write the record of this command into the directory, and remove an unfinished different run, see `state`."""
         if self.state() == "restart":
             remove(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -94,13 +90,13 @@ class Job:
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "restart", "complete"]:
-        """Whether the run is complete, absent, or unfinished: as it would be now, or otherwise, which begins again.
+        """Return the state of the directory: 'resume' for an unfinished equal run, 'restart' for a different one.
 
         Raises:
-            ConfigError: the directory holds something that must not be overwritten
+            ConfigError: the directory has other content, which must not be overwritten
         """
         record = self.run_dir / COMMAND
-        unfinished = {LOCK, partial_of(record).name}  # what a kill before the record leaves
+        unfinished = {LOCK, partial_of(record).name}  # left by a kill before the record
         if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:
             return "new"
         if not record.is_file():
@@ -114,7 +110,7 @@ class Job:
         change = _change(before, self.record())
         if change is None:
             return "complete" if complete else "resume"
-        if not complete and not (self.run_dir / LAST).parent.is_dir():  # of which days may lie there
+        if not complete and not (self.run_dir / LAST).parent.is_dir():  # it may contain days of training
             return "restart"
         what = "a finished" if complete else "an unfinished"
         raise ConfigError(
@@ -124,7 +120,7 @@ class Job:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module that a strategy names; None where it has none."""
+    """Return the file of a module that a strategy names, or None."""
     try:
         found = find_spec(module)
     except (ImportError, ValueError):
@@ -133,7 +129,7 @@ def _source(module: str) -> Path | None:
 
 
 def _change(before: Any, now: dict[str, Any]) -> str | None:
-    """What decides the result and is not as the record has it; None where nothing is."""
+    """Return a phrase for the first difference of two records in files or context, or None."""
     if not isinstance(before, dict):
         return f"{COMMAND} is damaged"
     for part, words in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
@@ -145,15 +141,14 @@ def _change(before: Any, now: dict[str, Any]) -> str | None:
 
 
 def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> str:
-    """The sbatch script that trains one run per task of an array.
+    """Return an sbatch script with one run per task of an array.
 
-    A task that is near its time limit gets SIGUSR1: the run writes a checkpoint and asks to be queued again; the
-    same command then goes on from there.
+    A task near its time limit gets SIGUSR1: the run writes a checkpoint, is requeued, and resumes.
 
     Args:
-        jobs: the runs that are missing
-        name: of the array, in the queue
-        sbatch: options of one task; one CPU for a day where there are none
+        jobs: the missing runs
+        name: name of the array in the queue
+        sbatch: options of a task; by default one CPU for a day
     """
     options = [
         f"--job-name={name}",
@@ -164,7 +159,7 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
         "--open-mode=append",
         "--output=slurm-%x-%A_%a.out",
     ]
-    lines = ["#!/bin/bash", f"# {len(jobs)} runs of {name}, one a task."]
+    lines = ["#!/bin/bash", f"# {len(jobs)} runs of {name}, one per task."]
     lines += [f"#SBATCH {option}" for option in options]
     lines += ["set -euo pipefail", "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}", "export OMP_NUM_THREADS=1", ""]
     lines += ['case "$SLURM_ARRAY_TASK_ID" in']
@@ -178,17 +173,17 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
 
 
 def submit(script: Path) -> str:
-    """Give the script to sbatch; its answer.
+    """Submit the script with sbatch and return its output.
 
     Raises:
-        ConfigError: there is no sbatch here
-        RunError: it refuses
+        ConfigError: sbatch is not installed
+        RunError: sbatch fails
     """
     try:
         answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no sbatch here; copy {script} to a machine of the cluster and submit it."
+            f"sbatch is not installed; copy {script} to a machine of the cluster and submit it."
         ) from None
     if answer.returncode:
         raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Training runs as child processes: a few at a time, watched, stopped together."""
+"""Training runs as parallel child processes with progress bars."""
 
 import os
 import re
@@ -22,29 +22,29 @@ from lightning_sv.runs.job import LAUNCHER, Job
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
-_GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
+_GRACE_S = 20.0  # a stopping run ends its step and writes a checkpoint
 _SIGNALLED = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (128 + number, -number)}
 _POLL_S = 0.1
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_parallel() -> int:
-    """Runs at a time: one per core, four at most; a single one where there is a GPU to share."""
+    """Return the number of parallel runs: one per core, at most four; one if there is a GPU."""
     return 1 if torch.cuda.is_available() else min(4, available_cores())
 
 
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
-    """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
+    """Run all jobs in order, ``parallel`` at a time, with progress bars; return name -> reason of each failure.
 
-    Runs of `LAUNCHER` are forked from one process that has done the imports, where the system can.
-    Where there are several GPUs, runs side by side see one each. An interrupt stops the children; finished runs stay.
+    Runs of `LAUNCHER` are forked from one process that has done the imports, if the system supports it. With several
+    GPUs, each parallel run sees one. An interrupt stops the children; finished runs remain.
 
     Raises:
-        RunError: a run is stopped by a signal
+        RunError: a signal stopped a run
     """
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
@@ -73,7 +73,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
                         running.append(_Child(job, slot, env | own, progress, server))
-                    except ConfigError as error:  # another process trains in its directory
+                    except ConfigError as error:  # a different process trains in its directory
                         fail(job, str(error))
                 for child in list(running):
                     if child.poll():
@@ -85,13 +85,13 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                 progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
                 time.sleep(_POLL_S)
         finally:
-            # reached with children alive only on an error or an interrupt
+            # children are alive only after an error or an interrupt
             _stop([child.process for child in running])
     return failed
 
 
 class _Child:
-    """A running job: its process and its bar."""
+    """A running job with its process and progress bar."""
 
     def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: ForkServer | None) -> None:
         job.prepare()
@@ -102,8 +102,8 @@ class _Child:
             job.log.touch()
             self.process = server.start(["fit", *job.arguments, *job.here], log=job.log, env=env)
             return
-        with job.log.open("ab") as log:  # a resumed run goes on in its log
-            # a session of its own: Ctrl-C reaches us alone, and stopping it reaches its workers
+        with job.log.open("ab") as log:  # a resumed run appends to its log
+            # its own session: Ctrl-C reaches only this process, and stopping it reaches its workers
             self.process = subprocess.Popen(
                 job.command,
                 stdin=subprocess.DEVNULL,
@@ -114,7 +114,7 @@ class _Child:
             )
 
     def poll(self) -> bool:
-        """Read the progress from the log; True once the process has ended."""
+        """Read the progress from the log; return True if the process has ended."""
         ended = self.process.poll() is not None
         found = _STEP.findall(_end_of(self.job.log))
         if found:
@@ -124,7 +124,7 @@ class _Child:
         return ended
 
     def failure(self) -> str | None:
-        """Say that the run is done, or return why it failed, with the end of its log.
+        """Print that the run is done, or return the reason of its failure with the end of its log.
 
         Raises:
             RunError: a signal stopped it
@@ -160,7 +160,7 @@ def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP a KeyboardInterrupt, so that `timeout`, a scheduler or a terminal leaves no orphans."""
+    """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

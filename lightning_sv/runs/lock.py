@@ -12,9 +12,9 @@ from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
 
 log = logging.getLogger(__name__)
 
-#: tells the processes of the other ranks which run directory rank 0 has chosen
+#: environment variable with the run directory, from rank 0 for the processes of other ranks
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
-#: how long a start waits for the run directory: loader workers outlive a killed run by a few seconds
+#: timeout for the lock; loader workers outlive a killed run by a few seconds
 LOCK_SECONDS = 15
 
 
@@ -24,21 +24,21 @@ def resolve_run_dir(
     """Return the directory of a run about to start.
 
     Args:
-        name: of the model, strategy and seed; where no directory is given, runs/<name>, with a number if taken
+        name: name of model, strategy and seed; the default directory is runs/<name>, with a number if it exists
         given: run_dir on the command line
-        ckpt_path: what the run resumes from; the directory of its run is the default then
-        again: a directory that was begun, but holds no checkpoint, is begun again; see `clear_unfinished`
-        rank: of this process
-        create: if True, make the directory; one that is not named is never that of a run which began meanwhile
+        ckpt_path: checkpoint from which the run resumes; its run directory is the default
+        again: if True, restart in a directory without a checkpoint, see `clear_unfinished`
+        rank: rank of this process
+        create: if True, create the directory; a default directory is always new
 
     Raises:
-        ConfigError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
-            run directory is resumed, and no directory is given
+        ConfigError: the given directory has a run that is not resumed, or no directory is given to resume a checkpoint
+            outside of one
         FileExistsError: the given directory is a file
     """
-    if rank and RUN_DIR_VARIABLE in os.environ:  # rank 0 started this process and has chosen
+    if rank and RUN_DIR_VARIABLE in os.environ:  # set by rank 0, which started this process
         return Path(os.environ[RUN_DIR_VARIABLE])
-    if rank:  # torchrun or SLURM started it; only rank 0 writes
+    if rank:  # started by torchrun or SLURM; only rank 0 writes
         return Path(given or "runs")
     named = given is not None or ckpt_path is not None
     while True:
@@ -58,10 +58,10 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
     if given is None and ckpt_path:
         path = run_of(_absolute(ckpt_path))
         if path is None:
-            raise ConfigError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
+            raise ConfigError(f"the checkpoint {ckpt_path} is not in a run directory; add --run_dir with a new folder.")
         return path
     if given is None:
-        base, number = Path("runs") / name.replace(":", "."), 1  # a strategy's my_module:X is no path for all systems
+        base, number = Path("runs") / name.replace(":", "."), 1  # not all systems allow the colon of my_module:X
         path = base
         while path.exists():
             number += 1
@@ -83,66 +83,50 @@ def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
 
 
 def _absolute(path: str | Path) -> Path:
-    # links stay as they are: a run's checkpoints may lie on another disk
+    # keep links, because checkpoints may be on a different disk
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def find_last_checkpoint(run_dir: str | None) -> str | None:
-    """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
-
-    Raises:
-        ConfigError: no run_dir is given
-    """
+    """Return the checkpoint for `--ckpt_path last`: that of `run_dir`, or None to start a new run."""
     if run_dir is None:
-        raise ConfigError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
+        raise ConfigError("ckpt_path 'last' needs a run_dir with a checkpoint; add --run_dir.")
     last = Path(run_dir) / LAST
     return str(last) if last.exists() else None
 
 
 def clear_unfinished(run_dir: Path) -> None:
-    """Remove the events and the config of a run that ended before its first checkpoint; to be called once claimed."""
-    if not (run_dir / CONFIG).exists():  # events of somebody else
+    """Remove events and config of a run without a checkpoint; call it after `acquire`."""
+    if not (run_dir / CONFIG).exists():  # events of an unknown program
         return
     for file in (*event_files(run_dir), run_dir / CONFIG):
         file.unlink(missing_ok=True)
 
 
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
-    """Lock a run directory until this process ends, however it ends.
-
-    Raises:
-        ConfigError: another process trains there, or has since the directory was chosen
-    """
+    """Lock a run directory until this process ends; raise ConfigError if a run uses it, or has used it meanwhile."""
     held = lock(run_dir)
     _check_free(run_dir, ckpt_path, again)
     return held
 
 
 def lock(run_dir: Path) -> FileLock:
-    """Return the lock of a run directory, acquired but where the file system has none.
-
-    Raises:
-        ConfigError: a run trains there
-    """
+    """Return the acquired lock of a run directory; not acquired if the file system has no locks."""
     held = FileLock(run_dir / LOCK)
     try:
         held.acquire(timeout=LOCK_SECONDS)
     except Timeout:
         raise ConfigError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:
-        log.warning("%s cannot be locked; start no second run there", run_dir)
+        log.warning("%s cannot be locked; do not start a second run in it", run_dir)
     return held
 
 
 def remove(run_dir: Path) -> None:
-    """Remove what a run directory holds, but for its lock.
-
-    Raises:
-        ConfigError: a run trains there, or the file system cannot tell
-    """
+    """Remove the content of an unused run directory except its lock."""
     held = lock(run_dir)
     if not held.is_locked:
-        raise ConfigError(f"run_dir {run_dir} holds another run, perhaps a live one; remove it yourself.")
+        raise ConfigError(f"run_dir {run_dir} has a different run, which may be running; remove it yourself.")
     try:
         for each in run_dir.iterdir():
             if each.is_dir() and not each.is_symlink():

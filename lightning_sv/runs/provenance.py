@@ -1,4 +1,4 @@
-"""Where runs and figures come from: commit, date and machine, and how often a run was begun."""
+"""Provenance of runs and figures: commit, date, machine, and the segments of resumed runs."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from lightning_sv.version import __version__
 
 
 class Provenance(NamedTuple):
-    """When and where something was made, and with which code."""
+    """Commit, date and machine of a result."""
 
     commit: str
     date: str
@@ -25,15 +25,15 @@ class Provenance(NamedTuple):
 
     @classmethod
     def now(cls) -> "Provenance":
-        """Of this moment, this checkout and this machine."""
+        """Return those of this process."""
         return cls(commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), _machine())
 
 
 class Segments:
-    """What a run is made of: from each start of the program to the checkpoint that the next one goes on from.
+    """Segments of a run, each from a start of the program to the checkpoint from which the next one resumes.
 
-    A leg is {"steps", "max_steps", "seconds"}: the optimizer steps it took, the length its schedule was for, its time.
-    The steps add up to the run's; what was lost by a kill is in none.
+    A segment is {"steps", "max_steps", "seconds"}: its optimizer steps, the length of its schedule, its time. The steps
+    add up to those of the run; steps lost by a kill do not count.
     """
 
     def __init__(self) -> None:
@@ -41,34 +41,30 @@ class Segments:
         self._began = time.perf_counter()
 
     def start(self) -> None:
-        """Begin the leg of this process."""
+        """Begin the segment of this process."""
         self._began = time.perf_counter()
 
     def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
-        """Return all segments, including that of this process up to now."""
+        """Return all segments, including the current one."""
         steps = step - sum(leg["steps"] for leg in self._before)
         return [*self._before, {"steps": steps, "max_steps": max_steps, "seconds": time.perf_counter() - self._began}]
 
     @property
     def length(self) -> int | None:
-        """trainer.max_steps of the leg before this one, if there is one."""
+        """trainer.max_steps of the previous segment, if any."""
         return self._before[-1]["max_steps"] if self._before else None
 
     def restore(self, saved: Any) -> None:
-        """Continue after the segments of a checkpoint.
-
-        Raises:
-            ConfigError: they are damaged
-        """
+        """Continue after the segments of a checkpoint, unless they are damaged."""
         kinds = {"steps": int, "max_steps": int, "seconds": float}
         try:
             self._before = [{key: kind(leg[key]) for key, kind in kinds.items()} for leg in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"the checkpoint's legs are damaged ({error!r}); resume from another.") from error
+            raise ConfigError(f"the checkpoint's legs are damaged ({error!r}); use a different one.") from error
 
 
 def lengths(summary: Mapping[str, Any]) -> list[int]:
-    """The different trainer.max_steps of a run's legs, if there is more than one: no single schedule is its own."""
+    """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
     legs = summary.get("legs")
     known = [leg.get("max_steps") for leg in legs if isinstance(leg, dict)] if isinstance(legs, list) else []
     found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
@@ -85,17 +81,14 @@ def _git(*words: str, at: Path) -> str | None:
 
 @cache
 def commit() -> str:
-    """Return the commit of the checkout the package is in; its version where it was installed without one.
-
-    As it was when this process first asked: what is committed later does not run in it.
-    """
+    """Return the commit of the package's checkout at the first call, or its version without a checkout."""
     root = Path(__file__).resolve().parents[2]
     top = _git("rev-parse", "--show-toplevel", at=root)
     head = _git("rev-parse", "HEAD", at=root)
-    # an environment may lie inside somebody else's checkout, whose commit says nothing about this code
+    # an environment may be inside the checkout of a different project
     if top is None or head is None or Path(top).resolve() != root:
         return f"version {__version__}, not a git checkout"
-    # what is recorded is no code
+    # recordings are not code
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results", at=root)
     return f"{head}, with uncommitted changes" if changed else head
 
@@ -106,7 +99,7 @@ def _machine() -> str:
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = named[0] if named else platform.processor() or platform.machine()
     parts = [cpu, f"{os.cpu_count()} cores", f"torch {version('torch')}", f"Python {platform.python_version()}"]
-    torch = sys.modules.get("torch")  # a second to import; what has not has used no GPU
+    torch = sys.modules.get("torch")  # importing it takes a second, and without it no GPU was used
     if torch is not None and torch.cuda.is_available():
         parts.insert(2, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
     return ", ".join(parts)

@@ -1,8 +1,7 @@
-"""Recorded runs: rows of results.csv stand for runs whose directories are on another machine, or gone.
+"""Recorded runs: rows of results.csv replace run directories that do not exist here.
 
-The name of a run's directory holds a hash of all that decides it, so a row is the run of that name wherever it was
-trained. A recording keeps a run's validation losses, its measurements of copying and where they are from. It does not
-keep other scalars, nor the config.
+The name of a run directory has a hash of everything that determines the run, so a row identifies it on any machine.
+A row has validation losses, copying measurements and their provenance, but no other scalars and no config.
 """
 
 import csv
@@ -17,10 +16,10 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import printable
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
 
-#: the file of a report that has a row a run
+#: file of a report with one row per run
 RESULTS = "results.csv"
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
-#: column -> how its text is read; what is not here stays text
+#: column -> type; other columns are text
 _TYPES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("seed", "steps", "tokens", "parameters", "activated_parameters"), int),
     **dict.fromkeys(("val_loss", "lr", "seconds"), float),
@@ -29,30 +28,26 @@ _TYPES: Mapping[str, Callable[[str], Any]] = {
 
 @contextmanager
 def csv_rows(path: Path) -> Iterator["csv.DictReader[str]"]:
-    """Open a CSV file.
-
-    Raises:
-        ConfigError: a line is no CSV, e.g. a cell of more than 128 kB
-    """
+    """Open a CSV file; raise ConfigError for a damaged line, e.g. with a cell of more than 128 kB."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         try:
             yield reader
         except csv.Error as error:
             raise ConfigError(
-                f"{path}, line {reader.line_num} is damaged ({error}); restore the file, or leave it out."
+                f"{path}, line {reader.line_num} is damaged ({error}); restore or omit the file."
             ) from error
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
-    """Runs of recordings by the names of their directories; of two of one name the first.
+    """Return recorded runs by the names of their directories; the first of equal names counts.
 
     Args:
-        paths: folders with a results.csv each, or such files
-        corpus_hash: of the corpus at hand; None takes any
+        paths: results.csv files, or their folders
+        corpus_hash: hash of the current corpus; None accepts any
 
     Raises:
-        ConfigError: no such file, one that is no recording, or one of another corpus
+        ConfigError: a file does not exist, is not a recording, or has a different corpus
     """
     found: dict[str, Run] = {}
     for given in paths:
@@ -68,16 +63,16 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
                 run = _run(row, f"--recorded: {path}, line {reader.line_num}")
                 if corpus_hash not in (None, run.summary["corpus_hash"]):
                     raise ConfigError(
-                        f"--recorded: the runs of {path} are of corpus {run.summary['corpus_hash'][:12]}, the one at "
-                        f"hand is {str(corpus_hash)[:12]}; leave this recording out."
+                        f"--recorded: the corpus of {path} is {run.summary['corpus_hash'][:12]}; expected "
+                        f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
                     )
                 found.setdefault(run.dir.name, run)
     return found
 
 
 def _run(row: Mapping[str | None, str | None], where: str) -> Run:
-    """One row as a run without config."""
-    if None in row or None in row.values():  # csv's mark for cells too many or too few
+    """Return a row as a run without config."""
+    if None in row or None in row.values():  # csv marks too many or too few cells this way
         raise ConfigError(f"{where}: its cells are not those of the table's head.")
     summary: dict[str, Any] = {}
     try:
@@ -98,12 +93,12 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
 
 
 def curve_text(curve: Curve) -> str:
-    """Write a curve as `tokens:value tokens:value`; event files have float32, of which nine digits lose nothing."""
+    """Return a curve as `tokens:value tokens:value`; nine digits preserve the float32 of event files."""
     return " ".join(f"{at}:{value:.9g}" for at, value in zip(*curve, strict=True))
 
 
 def read_curve(text: str) -> Curve:
-    """Read what `curve_text` wrote."""
+    """Return the curve of a text from `curve_text`."""
     points = [point.split(":") for point in text.split()]
     values = np.array([float(value) for _, value in points], dtype=np.float32)
     return Curve(np.array([int(at) for at, _ in points], dtype=np.int64), values.astype(np.float64))

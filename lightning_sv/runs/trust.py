@@ -1,4 +1,4 @@
-"""Modules that the recorded config of a run would import when the run is resumed: each must be allowed by name."""
+"""Modules that a recorded config would import if its run is resumed; each must be allowed by name."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,15 +9,15 @@ from typing import Any
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_config
 
-#: packages whose classes a config may name unasked
+#: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
-#: sections whose values are numbers and words: only `class_path` and the strategy's tokens name code there
+#: sections in which only `class_path` and the strategy name code
 _WORDS = ("model", "data")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line without --allow, and the modules that it allows.
+    """Return a command line without --allow, and the allowed modules.
 
     >>> split_allow(["fit", "--allow", "a", "b", "--extend"])
     (['fit', '--extend'], ['a', 'b'])
@@ -39,11 +39,7 @@ def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
-    """Check that a run is resumed from a config which imports nothing but what the user allows.
-
-    Raises:
-        ConfigError: the config of the run whose checkpoint is given names another module, or an interpolation
-    """
+    """Check that the recorded config of a resumed run imports only allowed modules."""
     given: dict[str, list[str]] = {}
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
@@ -62,10 +58,10 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
 
 
 def modules_of(config: Path) -> set[str]:
-    """Return the modules of others that reading a recorded config would import; imports none of them.
+    """Return the foreign modules that parsing a recorded config would import, without importing them.
 
     Raises:
-        ConfigError: it is no config, or holds an interpolation, which `fit` never writes
+        ConfigError: it is not a config, or has an interpolation, which `fit` never writes
     """
     found = set()
     for path, value in _texts(read_config(config.parent, config.name), ()):
@@ -79,7 +75,7 @@ def modules_of(config: Path) -> set[str]:
 
 
 def _texts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every text of a config with its keys."""
+    """Yield every text of a config with its path of keys."""
     if isinstance(node, str):
         yield path, node
     elif isinstance(node, Mapping):

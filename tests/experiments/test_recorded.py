@@ -127,7 +127,7 @@ def test_the_command_takes_recordings(
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (("c0ffee", "decaf"), r"are of corpus decaf, the one at hand is c0ffee; leave this recording out"),
+    (("c0ffee", "decaf"), r"is decaf; expected c0ffee, the current one"),
     (("7001", ""), "results.csv, line 2"),
     (("10000:", "many:"), r"line 2: it is no row of a report \(ValueError.*'many'"),
     ((",10000,", ",many,"), r"line 2: it is no row of a report \(ValueError.*'many'"),
