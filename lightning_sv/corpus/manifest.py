@@ -5,7 +5,8 @@ import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import ConfigError, unknown
@@ -14,17 +15,6 @@ FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
 DTYPES = ("uint16", "uint32")
-#: field type -> JSON types
-_PLAIN: dict[Any, Any] = {
-    int: int,
-    float: float,
-    str: str,
-    str | None: (str, type(None)),
-    dict[str, str]: dict,
-    dict[str, Any]: dict,
-    dict[str, Any] | None: (dict, type(None)),
-    list[str]: list,
-}
 CHECKSUM = "manifest_sha256"
 _T = TypeVar("_T")
 
@@ -218,9 +208,9 @@ def _build(cls: type[_T], data: dict[str, Any]) -> _T:
         if entry.name in data or (entry.default is MISSING and entry.default_factory is MISSING)
     ]
     for entry in present:
-        kind = _PLAIN.get(entry.type)
+        kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
         value = data[entry.name]
-        plain = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
-        if not plain or (kind is int and not 0 <= value < 1 << 63):
+        valid = isinstance(value, tuple(get_origin(kind) or kind for kind in kinds)) and not isinstance(value, bool)
+        if not valid or (entry.type is int and not 0 <= value < 1 << 63):
             raise TypeError(f"{entry.name} is {value!r}"[:200])
     return cls(**{entry.name: data[entry.name] for entry in present})

@@ -100,14 +100,10 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, with a message while waiting; leave no lock file or new empty folder.
-
-    Raises:
-        OSError: the parent folder is not writable; FileLock would retry forever
-    """
+    """Hold the lock of `target`, with a message while waiting; leave no lock file or new empty folder."""
     missing = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target.parent):
+    with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
         pass
     path = target.parent / f".{target.name}.lock"
     lock = FileLock(path)

@@ -4,26 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
+    TransferSpeedColumn,
 )
-from rich.text import Text
-
-
-class MeanSpeed(ProgressColumn):
-    """Bytes per second since the phase began; Rich's own column uses only the last steps."""
-
-    def render(self, task: Task) -> Text:
-        """Return the rate as text, e.g. `1.2 MB/s`."""
-        return Text(f"{decimal(int(task.completed / task.elapsed))}/s" if task.elapsed else "")
 
 
 @contextmanager
@@ -36,7 +26,7 @@ def phase(name: str, total: int | None, unit: str = "bytes", *, shown: bool = Tr
         unit: 'bytes' shows a rate; anything else shows a count
         shown: if False, show nothing
     """
-    measure: ProgressColumn = MeanSpeed() if unit == "bytes" else MofNCompleteColumn()
+    measure: ProgressColumn = TransferSpeedColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), measure, TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)

@@ -19,15 +19,7 @@ from lightning_sv.errors import ConfigError
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in published tokenizers. The first match is used if neither
 # the settings nor the files next to the tokenizer name one.
-_END_OF_TEXT_NAMES = (
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "<|end▁of▁sentence|>",
-    "</s>",
-    "<eos>",
-    "[EOS]",
-    "[SEP]",
-)
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 # sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -129,16 +121,7 @@ class JsonTokenizer(Tokenizer):
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str, eot: str | int | None = None) -> "JsonTokenizer":
-        """Read a tokenizer.json.
-
-        Args:
-            raw: content of the file
-            where: name of the file in errors
-            eot: name or id of the end-of-text token; None for the first common name
-
-        Raises:
-            ConfigError: the file is not a tokenizer, or has no such token
-        """
+        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
@@ -182,10 +165,10 @@ class JsonTokenizer(Tokenizer):
         """Id of the token for unknown text; None if there is none."""
         model = json.loads(self._raw)["model"]
         name = model.get("unk_token")
-        token_id: int | None = (
-            model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
-        )  # Unigram has ids
-        return token_id
+        if name is None:
+            unigram_id: int | None = model.get("unk_id")
+            return unigram_id
+        return self._tokenizer.token_to_id(name)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
@@ -205,12 +188,8 @@ class RanksTokenizer(Tokenizer):
         self._ranks = ranks
         self.eot = len(ranks)
         self.vocab_size = self.eot + 1
-        self._encoding = tiktoken.Encoding(
-            "gpt2",
-            pat_str=_GPT2_PATTERN,
-            mergeable_ranks=ranks,
-            special_tokens={END_OF_TEXT: self.eot},
-        )
+        special = {END_OF_TEXT: self.eot}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "RanksTokenizer":
@@ -302,11 +281,7 @@ def canonical_sha256(spec: str) -> str:
 
 
 def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
-    """Check that a tokenizer's end-of-text token is that of the settings.
-
-    Raises:
-        ConfigError: the token differs, and cannot be set for this tokenizer
-    """
+    """Check that a tokenizer's end-of-text token is that of the settings, if they name one."""
     if eot is not None and tokenizer.eot_token != eot:
         raise ConfigError(
             f"eot is {eot!r}; expected {tokenizer.eot_token!r} or null. It can be set for a tokenizer.json only."

@@ -41,15 +41,7 @@ class Document:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
-        """Create a document from a text without its byte order mark.
-
-        Args:
-            text: text of the document
-            where: name in errors
-
-        Raises:
-            ConfigError: the text is not valid Unicode, or is over `MAX_DOCUMENT_BYTES`
-        """
+        """Create a document, named `where` in errors, from a text without its byte order mark."""
         text = text.removeprefix(BYTE_ORDER_MARK)
         try:
             raw = text.encode("utf-8")
@@ -74,11 +66,7 @@ def digest(raw: bytes) -> bytes:
 
 
 def check_size(n_bytes: int, where: str) -> None:
-    """Check that a document or its record is within the size limit.
-
-    Raises:
-        ConfigError: it is larger; the message names `where` and the limit
-    """
+    """Check that a document or its record, named `where` in errors, is within the size limit."""
     if n_bytes > MAX_DOCUMENT_BYTES:
         raise ConfigError(
             f"{where} is larger than the limit of {MAX_DOCUMENT_BYTES:,} bytes per document; split it, or write its "

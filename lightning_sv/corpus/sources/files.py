@@ -176,11 +176,7 @@ def _read_parquet(path: Path, text_field: str, decode: _Decoder) -> Iterator[Doc
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
-    """Yield one document for a text, none for an empty text.
-
-    Raises:
-        ConfigError: the value is not a text
-    """
+    """Yield one document for a text, none for an empty text; reject values that are not texts."""
     if not isinstance(value, str):
         raise ConfigError(
             f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Set text_field to another name."

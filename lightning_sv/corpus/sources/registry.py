@@ -46,15 +46,7 @@ def open_source(config: CorpusConfig, shown: bool = True) -> Source:
 
 
 def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
-    """Return the identity of the current text of `config.source`, without reading it.
-
-    Args:
-        config: settings of the corpus
-        ask_hub: if True, ask the Hugging Face hub for a dataset's revision
-
-    Raises:
-        ConfigError: as `open_source`
-    """
+    """Return the identity of the current text of `config.source`, without reading it; see `changed_text`."""
     kind, _, name = config.source.partition(":")
     if kind == "files":
         return file_states(source_files(name, config.text_field)[0])
