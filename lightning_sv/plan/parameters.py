@@ -1,6 +1,7 @@
 """Number of parameters by role, compared with the paper."""
 
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from rich.console import Console
@@ -24,56 +25,32 @@ class PaperFigure:
     comment: str = ""
 
 
-PAPER_FIGURES: tuple[PaperFigure, ...] = (
-    PaperFigure("llama-0.12b", "llama", "size (Table 4; Section 4.4)", "0.11974B", "total"),
-    PaperFigure("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
-    PaperFigure(
-        "llama-0.12b",
-        "hg+dnp+or+iwd",
-        "size (Section 4.4)",
-        "0.11985B",
-        "total",
-        "fits only with full-width scale_out on every branch, lm_head included",
-    ),
-    PaperFigure("llama-0.25b", "llama", "size (Table 4)", "0.25B", "total"),
-    PaperFigure("llama-0.5b", "llama", "size (Table 4)", "0.48B", "total"),
-    PaperFigure("llama-0.75b", "llama", "size (Table 4)", "0.75B", "total"),
-    PaperFigure("llama-1b", "llama", "size (Section 2.1)", "1,028,065,024", "total"),
-    PaperFigure("llama-1b", "llama", "scale vectors (Section 2.1)", "80,640", "scale"),
-    PaperFigure("llama-1b", "llama", "their share (Section 2.1)", "7.84e-05", "scale_share"),
-    PaperFigure(
-        "llama-1b",
-        "hg+dnp+or+iwd",
-        "increase over llama (Section 4.4)",
-        "7.85e-05",
-        "increase",
-        "discrepancy: no layout gives the printed number, which is the baseline's own share",
-    ),
-    PaperFigure("moe-0.25b", "llama", "size (Table 5)", "0.25B", "total"),
-    PaperFigure("moe-0.25b", "llama", "activated size (Table 5)", "0.11B", "activated"),
-    PaperFigure(
-        "moe-0.5b",
-        "llama",
-        "size (Table 5)",
-        "0.48B",
-        "total",
-        "with d_model 768; the table prints 748, which 12 heads do not divide",
-    ),
-    PaperFigure("moe-0.5b", "llama", "activated size (Table 5)", "0.18B", "activated"),
-    PaperFigure("moe-0.8b", "llama", "size (Table 5)", "0.80B", "total"),
-    PaperFigure("moe-0.8b", "llama", "activated size (Table 5)", "0.28B", "activated"),
-    PaperFigure("moe-1b", "llama", "size (Table 5)", "1.06B", "total"),
-    PaperFigure(
-        "moe-1b",
-        "llama",
-        "activated size (Table 5)",
-        "0.38B",
-        "activated",
-        "discrepancy: 0.355B with 4 active experts, as in the other rows; 5 would give 0.38B",
-    ),
-    PaperFigure("moe-2b", "llama", "size (Table 5)", "2.00B", "total"),
-    PaperFigure("moe-2b", "llama", "activated size (Table 5)", "0.62B", "activated"),
-)
+PAPER_FIGURES = tuple(starmap(PaperFigure, (
+    ("llama-0.12b", "llama", "size (Table 4; Section 4.4)", "0.11974B", "total"),
+    ("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
+    ("llama-0.12b", "hg+dnp+or+iwd", "size (Section 4.4)", "0.11985B", "total",
+     "fits only with full-width scale_out on every branch, lm_head included"),
+    ("llama-0.25b", "llama", "size (Table 4)", "0.25B", "total"),
+    ("llama-0.5b", "llama", "size (Table 4)", "0.48B", "total"),
+    ("llama-0.75b", "llama", "size (Table 4)", "0.75B", "total"),
+    ("llama-1b", "llama", "size (Section 2.1)", "1,028,065,024", "total"),
+    ("llama-1b", "llama", "scale vectors (Section 2.1)", "80,640", "scale"),
+    ("llama-1b", "llama", "their share (Section 2.1)", "7.84e-05", "scale_share"),
+    ("llama-1b", "hg+dnp+or+iwd", "increase over llama (Section 4.4)", "7.85e-05", "increase",
+     "discrepancy: no layout gives the printed number, which is the baseline's own share"),
+    ("moe-0.25b", "llama", "size (Table 5)", "0.25B", "total"),
+    ("moe-0.25b", "llama", "activated size (Table 5)", "0.11B", "activated"),
+    ("moe-0.5b", "llama", "size (Table 5)", "0.48B", "total",
+     "with d_model 768; the table prints 748, which 12 heads do not divide"),
+    ("moe-0.5b", "llama", "activated size (Table 5)", "0.18B", "activated"),
+    ("moe-0.8b", "llama", "size (Table 5)", "0.80B", "total"),
+    ("moe-0.8b", "llama", "activated size (Table 5)", "0.28B", "activated"),
+    ("moe-1b", "llama", "size (Table 5)", "1.06B", "total"),
+    ("moe-1b", "llama", "activated size (Table 5)", "0.38B", "activated",
+     "discrepancy: 0.355B with 4 active experts, as in the other rows; 5 would give 0.38B"),
+    ("moe-2b", "llama", "size (Table 5)", "2.00B", "total"),
+    ("moe-2b", "llama", "activated size (Table 5)", "0.62B", "activated"),
+)))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,12 +115,7 @@ class ParameterCount:
             "baseline_total": self.baseline,
             "increase": self.figures["increase"],
             "paper": [
-                {
-                    "what": f.what,
-                    "printed": f.printed,
-                    "computed": self.figures[f.computed],
-                    "comment": f.comment,
-                }
+                {"what": f.what, "printed": f.printed, "computed": self.figures[f.computed], "comment": f.comment}
                 for f in self.paper()
             ],
         }
