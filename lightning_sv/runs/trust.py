@@ -1,8 +1,8 @@
 """Modules that a recorded config would import if its run is resumed; each must be allowed by name."""
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +22,24 @@ def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> split_allow(["fit", "--allow", "a", "b", "--extend"])
     (['fit', '--extend'], ['a', 'b'])
     """
-    rest: list[str] = []
-    allowed: list[str] = []
-    inside = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == "--allow":
-            inside, word = not equals, value
-        elif word.startswith("-") or not inside:
-            inside = False
-            rest.append(word)
-            continue
-        if word:
-            allowed.append(word)
-    return rest, allowed
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--allow", nargs="*", action="extend", default=[])
+    options, rest = parser.parse_known_args(words)
+    return rest, options.allow
 
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
-    given: dict[str, list[str]] = {}
-    for word, following in pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        given.setdefault(name, []).append(value if equals else following)
-    (*_, checkpoint), (*_, run_dir) = given.get("--ckpt_path", [""]), given.get("--run_dir", [""])
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", dest="configs", nargs="?", const="", action="append", default=[])
+    parser.add_argument("--ckpt_path", nargs="?", const="", default="")
+    parser.add_argument("--run_dir", nargs="?", const="", default="")
+    given, _ = parser.parse_known_args(words)
+    checkpoint = given.ckpt_path
     if not checkpoint:
         return
-    run = Path(run_dir) / LAST if checkpoint == "last" else Path(checkpoint)
-    for config in (*given.get("--config", ()), *given.get("-c", ())):
+    run = Path(given.run_dir) / LAST if checkpoint == "last" else Path(checkpoint)
+    for config in given.configs:
         file = Path(config)
         recorded = file.is_file() and file.parent.resolve() == run.parent.parent.resolve()
         if recorded and (foreign := sorted(modules_of(file) - set(allow))):
