@@ -84,6 +84,11 @@ class CorpusConfig:
         _ = self.chunk_size  # check the value early
 
     @property
+    def location(self) -> str:
+        """Part of `source` after its kind: paths, or the name of a dataset."""
+        return self.source.partition(":")[2]
+
+    @property
     def chunk_size(self) -> int:
         """`chunk_bytes` as an integer."""
         match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(self.chunk_bytes), re.IGNORECASE)

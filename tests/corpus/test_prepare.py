@@ -49,15 +49,6 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
         assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
 
 
-def test_splits_share_no_document(corpus: Path, manifest: Manifest) -> None:
-    tokenizer = Tokenizer.load(corpus)
-    documents = {
-        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1]) for name in manifest.splits
-    }
-    assert not documents["train"] & documents["val"]
-    assert sum(map(len, documents.values())) == 300
-
-
 def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """What `prepare` leaves says all that training must know: tokenizer, and a vocabulary that holds its ids."""
     made = prepare(replace(config, chunk_bytes="16KB", workers=1), progress=False)
@@ -99,11 +90,6 @@ def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Pa
     twice.write_bytes(jsonl.read_bytes() * 2)
     result = prepare(replace(config, source=f"files:{twice}"), progress=False)
     assert result.duplicates == 300
-    assert result.corpus_hash == manifest.corpus_hash
-
-
-def test_hugging_face_and_files_give_one_corpus(config: CorpusConfig, jsonl: Path, manifest: Manifest) -> None:
-    result = prepare(replace(config, source="hf:json", hf_data_files=str(jsonl)), progress=False)
     assert result.corpus_hash == manifest.corpus_hash
 
 

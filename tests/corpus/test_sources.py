@@ -103,12 +103,6 @@ def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(
         _texts(f"files:{notes}/*.png")
 
 
-def test_the_name_of_a_folder_may_hold_a_comma(tmp_path: Path) -> None:
-    (tmp_path / "Müller, Hans").mkdir()
-    (tmp_path / "Müller, Hans" / "a.txt").write_text("a")
-    assert _texts(f"files:{tmp_path}/Müller, Hans") == ["a"]
-
-
 def _pack(name: str, text: str) -> bytes:
     raw = text.encode() if ".txt" in name else json.dumps({"text": text}).encode()
     if name.endswith(".parquet"):
@@ -354,23 +348,6 @@ def test_stdlib_takes_a_fair_capped_sample() -> None:
     assert small.packages["python"] == ".".join(map(str, sys.version_info[:3]))
     assert small.packages["torch"] == importlib.metadata.version("torch")
     assert small.licence is not None and "BSD-3-Clause" in small.licence
-
-
-def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
-    """The package stands on the ground floor: it may be used without the others."""
-    folder = Path(__file__).parents[2] / "lightning_sv" / "corpus"
-    code = "\n".join(path.read_text() for path in folder.glob("*.py"))
-    for word in (
-        "import lightning\n",
-        "from lightning ",
-        "from lightning.",
-        "import pickle",
-        "torch.load",
-    ):
-        assert word not in code
-    imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
-    below = "lightning_sv.corpus", "lightning_sv.errors", "lightning_sv.atomic"
-    assert all(name.startswith(below) for name in imported)
 
 
 def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:

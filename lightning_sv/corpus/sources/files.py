@@ -9,9 +9,11 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources import document as limits
 from lightning_sv.corpus.sources.document import Document, NotUtf8, Source, check_size
 from lightning_sv.corpus.sources.find import find_files
@@ -25,27 +27,21 @@ _PARQUET_LIMIT = (1 << 31) - 1
 _NAMED = 10
 
 
-def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Source:
+def files_source(config: CorpusConfig) -> Source:
     """Return the documents of files, folders and globs, in the order of their names.
-
-    Args:
-        spec: path, or paths and globs separated by commas. A folder stands for all supported files below it,
-            except hidden ones; links to folders are followed once
-        text_field: key (JSON) or column (Parquet) with the text
-        errors: handling of text that is not UTF-8, see `CorpusConfig`
 
     Raises:
         ConfigError: nothing matches, a suffix is unknown, a file cannot be read in the format of its suffix, or a
             record lacks the text field; the message names the file, and the line or row
     """
-    paths, left_out = source_files(spec, text_field)
-    decode = _Decoder(errors)
+    paths, left_out = source_files(config)
+    decode = _Decoder(config.errors)
 
     def read() -> Iterator[Document]:
         bad: list[str] = []
         for path in paths:
             try:
-                for document in _READERS[_parts(path)[0]](path, text_field, decode):
+                for document in _READERS[_parts(path)[0]](path, config.text_field, decode):
                     if not bad:  # after an error, read on only to list all bad files
                         yield document
             except NotUtf8 as error:
@@ -63,9 +59,10 @@ def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Sourc
     return Source(read, total, unreadable=decode.unreadable, left_out=dict(left_out))
 
 
-def source_files(spec: str, text_field: str) -> tuple[list[Path], dict[str, int]]:
+def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
     """Return the files of a source, and the number left out per kind; see `find_files`."""
-    paths, left_out = find_files(spec, lambda path: _is_read(path, text_field), ", ".join(_READERS))
+    reads = partial(_is_read, text_field=config.text_field)
+    paths, left_out = find_files(config.location, reads, ", ".join(_READERS))
     for path in paths:
         if _parts(path)[0] not in _READERS:
             raise ConfigError(

@@ -30,29 +30,22 @@ def open_source(config: CorpusConfig, shown: bool = True) -> Source:
     Raises:
         ConfigError: a file or dataset is missing, unreadable, or of an unknown kind; the message names it
     """
-    kind, _, name = config.source.partition(":")
-    if kind in ("stdlib", "installed"):
-        return python_source(kind, config.max_bytes, shown)
+    kind = config.source.partition(":")[0]
     if kind == "files":
-        return files_source(name, text_field=config.text_field, errors=config.errors)
-    assert kind == "hf", kind  # CorpusConfig rejects other kinds
-    return hub_source(
-        name,
-        subset=config.hf_subset,
-        split=config.hf_split,
-        data_files=config.hf_data_files,
-        text_field=config.text_field,
-    )
+        return files_source(config)
+    if kind == "hf":
+        return hub_source(config)
+    return python_source(config.source, config.max_bytes, shown)
 
 
 def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
     """Return the identity of the current text of `config.source`, without reading it; see `changed_text`."""
-    kind, _, name = config.source.partition(":")
+    kind = config.source.partition(":")[0]
     if kind == "files":
-        return file_states(source_files(name, config.text_field)[0])
+        return file_states(source_files(config)[0])
     if kind == "hf":
-        return hub_state(name, config.hf_data_files, ask=ask_hub)
-    return package_states(kind)
+        return hub_state(config, ask=ask_hub)
+    return package_states(config.source)
 
 
 def changed_text(manifest: Manifest, *, ask_hub: bool = False) -> list[str]:
