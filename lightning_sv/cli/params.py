@@ -27,8 +27,8 @@ def run(argv: list[str]) -> int:
     others = [f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS]
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(argv)
-    made = parser.instantiate(config)
-    count = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)
+    model = parser.instantiate(config).model
+    count = count_parameters(model.backbone, config.model.scale, model.scale_options)
     if config.json:
         print(json.dumps(count.to_dict(), indent=2))
     else:

@@ -87,10 +87,10 @@ def check_all(claims: Sequence[Claim]) -> list[Result]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     results = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        whole = progress.add_task("theory", total=len(claims))
+        task = progress.add_task("theory", total=len(claims))
         for k, claim in enumerate(claims):
-            progress.update(whole, description=f"{claim.claim} {claim.part}")
-            results.append(claim.run(lambda share, done=k: progress.update(whole, completed=done + share)))  # type: ignore[misc]
+            progress.update(task, description=f"{claim.claim} {claim.part}")
+            results.append(claim.run(lambda share, done=k: progress.update(task, completed=done + share)))  # type: ignore[misc]
     return results
 
 

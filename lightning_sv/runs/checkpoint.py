@@ -70,7 +70,9 @@ def check_archive(path: str | Path) -> None:
             if altered := archive.testzip():
                 raise ConfigError(f"{altered!r} was altered")
     except Exception as error:  # zipfile raises various errors
-        raise ConfigError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
+        raise ConfigError(
+            f"{path} is not a readable checkpoint: it is damaged ({error}); use a different one."
+        ) from error
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -126,13 +128,13 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
 
 def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory belong to its checkpoint."""
-    made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
+    saved, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
     scale = config_value(config, "model.scale")
     for key, then, now in (
-        ("tokenizer_sha256", made.get("tokenizer_sha256"), tokenizer.sha256),
-        ("corpus_hash", made.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
-        ("data.seq_len", config_value(made, "data.seq_len"), config_value(config, "data.seq_len")),
-        ("model.scale", own_tokens(made["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
+        ("tokenizer_sha256", saved.get("tokenizer_sha256"), tokenizer.sha256),
+        ("corpus_hash", saved.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
+        ("data.seq_len", config_value(saved, "data.seq_len"), config_value(config, "data.seq_len")),
+        ("model.scale", own_tokens(saved["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):
         if None not in (then, now) and then != now:
             then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
@@ -150,27 +152,27 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
     """
     path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
     checkpoint = check_checkpoint(path, tensors=True)
-    made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
-    foreign = sorted(modules_named(made.get("scale")) - set(allow))
+    saved, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
+    foreign = sorted(modules_named(saved.get("scale")) - set(allow))
     if foreign:
         raise ConfigError(
-            f"{path}: its strategy {made['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
+            f"{path}: its strategy {saved['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
             f"(--allow {foreign[0]})."
         )
     try:
-        config = BackboneConfig(**made["backbone"])
+        config = BackboneConfig(**saved["backbone"])
         # Every block has weights; building far more blocks would take hours.
         if config.n_layer > len(weights):
             raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
-        description = config, ScaleStrategy.parse(made["scale"]), ScaleOptions(**made["scale_options"])
+        description = config, ScaleStrategy.parse(saved["scale"]), ScaleOptions(**saved["scale_options"])
         expected = {name: value.shape for name, value in meta_backbone(*description).state_dict().items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"{path} does not describe a valid model ({error!r}); use a different checkpoint.") from error
-    found = {name: value.shape for name, value in weights.items()}
-    if found != expected:
-        wrong = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+    actual = {name: value.shape for name, value in weights.items()}
+    if actual != expected:
+        wrong = next(name for name in {**expected, **actual} if expected.get(name) != actual.get(name))
         raise ConfigError(
-            f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}; expected {_shape(expected.get(wrong))} for "
+            f"{path}: the weight {wrong!r} is {_shape(actual.get(wrong))}; expected {_shape(expected.get(wrong))} for "
             "the described model. Use a different checkpoint."
         )
     return LoadedCheckpoint(*description, weights, checkpoint)

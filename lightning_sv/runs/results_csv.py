@@ -56,9 +56,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
             raise ConfigError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
         with csv_rows(path) as reader:
             if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-                raise ConfigError(
-                    f"--recorded: {path} has no column {lacking[0]}; give the folder of a report of today."
-                )
+                raise ConfigError(f"--recorded: {path} has no column {lacking[0]}; expected a report of this version.")
             for row in reader:
                 run = _run(row, f"--recorded: {path}, line {reader.line_num}")
                 if corpus_hash not in (None, run.summary["corpus_hash"]):
@@ -73,7 +71,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
 def _run(row: Mapping[str | None, str | None], where: str) -> Run:
     """Return a row as a run without config."""
     if None in row or None in row.values():  # csv marks too many or too few cells this way
-        raise ConfigError(f"{where}: its cells are not those of the table's head.")
+        raise ConfigError(f"{where}: the number of cells differs from the header.")
     summary: dict[str, Any] = {}
     try:
         for key, text in printable(dict(row)).items():
@@ -83,7 +81,7 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{where}: it is no row of a report ({error!r}).") from error
+        raise ConfigError(f"{where}: it is not a row of a report ({error!r}).") from error
     if lacking:
         raise ConfigError(f"{where}: it has no {lacking[0]}.")
     run = Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: losses, **copying}, recorded=True)

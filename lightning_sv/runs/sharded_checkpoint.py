@@ -1,6 +1,6 @@
 """Sharded checkpoints: a folder of `torch.distributed.checkpoint` (DCP) with one file per rank.
 
-Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state. `meta.pt` holds the rest of
+Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state. `meta.pt` has the rest of
 Lightning's checkpoint. DCP writes `.metadata` last, so a folder without it is incomplete.
 """
 
@@ -21,7 +21,7 @@ META = "meta.pt"
 GROUPS = "optimizer_groups"
 _INDEX = ".metadata"
 _PATHS = {"PosixPath", "WindowsPath"}
-#: what DCP's index of tensors is made of; unpickling anything else could execute code
+#: classes in DCP's index of tensors; unpickling others could execute code
 _SAFE: dict[str, set[str]] = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
@@ -80,7 +80,7 @@ def number_parameters(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
-    """Read a sharded checkpoint in one process, as the dictionary that a checkpoint file holds.
+    """Read a sharded checkpoint in one process, as the dictionary of a checkpoint file.
 
     Args:
         path: the folder
@@ -103,26 +103,26 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
             from torch.distributed.checkpoint.state_dict_loader import load
 
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that it is one process
+                warnings.simplefilter("ignore", UserWarning)  # about a single process
                 load(flat, checkpoint_id=folder, no_dist=True)
         model, optimizers = unflatten(flat, groups)
         checkpoint |= {"state_dict": model, "optimizer_states": [number_parameters(each) for each in optimizers]}
     except ConfigError:
         raise
-    except Exception as error:  # whatever pickle, torch or a damaged entry raises
-        raise ConfigError(f"{folder} is not a readable checkpoint ({error!r:.200}); use another.") from error
+    except Exception as error:  # pickle, torch and damaged entries raise various errors
+        raise ConfigError(f"{folder} is not a readable checkpoint ({error!r:.200}); use a different one.") from error
     return checkpoint
 
 
 def _read_index(folder: Path) -> Any:
     """Read DCP's index, and check that the files which it names are complete."""
     if not (folder / _INDEX).is_file():
-        raise ConfigError(f"{folder} is incomplete: it has no {_INDEX}. Use another checkpoint.")
+        raise ConfigError(f"{folder} is incomplete: it has no {_INDEX}. Use a different checkpoint.")
     with (folder / _INDEX).open("rb") as file:
         index = _Unpickler(file).load()
     for name, end in _file_ends(index):
         if Path(name).name != name or not (folder / name).is_file() or (folder / name).stat().st_size < end:
-            raise ConfigError(f"{folder} is incomplete: {name} is missing or too short. Use another checkpoint.")
+            raise ConfigError(f"{folder} is incomplete: {name} is missing or too short. Use a different checkpoint.")
     return index
 
 
@@ -132,9 +132,11 @@ def _file_ends(index: Any) -> Iterator[tuple[str, int]]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles what DCP's index is made of and refuses everything else."""
+    """Unpickler for the classes of DCP's index; rejects all others."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _SAFE.get(module, ()):
-            raise ConfigError(f"the checkpoint's index names {module}.{name}; expected tensors only. Use another.")
+            raise ConfigError(
+                f"the checkpoint's index names {module}.{name}; expected tensors only. Use a different checkpoint."
+            )
         return super().find_class(module, name)

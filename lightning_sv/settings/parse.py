@@ -38,8 +38,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
                 f"model.init_from is {start}, a model of transformers; expected null, because only fit takes its sizes "
                 "from there. Set --model.init_from null."
             )
-        made = parser.instantiate(config)
-    trainer: dict[str, Any] = made.trainer.as_dict()
+        run = parser.instantiate(config)
+    trainer: dict[str, Any] = run.trainer.as_dict()
     if isinstance(strategy := trainer["strategy"], dict):
         # Arguments on the command line are merged into init_args here, because the class is not imported.
         other = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
@@ -49,8 +49,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
             raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
         strategy["init_args"] = arguments
     if check_corpus:
-        made.data.check(made.model.backbone.vocab_size)
-    return made.model, made.data, trainer
+        run.data.check(run.model.backbone.vocab_size)
+    return run.model, run.data, trainer
 
 
 @cache

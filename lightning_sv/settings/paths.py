@@ -27,7 +27,7 @@ def expand_path(text: str, key: str) -> str:
     """
     if not text.strip():
         raise ConfigError(f"{key} is {text!r}; expected a path.")
-    path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails where HOME is not set)
+    path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails if HOME is not set)
     try:
         os.stat(path)  # noqa: PTH116
     except ValueError as error:

@@ -120,7 +120,7 @@ def test_the_command_takes_recordings(
     assert f"--recorded {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     for other, message in (
         (tmp_path, r"--recorded: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
-        (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; give the folder of a report of today"),
+        (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; expected a report of this version"),
     ):
         with pytest.raises(ValueError, match=message):
             run_paper([*words[:-1], str(other), "--no_train"])
@@ -129,9 +129,9 @@ def test_the_command_takes_recordings(
 @pytest.mark.parametrize(("change", "message"), [
     (("c0ffee", "decaf"), r"is decaf; expected c0ffee, the current one"),
     (("7001", ""), "results.csv, line 2"),
-    (("10000:", "many:"), r"line 2: it is no row of a report \(ValueError.*'many'"),
-    ((",10000,", ",many,"), r"line 2: it is no row of a report \(ValueError.*'many'"),
-    ((" ", ",,,"), r"line 2: its cells are not those of the table's head"),
+    (("10000:", "many:"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
+    ((",10000,", ",many,"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
+    ((" ", ",,,"), r"line 2: the number of cells differs from the header"),
 ])  # fmt: skip
 def test_what_is_no_recording_is_named(
     trained: tuple[Path, Figure], tmp_path: Path, change: tuple[str, str], message: str
