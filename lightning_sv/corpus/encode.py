@@ -18,15 +18,9 @@ _BATCHES_PER_WORKER = 4
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, workers: int | None = None
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Yield each document with its ids and the end-of-text token, in the given order.
+    """Yield each document with its ids and the end-of-text token, in the given order, read a few batches ahead.
 
-    Uses threads, not processes: both libraries release the GIL while they encode, and nothing has to be
-    copied, pickled or cleaned up.
-
-    Args:
-        documents: documents to encode; read only a few batches ahead
-        tokenizer: tokenizer that encodes a batch of texts at once
-        workers: number of threads; None for one per core
+    Uses threads, by default one per core: both libraries release the GIL, and nothing has to be copied or pickled.
     """
     # These threads keep all cores busy, including reading; the library's own threads would compete, and
     # would warn in every process forked later.

@@ -53,18 +53,12 @@ class Manifest:
     """Result of `prepare`, stored as manifest.json, which exists only in complete corpora.
 
     Attributes:
-        version: version of this format
-        source: the source as configured
         licence: licence of the text, None if unknown
         packages: versions of the packages with the text (sources 'stdlib' and 'installed')
         settings: all settings that determine the content
-        tokenizer: the tokenizer as configured
         tokenizer_file: canonical tokenizer file inside the corpus
-        tokenizer_sha256: sha256 of that file
         vocab_size: upper bound of the ids, which are in [0, vocab_size)
         eot: id of the end-of-text token
-        dtype: 'uint16' or 'uint32'
-        splits: 'train' and 'val'
         duplicates: number of documents dropped because of equal text
         unreadable: number of source files omitted because they are not UTF-8
         corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal

@@ -215,13 +215,12 @@ def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, sh
         def sample() -> Iterator[str]:
             n_bytes = 0
             for document in documents:
-                if documents.held_out(document):
-                    continue
-                step(document.n_bytes)
-                yield document.text
-                n_bytes += document.n_bytes
                 if n_bytes >= BPE_SAMPLE_BYTES:
                     return
+                if not documents.held_out(document):
+                    step(document.n_bytes)
+                    n_bytes += document.n_bytes
+                    yield document.text
 
         return JsonTokenizer.train(sample(), size)
 

@@ -48,11 +48,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
     of (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. The sequences of a step thus do
     not depend on devices, workers or micro-batch. Sequences beyond the last full global batch are skipped.
 
-    Args:
-        n_sequences: number of sequences in the split
-        share: part of this device
-        seed: seed of the permutations
-
     Raises:
         ConfigError: there are fewer sequences than in a global batch
     """

@@ -43,12 +43,6 @@ class Sequences(Dataset[Tensor]):
     """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,); see `open_split`.
 
     litdata maps the shards in place, without a copy, cache or lock files.
-
-    Args:
-        folder: folder of the split
-        seq_len: predicted tokens per sequence
-        n: number of sequences
-        corpus_hash: hash of the corpus, independent of its location
     """
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):

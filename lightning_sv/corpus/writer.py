@@ -11,15 +11,10 @@ from lightning_sv.corpus.manifest import Shard, SplitInfo
 
 
 class ShardWriter:
-    """Write the documents of one split, one 1-D array of ids each, into shards of a given size.
+    """Write the documents of one split, one 1-D array of ids each, into shards of at most `chunk_bytes` of tokens.
 
     `litdata.optimize` starts processes that import the user's script again, and orders chunks by process;
     its underlying writer, `litdata.streaming.Cache`, writes the same files in this process, in order.
-
-    Args:
-        folder: folder of the shards, created if missing
-        chunk_bytes: maximum number of bytes of tokens per shard
-        dtype: dtype of the ids
     """
 
     def __init__(self, folder: Path, chunk_bytes: int, dtype: np.dtype) -> None:

@@ -157,14 +157,7 @@ def make_plan(
 def fitting_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
 ) -> int:
-    """Return the automatic micro-batch: the largest that divides a device's share and fits.
-
-    Args:
-        run: settings of the model and its training
-        data: settings of the data, with micro_batch None
-        trainer: settings of the trainer; precision and strategy matter
-        memory: bytes of a device
-        devices: number of identical devices
+    """Return the largest micro-batch that divides the share of each of `devices` and fits in `memory` bytes.
 
     Raises:
         ConfigError: a single sequence does not fit, or precision or strategy cannot be planned

@@ -44,12 +44,7 @@ def python_source(source: str, max_bytes: int | None, shown: bool) -> Source:
     """Return Python sources of the standard library and distributions, ordered by a hash of their text.
 
     The order mixes the packages, so that a size limit samples all of them. Empty files and files that are not
-    UTF-8 are skipped.
-
-    Args:
-        source: 'stdlib' for `PACKAGES`, 'installed' for all installed distributions
-        max_bytes: maximum number of bytes of text; None for `DEFAULT_MAX_BYTES` ('stdlib') or no limit
-        shown: if True, show the progress of the search
+    UTF-8 are skipped. 'stdlib' has the distributions of `PACKAGES` and a default limit, 'installed' has all.
     """
     if source == "stdlib":
         max_bytes = max_bytes or DEFAULT_MAX_BYTES
