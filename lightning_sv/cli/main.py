@@ -73,9 +73,9 @@ def main(args: Sequence[str] | None = None) -> int:
     start_logging(next((LEVELS[word] for word in words if word in LEVELS), logging.INFO))
     try:
         return _run(argv)
-    except BrokenPipeError:
-        return UNREAD
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not set(LASTING).intersection(argv[:1]):  # their output never raises
+            return UNREAD
         expected = _message(error)
         if expected is None:
             raise
