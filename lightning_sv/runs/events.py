@@ -201,7 +201,8 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
     cut = []
     for i, (file, began, start, reach, points, complete) in enumerate(segments):
         # A kill cuts only points after the last checkpoint, and the next start repeats these.
-        resumed = began and any(None in (start, each.start) or each.start <= reach for each in segments[i + 1 :])
+        later = segments[i + 1 :]
+        resumed = began and any(start is None or each.start is None or each.start <= reach for each in later)
         if not complete and not resumed:
             cut.append(file)
         # Without a start, each tag continues at its first point in the file.
