@@ -38,6 +38,7 @@ reads-export := RUN OUT ARGS
 reads-plan := $(LAYERED) SCALE LR STD GPUS
 reads-params := MODEL SCALE ARGS
 reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
+reads-record := A A_ARGS B B_ARGS ARGS
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET FIG ARGS
 $(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
@@ -116,7 +117,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare record sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -216,6 +217,12 @@ compare: MODEL = tiny
 compare: data  ## compare strategy A with one or several B, SEEDS pairs each: differences, intervals, a picture
 	@$(WORDS) $(SV) compare --a "$$A" --b $$B --seeds "$${SEEDS:-3}" --a_args="$$A_ARGS" --b_args="$$B_ARGS" \
 		$(call CONFIG,$(MODEL)) $(OF_LR) "$$@"
+
+# The record of docs/records.md: the strategy and its own learning rate and initial std.
+record: A = llama
+record: A_ARGS = --model.optim.lr 0.0079 --model.backbone.init_std 0.011
+record: SEEDS = 6
+record: compare  ## challenge the record of docs/records.md with strategy B and its B_ARGS, in six pairs
 
 sweep: MODEL = tiny
 sweep: data  ## search learning rates LR and initial stds STD for strategies SCALE: the lowest losses, a picture
