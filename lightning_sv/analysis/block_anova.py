@@ -1,10 +1,9 @@
-"""loss = arm + seed + residual over all runs of a design, with one residual variance: differences of two arms.
+"""Differences of two arms under loss = arm + seed + residual, with one residual variance of all runs of a design.
 
-The arms of one model at one budget, trained on the same seeds, are a randomized block design, whose blocks are the
-seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
-scatter, and Student's quantile is 4.30; fifteen arms of three seeds leave 28 for the same scatter, and it is 2.05.
-Seeds are fixed effects: then the t distribution is exact also where some arm lacks some seed, and nothing is assumed
-about the scatter of seeds (how much that is: docs/verdicts.md).
+The arms of one model at one budget, trained on the same seeds, are a randomized block design whose blocks are the
+seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom and Student's
+quantile is 4.30; fifteen arms of three seeds leave 28 and it is 2.05. Seeds are fixed effects, so that the t
+distribution is exact even if an arm lacks a seed, and nothing is assumed about the scatter of seeds.
 """
 
 import math
@@ -19,7 +18,7 @@ from scipy.special import fdtrc
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.errors import NotTestableError
 
-#: the scatter is not pooled where arms would scatter as unequally as these do this rarely
+#: p value below which the scatter of arms counts as unequal, so that it is not pooled
 UNEQUAL = 0.05
 
 
@@ -47,7 +46,7 @@ class BlockDesign:
         for i, (arm, seed, _) in enumerate(cells):
             design[i, self._arms.index(arm)] = design[i, len(self._arms) + seeds.index(seed)] = 1.0
         y = np.array([loss for _, _, loss in cells])
-        # one column too many for every connected part of the design: the shortest solution, and the same differences
+        # the design has one redundant column per connected part; differences are those of the shortest solution
         self._inverse: NDArray[np.floating] = np.linalg.pinv(design)
         self._effects = self._inverse @ y
         self._known = self._inverse @ design
@@ -55,44 +54,41 @@ class BlockDesign:
         self._of = np.array([self._arms.index(arm) for arm, _, _ in cells])
         #: degrees of freedom of the residual variance
         self.df = len(cells) - int(np.linalg.matrix_rank(design))
-        #: sum of squares of the residuals; 0 where they are rounding
+        #: sum of squares of the residuals; 0 if they are rounding errors
         self.squares = float(self._residuals @ self._residuals)
-        #: what is smaller is rounding, nats per token: float64, a sum of a few thousand terms at most
+        # nats per token: bound on the rounding errors of float64 in a sum of a few thousand terms
         self._rounding = 1e-12 * math.sqrt(float(y @ y))
         if self.squares < self._rounding**2:
             self.squares = 0.0
-        #: arms that say something of the scatter
+        #: arms of two or more runs
         self.scattered = [arm for arm in self._arms if len(losses[arm]) > 1]
 
     @property
     def variance(self) -> float | None:
-        """Residual variance of one run, (nats per token)²; None where no degrees of freedom are left."""
+        """Residual variance of one run, (nats per token)²; None without degrees of freedom."""
         return self.squares / self.df if self.df else None
 
     @cached_property
     def p_equal(self) -> float:
-        """P value against one variance for all arms; 1 where two arms, or fewer runs, cannot say.
+        """P value of Bartlett's test (1937) on the residuals, against one variance for all arms; 1 for two arms.
 
-        M. S. Bartlett, Properties of sufficiency and statistical tests, Proc. R. Soc. A 160 (1937), on the residuals.
-        These were fitted together, which makes the test lenient where arms are few.
+        Residuals of one fit are correlated, so that the test is lenient if there are few arms.
         """
         rows = [self._residuals[self._of == self._arms.index(arm)] for arm in self.scattered]
         if len(rows) < 3 or not self.squares:
             return 1.0
         variances = [row.var(ddof=1) for row in rows]
         if min(variances) < 1e-12 * max(variances):
-            return 0.0  # runs that are copies of each other
+            return 0.0  # two runs are copies
         from scipy.stats import bartlett  # a second to import
 
         return float(bartlett(*rows).pvalue)
 
     def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
-        """A - B with the design's scatter, or with that of the pairs where the design's is not theirs.
+        """A - B with the scatter of the design, or with that of the pairs alone.
 
-        The pairs stand alone where Bartlett's test says that the arms of the design scatter unequally, or where they
-        scatter more than the rest by themselves: their own sum of squares is a part of the design's, so that its ratio
-        to the rest has an F distribution where all scatter alike. An arm of one run has no interval: its luck would be
-        taken for its merit.
+        The pairs have their own scatter if Bartlett's test rejects one variance for all arms, or if an F test shows
+        that they scatter more than the rest. An arm of one run has no interval, because its own deviation is unknown.
 
         Raises:
             NotTestableError: an arm that the design does not have, or two that no chain of shared seeds connects
@@ -113,14 +109,14 @@ class BlockDesign:
             return replace(paired_difference(theirs, ours, confidence), scatter=why)
         rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance
         if abs(mean) < self._rounding:
-            mean = 0.0  # arms that are copies of each other would differ by the solver's last digit
+            mean = 0.0  # copies would differ by the last digit of the solver
         se = None if few or variance is None else math.sqrt(variance * float(rows @ rows))
         of = len(self.scattered)
         words = f"scatter of {of} arms, {self.df} degrees of freedom" if of > 2 and se is not None else ""
         return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
 
     def _why_alone(self, pairs: NDArray[np.floating]) -> str:
-        """In words, why pairs do not take the design's scatter; empty where they do."""
+        """Return why pairs have their own scatter; empty if they have that of the design."""
         df, rest = len(pairs) - 1, self.df - len(pairs) + 1
         if df < 1 or rest < 1 or not self.squares:
             return ""

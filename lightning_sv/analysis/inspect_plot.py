@@ -1,4 +1,4 @@
-"""A figure of one model's scale vectors by depth: their size on either side, and the matrices beside them."""
+"""Figure of the scale vectors of one model by depth: their size on either side, and relative to their matrices."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from lightning_sv.analysis.style import GREY, LINES, PALETTE, new_figure, plain_style, set_style, write_picture
 from lightning_sv.interop.inspect import VectorStatistics
 
-_COLOURS = list(PALETTE.values())[:-1]  # grey is the line at rest
+_COLOURS = list(PALETTE.values())[:-1]  # the reference line is grey
 _MARKERS = "osv^D"
 
 
@@ -20,9 +20,9 @@ class _Panel(NamedTuple):
     title: str
     unit: str
     value: Callable[[VectorStatistics], float | None]
-    role: str = ""  # of the vectors that are shown; all of them
-    rest: float = 0.0  # where a line is drawn
-    band: bool = False  # with the 5% to 95% of the entries
+    role: str = ""  # role of the vectors to show; "" for all
+    rest: float = 0.0  # height of the reference line
+    band: bool = False  # if True, also the range from 5% to 95% of the entries
 
 
 _PANELS = (
@@ -35,12 +35,12 @@ _PANELS = (
 
 @plain_style
 def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], path: str | Path) -> None:
-    """Draw gamma against depth, and the balance with what reads it; panels without a value are left out.
+    """Draw gamma and its balance with the matrices against depth; panels without a value are left out.
 
     Args:
-        name: of the model
-        families: name without layer numbers -> its vectors; those outside the layers are drawn after the last
-        path: the PNG to write
+        name: name of the model
+        families: name without layer numbers -> vectors; those outside the layers are drawn after the last layer
+        path: PNG to write
     """
     there = [(panel, rows) for panel in _PANELS if (rows := _of(families, panel))]
     columns = 2 if len(there) == 4 else len(there)
@@ -66,7 +66,7 @@ def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], 
 
 
 def _of(families: Mapping[str, Sequence[VectorStatistics]], panel: _Panel) -> dict[str, list[VectorStatistics]]:
-    """Return the vectors that a panel has a value of."""
+    """Return the vectors that have a value in a panel."""
     kept = {
         family: [row for row in rows if panel.role in ("", row.role) and panel.value(row) is not None]
         for family, rows in families.items()

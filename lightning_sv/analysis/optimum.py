@@ -1,11 +1,9 @@
-"""Grids of settings: the optimum of an arm by a quadratic fit in the settings' logarithms around its lowest loss.
+"""Optima of grids: a quadratic fit in the logarithms of the settings around the lowest loss.
 
-Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std), and nine points a factor of two
-apart, each on a few seeds, place the minimum better than the lowest point does, whose loss is low by luck too (the
-winner's curse). A fit is no better than its points: none is made through a cliff, where training breaks down, and none
-is believed that puts the minimum at the end of the grid or beyond it, or far from every run. A cross, which varies one
-setting at a time, takes five points in place of nine, and cannot say how one setting's optimum depends on the other:
-its paraboloid is upright.
+Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std). Its minimum is less biased than
+the lowest point, which is also low by chance. Points where training breaks down are left out. A minimum at the end of
+the grid, beyond it, or far from every run is rejected. A cross varies one setting at a time, with five points instead
+of nine; its paraboloid has no product of two settings.
 """
 
 import math
@@ -16,9 +14,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-#: nats per token above the lowest mean: what lies higher is beyond a cliff, and no paraboloid goes through it
+#: nats per token above the lowest mean; points that are higher are not fitted
 CLIFF = 0.1
-#: times or over a setting: a minimum that is further from every run is a guess
+#: largest factor between the settings of the minimum and those of the nearest run
 FAR = 2.0
 
 Array = NDArray[np.float64]
@@ -27,15 +25,14 @@ Integers = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where the loss of an arm is lowest, and what it is there.
+    """Settings at which the loss of an arm is lowest, and that loss.
 
-    Args:
-        values: of the axes, in the grid's order
+    Attributes:
+        values: settings, in the order of the axes
         errors: standard errors of their natural logarithms; 0 for an axis of one value, nan without degrees of freedom
-        loss: nats per token: the mean over the seeds
-        se: its standard error, the seeds' own offsets left out; None where nothing is left to estimate it from
-        df: degrees of freedom of both
-        why_not: why no fit gave it; then `values` and `loss` are those of the lowest point, without errors
+        loss: mean over the seeds, nats per token
+        se: standard error of the loss without the offsets of the seeds; None without degrees of freedom
+        why_not: why there is no fit; then `values` and `loss` are those of the lowest point
     """
 
     values: tuple[float, ...]
@@ -49,13 +46,12 @@ class Optimum:
 def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> Optimum:
     """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
 
-    A has no product of two axes that the points vary one at a time. The points of the fit are the lowest one and its
-    next neighbours along all axes, as far as they lie below the cliff. The errors follow from the coefficients' by the
-    implicit function theorem: 2A dz* = -d(gradient), and the loss at z* does not move with z*.
+    The fit has the lowest point and its neighbours along all axes, without those above `CLIFF`. The errors of z* follow
+    from those of the coefficients by the implicit function theorem, 2A dz* = -d(gradient).
 
     Args:
-        points: (N, K) values of the axes, positive; a full grid, one with points left out, or a cross
-        losses: (N, S) of the runs, nats per token; the same S seeds at every point
+        points: (N, K) positive values of the axes; a full grid, one with points left out, or a cross
+        losses: (N, S) losses of the runs, nats per token; the same S seeds at every point
     """
     x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
     means = y.mean(axis=1)
@@ -101,9 +97,9 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
 
 
 def _terms(x: Array) -> tuple[Integers, Integers]:
-    """Which products of the coordinates x (N, K) a paraboloid has: all squares, and pairs that vary together."""
+    """Choose the products of the coordinates x (N, K): all squares, and pairs that vary together."""
     i, j = np.triu_indices(x.shape[1])
-    # of a cross all points lie on one line along each of the two axes
+    # all points of a cross lie on the two lines through its centre
     pairs = [x[:, [a, b]] for a, b in zip(i, j, strict=True)]
     crosses = [any((pair == centre).any(axis=1).all() for centre in pair) for pair in pairs]
     kept = (i == j) | ~np.array(crosses, dtype=bool)

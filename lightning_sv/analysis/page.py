@@ -1,4 +1,4 @@
-"""A report's Markdown -> one HTML page that needs nothing else: no network, no file beside it, to be read no script."""
+"""HTML page of a report, from its Markdown: self-contained, readable without network and scripts."""
 
 import re
 from base64 import b64encode
@@ -19,11 +19,11 @@ _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
 
 def html_page(markdown: str, root: Path) -> str:
-    """The page: contents, verdicts counted and coloured, every picture set into it.
+    """Render the page: contents, counts of verdicts, embedded pictures.
 
     Args:
-        markdown: as `markdown_report` writes it; HTML in it is shown, not obeyed
-        root: folder of the pictures, each there as SVG too where it was drawn for the page
+        markdown: output of `markdown_report`; HTML in it is escaped
+        root: folder of the pictures; an SVG next to a PNG is embedded instead of it
     """
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
@@ -33,7 +33,7 @@ def html_page(markdown: str, root: Path) -> str:
     starts = [i for i, token in enumerate(tokens) if token.tag == "h2" and token.nesting == 1]
     html = [
         parser.renderer.render(tokens[i:j], parser.options, {})
-        for i, j in pairwise([3, *starts, len(tokens)])  # the title's three tokens are the frame's
+        for i, j in pairwise([3, *starts, len(tokens)])  # the template has the title, which is three tokens
     ]
     titles = [_words(tokens[i + 1]) for i in starts]
     loader = PackageLoader("lightning_sv", "analysis")
@@ -47,7 +47,7 @@ def html_page(markdown: str, root: Path) -> str:
 
 
 def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
-    """Tell cells their column, verdicts their colour, pictures their bytes; count the verdicts of the first table."""
+    """Set attributes of cells and verdicts, embed pictures; count the verdicts of the first table that has some."""
     columns: list[str] = []
     cells: Iterator[str] = iter(())
     tables: list[Counter[str]] = []
@@ -71,14 +71,14 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
         elif token.type == "paragraph_open" and inside.children:
             pictures = [child for child in inside.children if child.type == "image"]
             for picture in pictures:
-                # as an image rather than as elements: the ids of one picture's clips and glyphs would meet another's
+                # embedded as an image, because ids of inline SVG elements would collide between pictures
                 png = root / unquote(str(picture.attrGet("src")))
                 svg = png.with_suffix(".svg")
                 file, kind = (svg, "svg+xml") if svg.is_file() else (png, "png")
                 picture.attrSet("src", f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}")
             if pictures:
                 token.attrSet("class", "picture")
-    return next(filter(None, tables), Counter())  # that of all claims is before those of the figures
+    return next(filter(None, tables), Counter())  # the table of all claims is the first
 
 
 def _words(inline: Token) -> str:
@@ -91,7 +91,7 @@ def _class(verdict: str) -> str:
 
 
 def _anchors(titles: Sequence[str]) -> list[str]:
-    """Those that GitHub gives to the headings of report.md."""
+    """Return the anchors that GitHub gives to headings of report.md."""
     seen: Counter[str] = Counter()
     found = []
     for title in titles:

@@ -1,8 +1,7 @@
-"""d = B - A over pairs that share a seed: mean, interval, one-sided p values; and tokens to reach a loss.
+"""Paired differences d = B - A of runs that share a seed: mean, interval, p values; and tokens to reach a loss.
 
-Runs of one seed share their initial matrices and batches. How much that cancels differs: the seed's share of the
-variance of a final loss of `tiny` at 3,000 steps is not told from zero under AdamW and cosine, and 0.8 to 0.9 under
-Muon, under wsd and among arms of decay (docs/verdicts.md). Pure functions on numbers.
+Runs of one seed share their initial matrices and batches. docs/verdicts.md has the share of the variance that this
+cancels. All functions are pure.
 """
 
 import math
@@ -22,15 +21,13 @@ from lightning_sv.runs.events import Curve
 class PairedDifference:
     """mean +- t(confidence, df) * se of d = B - A.
 
-    Args:
-        mean: estimate of the difference, in the unit of the data; of pairs alone the mean of theirs
-        low: lower end of the interval; None for one pair, which has no interval
-        high: upper end of the interval; None for one pair
-        se: standard error of the mean; None for one pair
+    Attributes:
+        mean: estimate of the difference, in the unit of the data
+        low: lower end of the interval; None for one pair, as `high` and `se`
         n: number of pairs
         confidence: coverage of the interval, e.g. 0.95
-        df: degrees of freedom of the scatter, n - 1 where it is that of the pairs themselves
-        scatter: whose it is, in words, where it is pooled over further arms or could not be
+        df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
+        scatter: source of the scatter in words, if it is pooled over more arms or pooling was rejected
     """
 
     mean: float
@@ -44,26 +41,26 @@ class PairedDifference:
 
     @property
     def smallest_resolvable(self) -> float | None:
-        """The interval's half width: the smallest mean that this scatter and n would resolve."""
+        """Half of the interval: the smallest mean that this scatter and n resolve."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def at(self, confidence: float) -> "PairedDifference":
-        """The same with an interval of another coverage."""
+        """Return the same difference with an interval of this coverage."""
         if self.se is None:
             return replace(self, confidence=confidence)
         half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
         return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
 
     def p_below(self, bound: float = 0.0) -> float:
-        """One-sided p value against d >= bound: small where d is below; 1 for one pair."""
+        """One-sided p value against d >= bound: small if d is below; 1 for one pair."""
         return self._p(self.mean - bound)
 
     def p_above(self, bound: float = 0.0) -> float:
-        """One-sided p value against d <= bound: small where d is above; 1 for one pair."""
+        """One-sided p value against d <= bound: small if d is above; 1 for one pair."""
         return self._p(bound - self.mean)
 
     def p_within(self, margin: float) -> float:
-        """P value of equivalence by two one-sided tests (Schuirmann 1987): small where |d| < margin."""
+        """P value of equivalence by two one-sided tests (Schuirmann 1987): small if |d| < margin."""
         return max(self.p_below(margin), self.p_above(-margin))
 
     def _p(self, distance: float) -> float:
@@ -78,14 +75,12 @@ class PairedDifference:
 class TokenEfficiency:
     """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
 
-    Args:
-        tokens_a: tokens at which A reached the pair's target; None where it never did
-        tokens_b: the same for B
-        factor: geometric mean over the pairs; None unless every pair reached its target, for a mean
-            over the lucky pairs alone would flatter B
+    Attributes:
+        tokens_a: tokens at which A reached the target of each pair; None if it never did
+        factor: geometric mean over the pairs; None unless every pair reached its target, because a mean over the
+            successful pairs alone is biased towards B
         low: lower end of the interval of the factor; None without a factor or for one pair
-        high: upper end of the interval
-        why_not: why the runs tell nothing; then all tokens are None
+        why_not: why the runs have no factor; then all tokens are None
     """
 
     tokens_a: tuple[float | None, ...]
@@ -107,7 +102,7 @@ class TokenEfficiency:
 
 
 class PairedCurve(NamedTuple):
-    """B - A against tokens, of n pairs; ``low`` and ``high`` are NaN for one pair."""
+    """B - A of n pairs against tokens; `low` and `high` are NaN for one pair."""
 
     tokens: NDArray[np.int64]  # (N,)
     mean: NDArray[np.float64]  # (N,)
@@ -117,7 +112,7 @@ class PairedCurve(NamedTuple):
 
 
 def percent(confidence: float) -> str:
-    """A coverage in words: 95%, 98.75%."""
+    """Return a coverage as text: 95%, 98.75%."""
     return f"{100 * confidence:.4g}%"
 
 
@@ -125,13 +120,12 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     """mean(b - a) with Student's t interval over the pairs.
 
     Args:
-        a: (n,) one number per seed, e.g. final losses in nats per token
-        b: (n,) the same seeds in the same order
+        a: (n,) numbers, one per seed, e.g. final losses in nats per token
+        b: (n,) numbers of the same seeds in the same order
         confidence: coverage of the interval, between 0 and 1
 
     Raises:
-        NotTestableError: unequal or zero lengths, numbers that are not finite (a diverged run), or a
-            confidence outside (0, 1)
+        NotTestableError: unequal or zero lengths, numbers that are not finite, or a confidence outside (0, 1)
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
@@ -153,13 +147,7 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:
-    """min{t : loss(t) <= target}, the loss linear between evaluations; None when never reached.
-
-    Args:
-        tokens: (N,) training tokens of each evaluation, increasing
-        losses: (N,) losses, nats per token
-        target: the loss to reach, nats per token
-    """
+    """min{t : loss(t) <= target} with losses (N,) linear between evaluations at tokens (N,); None if never reached."""
     t, loss = np.asarray(tokens, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     assert t.shape == loss.shape and t.ndim == 1, (t.shape, loss.shape)
     below = np.flatnonzero(loss <= target)
@@ -173,12 +161,10 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
 
 
 def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
-    """tokens_A / tokens_B to A's final loss, pair by pair; mean and interval on logarithms.
-
-    Ratios are averaged as logarithms, so that swapping the two gives the inverse.
+    """tokens_A / tokens_B to the final loss of A: geometric mean over the pairs, interval from logarithms.
 
     Args:
-        a: validation curves of arm A, one per seed; each pair's target is its A's last value
+        a: validation curves of arm A, one per seed; the last value of each is the target of its pair
         b: validation curves of arm B, same seeds in the same order
         confidence: coverage of the interval
     """
@@ -186,7 +172,7 @@ def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float =
 
 
 def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
-    """tokens_A / tokens_B to the higher of the two final losses, which both reach; else as `token_efficiency`."""
+    """tokens_A / tokens_B to the higher of both final losses, which both reach; else as `token_efficiency`."""
     targets = [float(max(x.values[-1], y.values[-1])) for x, y in zip(a, b, strict=True)]
     return _to_targets(a, b, targets, confidence)
 
@@ -210,9 +196,7 @@ def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Curves -> (tokens (N,), values (runs, N)) at the evaluations of one of them, the others linear between theirs.
-
-    The one is that with the fewest evaluations while all curves run, so that what is interpolated lies close together.
+    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N).
 
     Raises:
         NotTestableError: no tokens are covered by all curves
@@ -229,10 +213,10 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
-    """B - A on one grid of evaluations, see `on_one_grid`, with pointwise 95% intervals of Student's t.
+    """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t.
 
     Raises:
-        NotTestableError: the runs share no stretch of training, or no evaluation at which all values are finite
+        NotTestableError: the runs share no tokens, or no evaluation at which all values are finite
     """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)

@@ -1,4 +1,4 @@
-"""A figure from event files alone: one training run, complete or not."""
+"""Figure of one training run, complete or not, from its event files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +28,10 @@ _PROJECTIONS = {"q_proj": ("Q", BLUE, "-"), "k_proj": ("K", ORANGE, "--"), "v_pr
 
 @plain_style
 def draw_run(run: Run, path: str | Path) -> None:
-    """One run: its losses, and the growth of its Q, K and V branches, against training tokens.
+    """Draw the losses of a run, and the growth of its Q, K and V branches if they were logged, against tokens.
 
-    A branch's norm is that of its effective weight (scale vectors folded in), averaged over the
-    layers, relative to its first logged value. Runs without branch norms get the losses alone.
+    The norm of a branch is that of its effective weight (with its scale vectors), averaged over the layers, relative
+    to its first logged value.
 
     Raises:
         NotTestableError: the run has logged neither a training nor a validation loss
@@ -51,7 +51,7 @@ def draw_run(run: Run, path: str | Path) -> None:
 
 
 def branch_norms(run: Run) -> dict[str, Curve]:
-    """Norms of the effective q, k and v weights, averaged over the layers; empty where they were not logged."""
+    """Return norms of the effective q, k and v weights, averaged over the layers; empty if they were not logged."""
     tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
     return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
 
@@ -76,7 +76,7 @@ def _draw_losses(axes: Axes, run: Run) -> None:
 
 
 def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
-    """Norms of the Q, K and V branches relative to their start, against training tokens."""
+    """Draw norms of the Q, K and V branches relative to their start, against training tokens."""
     shown = []
     for name, curve in branches.items():
         symbol, colour, style = _PROJECTIONS[name]
@@ -91,8 +91,8 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
 
 
 def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Mean over the ``width`` values around each that are finite, fewer at the ends."""
+    """Return the mean of the finite ones among the `width` values around each."""
     finite = np.isfinite(values)
-    # centred: a trailing mean would lag behind the falling loss and look worse than it
+    # centred, because a trailing mean lags behind the falling loss
     sums, counts = (np.convolve(x, np.ones(width), "same") for x in (np.where(finite, values, 0.0), finite))
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -1,7 +1,7 @@
 """Scaling laws of two arms, fitted jointly: L(N) = a N^-b + c, and L(N) = u - s ln N.
 
-The two arms read the same text, so they share the floor c, what no model of any size would learn; with a floor each,
-two arms of a handful of sizes would leave it open which of the three parameters differs. Pure functions on numbers.
+Both arms read the same text, so that they share the floor c. A few sizes do not determine separate floors. All
+functions are pure.
 """
 
 import math
@@ -17,14 +17,14 @@ from scipy.special import ndtri, stdtrit
 from lightning_sv.errors import NotTestableError
 
 FEWEST_SIZES = 4
-_STARTS = (0.05, 0.2, 0.6)  # of the exponent; language models have 0.05 to 0.4
+_STARTS = (0.05, 0.2, 0.6)  # initial exponents of the fit; language models have 0.05 to 0.4
 _EXPONENTS = (1e-4, 5.0)
 Form = Literal["power", "log-linear"]
 Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """An estimate with its interval; ``low`` and ``high`` are None where one seed gives none."""
+    """An estimate with its interval; `low` and `high` are None for one seed."""
 
     value: float
     low: float | None
@@ -33,14 +33,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Law:
-    """``power``: L(N) = scale N^-slope + floor. ``log-linear``: L(N) = floor - slope ln N.
-
-    Args:
-        form: which of the two
-        scale: a of the power law, nats per token; not used by the other
-        slope: the exponent b, or s in nats per token and e-fold of N
-        floor: c of the power law, or u; nats per token
-    """
+    """`power`: L(N) = scale N^-slope + floor. `log-linear`: L(N) = floor - slope ln N; nats per token."""
 
     form: Form
     scale: float
@@ -48,14 +41,14 @@ class Law:
     floor: float
 
     def __call__(self, sizes: ArrayLike) -> Floats:
-        """(S,) sizes -> (S,) losses, nats per token."""
+        """Return the losses (S,) at sizes (S,), nats per token."""
         n = np.asarray(sizes, dtype=np.float64)
         if self.form == "log-linear":
             return np.asarray(self.floor - self.slope * np.log(n))
         return np.asarray(self.scale * n**-self.slope + self.floor)
 
     def formula(self) -> str:
-        """The law with its numbers."""
+        """Return the law with its numbers."""
         if self.form == "log-linear":
             return f"{self.floor:.3f} {'-' if self.slope >= 0 else '+'} {abs(self.slope):.4f} ln N"
         return f"{self.scale:.3g} N^-{self.slope:.3f} + {self.floor:.3f}"
@@ -63,14 +56,11 @@ class Law:
 
 @dataclass(frozen=True)
 class ScalingFit:
-    """Both arms' laws of one form, and how B's differs from A's.
+    """Laws of one form for the baseline A and another arm B, and how they differ.
 
-    Args:
-        form: ``power`` or ``log-linear``
-        a: the baseline's law
-        b: the other arm's; under ``power`` with the same floor
-        offset: L_B - L_A in the middle (geometric mean) of the sizes, nats per token: below 0, B is lower
-        slope: B's slope - A's (exponents, or nats per token and e-fold): above 0, B gains more from size
+    Attributes:
+        offset: L_B - L_A at the geometric mean of the sizes, nats per token: below 0, B is lower
+        slope: slope of B - slope of A (exponents, or nats per token and e-fold): above 0, B gains more from size
         residual: root mean square of (mean loss - law) over both arms, nats per token
     """
 
@@ -84,12 +74,10 @@ class ScalingFit:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The fits that the number of sizes allows, and what to think of them.
+    """The fits that the number of sizes allows, and warnings about them.
 
-    Args:
-        power: None below three sizes, which leave its five parameters open
-        log_linear: the straight line in ln N
-        warnings: sentences; never empty below four sizes
+    Attributes:
+        power: fit of the power law; None below three sizes, which do not determine its five parameters
     """
 
     power: ScalingFit | None
@@ -98,26 +86,25 @@ class Scaling:
 
     @property
     def fits(self) -> tuple[ScalingFit, ...]:
-        """Those that were possible."""
+        """The possible fits."""
         return (self.log_linear,) if self.power is None else (self.power, self.log_linear)
 
 
 def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500, seed: int = 0) -> Scaling:
     """Fit both laws to both arms by least squares on mean losses; 95% intervals from a bootstrap of the pairs.
 
-    A resample draws, at every size by itself, as many seeds as there are, with replacement; a seed stands for its
-    pair, so what both arms share cancels. Deviations are widened by sqrt(n / (n - 1)) and the ends of the interval by
-    Student's t over the normal quantile, with S (n - 1) degrees of freedom: n seeds scatter less about their own mean
-    than about the truth (the rescaling of Rao and Wu, 1988, doi:10.1080/01621459.1988.10478591). At five sizes with
-    three pairs, 95% intervals of constructed lines hold the offset in 94% and the slope in 92% of 1,000 cases. The
-    intervals do not include the error of a wrong form: if that matters, the two forms disagree.
+    A resample draws n seeds with replacement at each size; both arms keep their pairs. Deviations are widened by
+    sqrt(n / (n - 1)), and the ends of the interval by Student's t over the normal quantile with S (n - 1) degrees of
+    freedom (the rescaling of Rao and Wu, 1988, doi:10.1080/01621459.1988.10478591). At five sizes with three pairs,
+    95% intervals of constructed lines contain the offset in 94% and the slope in 92% of 1,000 cases. The intervals do
+    not include the error of a wrong form.
 
     Args:
         sizes: (S,) parameters (or tokens) of each size
         a: (S, n) final losses of the baseline, one column per seed, nats per token
-        b: (S, n) the same of the other arm, same seeds
-        resamples: draws of the bootstrap
-        seed: that they are drawn from
+        b: (S, n) final losses of the other arm on the same seeds
+        resamples: number of bootstrap resamples
+        seed: seed of the resampling
 
     Raises:
         NotTestableError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
@@ -165,7 +152,7 @@ def _warnings(sizes: int, seeds: int) -> list[str]:
 
 
 def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:
-    """(2, S, n) losses -> (resamples, 2, S): what resampled pairs add to the means."""
+    """(2, S, n) losses -> (resamples, 2, S): deviations of the means of resampled pairs."""
     arms, sizes, n = losses.shape
     if n < 2:
         return np.empty((0, arms, sizes))
@@ -190,12 +177,12 @@ def _differences(laws: tuple[Law, Law], sizes: Floats) -> tuple[float, float]:
 
 
 def _fit(form: Form, sizes: Floats, means: Floats, start: tuple[Law, Law] | None = None) -> tuple[Law, Law]:
-    """(S,) sizes and (2, S) mean losses -> the two laws of least squares."""
+    """(S,) sizes and (2, S) mean losses -> both laws of least squares."""
     if form == "log-linear":
         slopes, levels = np.polyfit(np.log(sizes), means.T, 1)
         lines = [Law(form, 0.0, -float(slope), float(level)) for slope, level in zip(slopes, levels, strict=True)]
         return lines[0], lines[1]
-    # at given exponents the law is linear in (a_A, a_B, c), all at least 0: only the exponents are searched
+    # given the exponents, the laws are linear in (a_A, a_B, c), all at least 0, so only the exponents are searched
     unit = sizes / np.exp(np.log(sizes).mean())
 
     def linear(log_exponents: Floats) -> tuple[Floats, Floats]:

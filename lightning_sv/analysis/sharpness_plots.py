@@ -1,4 +1,4 @@
-"""A figure from event files alone: the Hessian of the held-out loss along the runs of several arms."""
+"""Figure and table of the Hessian of the held-out loss along the runs of several arms."""
 
 from collections.abc import Sequence
 from itertools import cycle, product
@@ -22,12 +22,12 @@ _PREFIX = "sharpness/"
 
 
 def has_sharpness(runs: Sequence[Run]) -> bool:
-    """Whether every run logged the sharpness of some set of parameters."""
+    """Return whether every run logged the sharpness of some set of parameters."""
     return all(_parts([[run]]) for run in runs)
 
 
 def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list[dict[str, object]]:
-    """One row a logged figure."""
+    """Return one row per logged value."""
     rows: list[dict[str, object]] = []
     for label, runs in zip(labels, arms, strict=True):
         for run, part, key in product(runs, _parts(arms), _FIGURES):
@@ -42,9 +42,9 @@ def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list
 
 @plain_style
 def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str]) -> None:
-    """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
+    """Draw one row per set of parameters and one column per metric: mean over seeds and each seed against tokens.
 
-    A panel shows the arms that have such parameters: `nop` has no scale vectors.
+    A panel shows the arms that have such parameters; `nop` has no scale vectors.
     """
     parts = _parts(arms)
     figure = new_figure(panels=len(_FIGURES))
@@ -58,7 +58,7 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
             if not all(tag in run.curves for run in runs):
                 continue
             tokens, values = on_one_grid([run.curve(tag) for run in runs])
-            tokens, values = tokens[tokens > 0], values[:, tokens > 0]  # the axis is logarithmic, as the probes are
+            tokens, values = tokens[tokens > 0], values[:, tokens > 0]  # the axis is logarithmic
             shown[label] = draw_seeds(axes, tokens, values, values.mean(0), look, marker="o", markersize=3)
             everything.append(values)
         if key != "trace" and all(np.all(values > 0) for values in everything):
@@ -72,6 +72,6 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
 
 
 def _parts(arms: Sequence[Sequence[Run]]) -> list[str]:
-    """The sets of parameters that any run has figures of."""
+    """Return the sets of parameters that any run has logged."""
     tags = (tag for runs in arms for run in runs for tag in run.curves)
     return list(dict.fromkeys(t.split("/")[1] for t in tags if t.startswith(_PREFIX) and t.endswith("/lambda_max")))

@@ -1,6 +1,6 @@
-"""What every figure shares: colours, limits, token counts as words, the file.
+"""Shared style of all figures: colours, limits, token counts as text, files.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`` is always blue.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; `llama` is always blue.
 """
 
 import math
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from lightning_sv.atomic import atomic_path
 from lightning_sv.runs.events import Curve
 
-#: in the order in which lines take them
+#: name -> colour, in the order in which lines take them
 PALETTE = {
     "blue": "#0072B2",
     "vermillion": "#D55E00",
@@ -34,33 +34,32 @@ PALETTE = {
     "grey": "#555555",
 }
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY = PALETTE.values()
-# strategies that keep one colour in every figure; the others take what is free
+# strategies that have the same colour in every figure; the others take free colours
 _FIXED = {"llama": BLUE, "unified": VERMILLION, "hg+dnp+or+iwd": VERMILLION, "nop": PURPLE}
 _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 
-# apart without colours; four against five free colours, so that no pair of both comes again soon
+# four line styles and five free colours, so that combinations repeat late
 LINES = ("-", "--", "-.", ":")
 
-#: decorator of all that draws: matplotlib's own defaults, whatever a matplotlibrc or the calling program has set
+#: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc or the caller
 plain_style = rc_context({key: value for key, value in rcParamsDefault.items() if key != "backend"})
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def human_tokens(tokens: float) -> str:
-    """1536000 -> 1.5M: a token count in two significant figures."""
+    """Format a token count with two significant digits: 1536000 -> 1.5M."""
     for size, unit in _UNITS:
-        # half a unit of the last figure below, so that 999999 reads 1M rather than 1000k
+        # half a unit of the last digit lower, so that 999999 becomes 1M, not 1000k
         if abs(tokens) >= size * (1 - 0.005):
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"
     return f"{tokens:.0f}"
 
 
 def colours(labels: Sequence[str]) -> list[str]:
-    """One colour per label: fixed for the strategies named here, the next free one otherwise.
+    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat.
 
-    Where there is no ``llama``, the baseline (the first label) is blue in its place. With more
-    labels than colours, colours come again.
+    Without `llama`, the first label (the baseline) is blue.
     """
     fixed = [_FIXED.get(label) for label in labels]
     if BLUE not in fixed and fixed[0] is None:
@@ -70,7 +69,7 @@ def colours(labels: Sequence[str]) -> list[str]:
 
 
 def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None) -> None:
-    """Limits from the part of training after ``from_share``: the first drop would hide the rest."""
+    """Set limits from the part of training after `from_share`, because the first drop would dominate."""
     end = max(float(curve.tokens[-1]) for curve in curves)
     late = np.concatenate([c.values[c.tokens >= from_share * end] for c in curves])
     late = np.append(late, [] if include is None else [include])
@@ -82,10 +81,10 @@ def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: 
 
 
 class PlainFigure(Figure):
-    """A figure whose texts are drawn as they are: ``$`` in a label begins no formula."""
+    """A figure without formulas in texts: `$` in a label is a dollar sign."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw; the labels of ticks are matplotlib's own formulas."""
+        """Draw; labels of ticks may be formulas of matplotlib."""
         ticks = [label for tick in self.findobj(Tick) for label in (tick.label1, tick.label2)]
         for text in set(self.findobj(Text)) - set(ticks):
             text.set_parse_math(False)
@@ -93,15 +92,15 @@ class PlainFigure(Figure):
 
 
 def new_figure(panels: int = 2, rows: int = 1, *, formulas: bool = False) -> Figure:
-    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each; ``$`` begins a formula if asked."""
-    # a Figure of its own canvas, not pyplot: no global state, no display
+    """Create a figure of `rows` with `panels` each, 5 by 4 inches; with `formulas`, `$` begins a formula."""
+    # its own canvas instead of pyplot: no global state, no display
     figure = (Figure if formulas else PlainFigure)(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def legend_below(figure: Figure, axes: Axes, title: str) -> None:
-    """The names of the axes' lines across the figure, which grows by their rows, in inches."""
+    """Add a legend below the axes; the figure becomes higher by its rows."""
     lines, names = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, names)) <= 4.5 * figure.get_figwidth() else 1
     rows = title.count("\n") + 1 + math.ceil(len(names) / columns)
@@ -111,7 +110,7 @@ def legend_below(figure: Figure, axes: Axes, title: str) -> None:
 
 
 def share_y(figures: Sequence[Figure]) -> None:
-    """Give figures that are read side by side one vertical range, which covers those of their first panels."""
+    """Give the first panels of figures the same vertical range, which covers that of each."""
     panels = [figure.axes[0] for figure in figures]
     ranges = np.array([axes.get_ylim() for axes in panels])
     for axes in panels:
@@ -119,7 +118,7 @@ def share_y(figures: Sequence[Figure]) -> None:
 
 
 def set_style(axes: Axes) -> None:
-    """The house's axes: a faint grid, the title at the left, both titles in lines that fit the panel."""
+    """Style axes: a faint grid, the title at the left, title and label broken into lines that fit the panel."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -136,7 +135,7 @@ def set_style(axes: Axes) -> None:
 
 
 def _fit(text: Text, room: float) -> None:
-    """Break a text into lines no longer than `room` pixels: the layout cuts what is longer."""
+    """Break a text into lines of at most `room` pixels, because the layout cuts longer ones."""
     lines: list[str] = []
     for words in (line.split(" ") for line in text.get_text().split("\n")):
         lines.append("")
@@ -152,15 +151,7 @@ def _fit(text: Text, room: float) -> None:
 def draw_seeds(
     axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
 ) -> Line2D:
-    """Draw an arm: a thick line for the mean, and a thin one per seed where there are several.
-
-    Args:
-        axes: where to draw
-        tokens: (N,) training tokens
-        values: (seeds, N) logged values
-        mean: (N,) what stands for all seeds
-        look: colour and line style
-        **line: further properties of the thick line
+    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N) if there are several.
 
     Returns:
         The thick line.
@@ -173,12 +164,12 @@ def draw_seeds(
 
 
 def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
-    """Training tokens along x, in words."""
+    """Label the x axis with training tokens."""
     if scale == "log":
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
     else:
-        # all ticks in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M
+        # all ticks have one unit: 0.5M, 1M, 1.5M instead of 500k, 1M, 1.5M
         size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
@@ -186,7 +177,7 @@ def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> No
 
 
 def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
-    """Give every panel the house's axes, tokens along x, and write the file, with its directory."""
+    """Style every panel, label x with tokens, and write the file and its directory."""
     for axes in figure.axes:
         set_token_axis(axes, tokens)
         set_style(axes)
@@ -194,7 +185,7 @@ def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] =
 
 
 def write_picture(figure: Figure, path: str | Path) -> None:
-    """Write a PNG in one step, with its directory."""
+    """Write a PNG atomically, and its directory."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(Path(path)) as partial:
         figure.savefig(partial, format="png")

@@ -1,4 +1,4 @@
-"""The pictures of the theory: panels of lines, at most three a row."""
+"""Figures of the theory: panels of lines, at most three per row."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from lightning_sv.analysis.style import GREY, PALETTE, new_figure, plain_style, 
 from lightning_sv.theory.panels import Panel
 
 _FREE = tuple(PALETTE.values())
-# a style for each colour: some panels have more lines than `LINES` has styles
+# one style per colour, because some panels have more lines than `style.LINES` has styles
 _STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARKS = "osD^v"
 
 
 @plain_style
 def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
-    """Write a PNG with at most three panels a row."""
+    """Write a PNG with at most three panels per row."""
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure = new_figure(columns, rows, formulas=True)

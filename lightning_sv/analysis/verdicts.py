@@ -1,7 +1,7 @@
-"""What an interval says about a bound: one of five words with its p value, and in a sentence.
+"""Verdicts from confidence intervals, with p values and sentences.
 
-A claim that names a direction is tested by one side at 5%, the claim and its opposite each, and "equal" by both sides
-at 5% (Schuirmann 1987). One interval shows all three: that of 90%, whose ends are the bounds of the one-sided tests.
+A claim with a direction and its opposite are each tested by one side at 5%, and "equal" by two one-sided tests at 5%
+(Schuirmann 1987). The 90% interval shows all three, because its ends are the bounds of the one-sided tests.
 """
 
 import math
@@ -22,18 +22,18 @@ NOT_TESTABLE: VerdictWord = "not testable here"
 
 #: error of a one-sided test
 ALPHA = 0.05
-#: of the interval that shows its bounds
+#: coverage of the interval whose ends are the bounds of both one-sided tests
 CONFIDENCE = 1 - 2 * ALPHA
-#: nats per token: a difference that is surely smaller is none
+#: nats per token; smaller differences count as equal
 MARGIN = 0.01
 
 
 class Finding(NamedTuple):
-    """What a test came to.
+    """Result of a test.
 
     Attributes:
-        p: of the one-sided test behind it; where nothing is resolved that of the nearest
-        to_go: pairs that would decide it, in words; empty where no scatter is known to tell from
+        p: p value of the one-sided test; if nothing is resolved, the smaller one of both sides
+        to_go: number of pairs that would decide it, in words; empty if the scatter is unknown
     """
 
     word: VerdictWord
@@ -42,14 +42,14 @@ class Finding(NamedTuple):
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
-    """Whether the interval lies below a bound, above it, or covers it. One pair has no interval: not resolved."""
+    """Compare the interval with a bound: below it, above it, or not resolved, as without an interval."""
     if d.low is None or d.high is None:
         return NOT_RESOLVED
     return HOLDS if d.high < bound else CONTRADICTED if d.low > bound else NOT_RESOLVED
 
 
 def inside(d: PairedDifference, margin: float) -> VerdictWord:
-    """Whether the interval lies within +-margin, outside it, or crosses an end."""
+    """Compare the interval with +-margin: inside it, outside it, or not resolved."""
     if d.low is None or d.high is None:
         return NOT_RESOLVED
     if d.low > -margin and d.high < margin:
@@ -58,12 +58,12 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
 
 
 def directed(d: PairedDifference, bound: float = 0.0) -> Finding:
-    """Test a claim that d is below a bound, and its opposite."""
+    """Test the claim that d is below a bound, and its opposite."""
     return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)), pairs_to_go(d, bound))
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
-    """The same of a difference of losses: one that has no direction may be shown to be none."""
+    """Test as `directed`; a difference of losses without a direction may be equal within `MARGIN`."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Finding(EQUAL, d.p_within(MARGIN))
     none = bound > -MARGIN  # else what is not below the bound is not inside the margin
@@ -77,13 +77,13 @@ def direction(d: PairedDifference) -> str:
 
 
 def equivalent(d: PairedDifference, margin: float) -> Finding:
-    """Test a claim that d is within +-margin, and that it is not."""
+    """Test the claim that d is within +-margin, and its opposite."""
     outside = min(d.p_below(-margin), d.p_above(margin))
     return Finding(inside(d, margin), min(d.p_within(margin), outside), pairs_to_equal(d, margin))
 
 
 def opposite(finding: Finding) -> Finding:
-    """What the same test says of the negated claim."""
+    """Return the result of the same test for the negated claim."""
     return finding._replace(word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(finding.word, finding.word))
 
 
@@ -103,9 +103,9 @@ def pairs_words(d: PairedDifference) -> str:
     return f"{d.n} {'pair' if d.n == 1 else 'pairs'}{f'; {d.scatter}' * bool(d.scatter)}"
 
 
-#: how often the pairs that are named would decide
+#: power at which a number of pairs decides
 _POWER = 0.8
-#: pairs that nobody trains
+#: larger numbers of pairs are not stated
 _TOO_MANY = 10_000
 
 
@@ -113,9 +113,9 @@ def pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) 
     """`about 14 pairs would decide a difference as large, 34 show that there is none`; each in 8 of 10 cases.
 
     Args:
-        d: the scatter of its pairs is taken as known
-        bound: that d is tested against
-        none: whether pairs may also show that d is none, smaller than `MARGIN`
+        d: the difference, whose scatter is taken as known
+        bound: bound that d is tested against
+        none: if True, also the pairs that would show |d| < `MARGIN`
     """
     if not d.se:
         return ""
@@ -130,7 +130,7 @@ def pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) 
 
 
 def pairs_to_equal(d: PairedDifference, margin: float) -> str:
-    """`about 88 pairs would decide a difference as large`: whether it lies within +-margin, in 8 of 10 cases."""
+    """`about 88 pairs would decide a difference as large`: inside or outside +-margin, in 8 of 10 cases."""
     if not d.se:
         return ""
     spread, away = d.se * math.sqrt(max(d.n, 1)), abs(d.mean) - margin
@@ -144,9 +144,9 @@ def pairs_within(spread: float, confidence: float, margin: float, mean: float = 
 
     Args:
         spread: standard deviation of a pair
-        confidence: coverage of the interval, whose ends are the bounds of the tests
-        margin: above `mean`
-        mean: the difference that there is, at least 0
+        confidence: coverage of the interval whose ends are the bounds of the tests
+        margin: bound, larger than `mean`
+        mean: true difference, at least 0
     """
     z = float(ndtri((1 + confidence) / 2))
 
@@ -158,7 +158,7 @@ def pairs_within(spread: float, confidence: float, margin: float, mean: float = 
 
 
 def _pairs_beyond(spread: float, confidence: float, distance: float) -> float:
-    """Pairs after which a one-sided test tells a difference from a bound at that distance."""
+    """Pairs after which a one-sided test resolves a difference from a bound at that distance, in 8 of 10 cases."""
     root = float(ndtri((1 + confidence) / 2) + ndtri(_POWER)) * spread
     return (root / distance) ** 2 if abs(distance) * _TOO_MANY > root else math.inf
 
@@ -168,17 +168,17 @@ def _decide(n: int, needed: float) -> str:
 
 
 def _number(n: int, needed: float) -> str:
-    """`about 14`; few pairs scatter less than their t has it, so that those at hand are never enough."""
+    """`about 14`; always more than the n pairs at hand, which did not decide."""
     return f"more than {_TOO_MANY:,}" if needed > _TOO_MANY else f"about {max(n + 1, math.ceil(needed)):,}"
 
 
 def times(ratio: float) -> str:
-    """A ratio with two decimals, or two figures where it is small."""
+    """Return a ratio with two decimals, or with two significant digits if it is small."""
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def digits(scale: float) -> int:
-    """Decimals that show two figures of ``scale``, at least three."""
+    """Number of decimals that show two significant digits of `scale`, at least three."""
     return 3 if scale <= 0 else min(6, max(3, 1 - math.floor(math.log10(scale))))
 
 
