@@ -1,4 +1,4 @@
-"""May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
+"""Comparability of runs: different corpora or tokenizers are refused, different configs are warned about."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
 from lightning_sv.settings.cli_args import leaves
 
-#: what decides the text that a run is validated on
+#: keys of `data` that define the validation set
 VALIDATION_KEYS = ("val_sequences", "seq_len")
-# what differs between the runs of any comparison, by design
+# keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
-# key -> the value that asks for a default, and the summary's key of the value in use
+# key -> value that stands for a default, and key of the summary with the value in use
 _DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
 
 
@@ -26,7 +26,7 @@ class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
     Attributes:
-        expected: whether the comparison itself asked for it
+        expected: if True, the comparison sets the key
         where: names of the two runs, e.g. `a-seed0, b-seed0`
     """
 
@@ -38,31 +38,31 @@ class ConfigDifference(NamedTuple):
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
-    """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
+    """Check that runs have the same corpus and tokenizer, so that their losses have the same unit.
 
     Raises:
-        ConfigError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
+        ConfigError: `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set differs
     """
     facts: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
             raise ConfigError(
-                f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
+                f"{run.dir / SUMMARY} has no {missing[0]}, so that its corpus is unknown. Train the run again."
             )
         facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
-    """Refuse what is trained on different texts or tokenizers, or validated on different sets.
+    """Check that all runs or arms have the same values.
 
     Args:
-        facts: name -> its values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` behind `data.` where they must be equal
-        what: the names are those of `runs` or `arms`
+        facts: name -> values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` with the prefix `data.` if they must be equal
+        what: `runs` or `arms`, for messages
 
     Raises:
-        ConfigError: names the first that differs from the first one, with both values
+        ConfigError: a value differs from that of the first one
     """
     names = list(facts)
     for key, one in facts[names[0]].items() if names else ():
@@ -77,16 +77,16 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
 
 
 def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
-    """Keys whose values differ from the first run's, each other value once.
+    """Return the keys whose values differ from those of the first run, each different value once.
 
-    A value that is the run's own seed, or holds its own directory, counts as equal.
+    Values equal to the seed of the run, or with its directory, count as equal.
 
     Args:
-        runs: completed runs by name; the first is the reference
-        asked: keys that are not given to every arm, and are expected to differ
+        runs: complete runs by name; the first is the reference
+        asked: keys that are expected to differ, because not all arms set them
     """
     own = (*_OWN_KEYS, *asked)
-    # a recorded run has no config, and is the one that its name, a hash of the config, was asked for
+    # recorded runs have no config; their name has its hash, which was requested
     runs = {name: run for name, run in runs.items() if not run.recorded}
     if not runs:
         return []
@@ -100,7 +100,7 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
             if a != b:
                 a, b = _in_use(runs[reference_name], key, a), _in_use(runs[name], key, b)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
-            if {str(a), str(b)} == {"None", _ABSENT}:  # a key that came later, not set
+            if {str(a), str(b)} == {"None", _ABSENT}:  # a newer key that is not set
                 continue
             if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
                 expected = any(key == k or key.startswith(f"{k}.") for k in own)
@@ -110,7 +110,7 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
 
 
 def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
-    """Sentences on what weakens the comparison without making it meaningless."""
+    """Return warnings about differences between runs other than corpus and tokenizer."""
     warnings = [
         f"The configs differ in {d.key}: {' against '.join('the default' if x is None else str(x) for x in (d.a, d.b))}"
         f" ({d.where})."
@@ -129,26 +129,25 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     }.items():
         if len(set(values)) > 1:
             by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
-            few = {
-                x: names if len(names) < 4 else [f"{names[0]} and {len(names) - 1} more"]
+            shown = {
+                x: ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
                 for x, names in by_value.items()
             }
-            listed = "; ".join(f"{x} ({', '.join(names)})" for x, names in few.items())
-            warnings.append(f"The runs {what}: {listed}.")
+            warnings.append(f"The runs {what}: {'; '.join(f'{x} ({names})' for x, names in shown.items())}.")
     for name, run in runs.items():
         if extended := lengths(run.summary):
             warnings.append(
-                f"{name} was resumed under another trainer.max_steps ({', then '.join(map(str, extended))}): its "
-                "learning rate is that of no single schedule."
+                f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
+                "learning rate does not follow one schedule."
             )
     return warnings
 
 
 def panel_warnings(panel: Panel) -> list[str]:
-    """What weakens a panel: what was known before, configs that differ in more than it asked for, runs that lack.
+    """Return warnings about a panel: those of its plan, unexpected differences of configs, missing runs.
 
     Raises:
-        ConfigError: its runs have no common unit
+        ConfigError: its runs have different corpora, tokenizers or validation sets
     """
     if panel.why_not and not panel.left_out:
         return []
@@ -156,7 +155,7 @@ def panel_warnings(panel: Panel) -> list[str]:
     arms = panel.spec.arms.values()
     longer = any(arm.longer != 1 for arm in arms)
     asked = [key for arm in arms for key in arm.overrides] + list(panel.spec.axes)
-    asked += ["model.optim.lr", "model.backbone.init_std"]  # each arm has its own where it was tuned
+    asked += ["model.optim.lr", "model.backbone.init_std"]  # a tuned arm has its own
     asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
     for of in panel.alike(panel.arms):
         runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
@@ -170,15 +169,15 @@ def panel_warnings(panel: Panel) -> list[str]:
         for key in VALIDATION_KEYS:
             values = dict.fromkeys(str(config_value(run.config, f"data.{key}")) for run in every.values())
             if len(values) > 1:
-                found.append(f"{panel.title}: the laws run through sizes with data.{key} {' and '.join(values)}.")
+                found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
     return found + rests_on(panel)
 
 
 def rests_on(panel: Panel) -> list[str]:
-    """That runs are missing of a panel, and which."""
+    """Return a warning if runs of a panel are missing."""
     if not panel.left_out:
         return []
-    return [f"{panel.spec.title} rests on the seeds of which every run is there: {panel.left_out}."]
+    return [f"{panel.title} has only the seeds for which all runs are available: {panel.left_out}."]
 
 
 def _in_use(run: Run, key: str, value: Any) -> Any:
@@ -187,8 +186,8 @@ def _in_use(run: Run, key: str, value: Any) -> Any:
 
 
 def _leaves(run: Run) -> dict[str, Any]:
-    """Dotted keys of a run's config with their values, its own directory by one name; lists as JSON."""
-    # the longer spelling of the directory first, because it may contain the other
+    """Return the config of a run by dotted keys, with `<run_dir>` for its directory; lists as JSON."""
+    # the longer spelling of the directory may contain the shorter one
     longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
     found = leaves(run.config)
     for key, value in found.items():

@@ -1,9 +1,8 @@
-"""Train the arms of a comparison, a figure of one panel, on the same seeds; and compare them in pairs.
+"""Comparisons and sweeps: train the missing runs of a figure of one panel, and report them.
 
     out/  comparison.json  report.html  report.md  ...  [sharpness.png .csv]
 
-Runs are named by what they train, and found again in any comparison beside this one: called again it trains only what
-is missing; with more seeds or further arms, only those.
+The name of a run is a hash of its configuration, so that all comparisons in one folder share runs.
 """
 
 import json
@@ -48,12 +47,12 @@ from lightning_sv.version import __version__
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The outcome: a baseline and one or several other arms, every number about one of these and its pair with it.
+    """Result of a comparison of a baseline with other arms.
 
     Attributes:
-        figure: its first panel has the arms, the baseline first
-        runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
-        reused: keys of the runs that were complete beforehand
+        figure: figure whose first panel has the arms, the baseline first
+        runs: name -> run, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
+        reused: names of the directories of runs that were complete before
     """
 
     figure: Figure
@@ -65,16 +64,16 @@ class Comparison:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """The baseline and the others."""
+        """The baseline and the other arms."""
         return self.figure.panels[0].arms
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """A with each other arm, in their order."""
+        """Pairs of the baseline with each other arm."""
         return pairs_of(self.figure.panels[0])[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure with what is needed to get it again; plain JSON types."""
+        """Return all numbers and what is needed to reproduce them, as JSON types."""
         first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
         return {
@@ -112,15 +111,15 @@ class Comparison:
         }
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def print(self, console: Console) -> None:
-        """Table, sentences, warnings and the paths of the files."""
+        """Print table, sentences, warnings and the paths of the files."""
         console.print(self._table())
         print_pairs(console, self.pairs, self.figure.warnings)
-        found = [self.out / name for name in ("comparison.json", "sharpness.png", "report.html")]
-        files = "\n".join(str(file) for file in found if file.exists())
+        paths = [self.out / name for name in (COMPARISON, "sharpness.png", "report.html")]
+        files = "\n".join(str(path) for path in paths if path.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
@@ -141,7 +140,7 @@ class Comparison:
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
-    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
+    """Return `runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
     labels = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
     where, a, *others = (re.sub(r"[^\w.+=-]+", "-", label) for label in labels)
     return Path("runs", command, where, "_".join([a, *(["vs"] if command == "compare" else []), *others]))
@@ -156,62 +155,61 @@ def compare(
     console: Console | None = None,
     command: str = "",
 ) -> Comparison:
-    """Run what is missing, check that the runs are comparable, write figures, pictures and the report.
+    """Train missing runs, check that runs are comparable, and write the results.
 
     Args:
-        figure: of one panel, the baseline first, see `lightning_sv.experiments.sources.from_cli.compared_figure`
-        runs: those that are there, and what trains the others
-        out: directory of the comparison
-        jobs: runs at a time; None: one per core, at most four, a single one on a GPU
-        console: where progress goes; stderr when None, so that stdout is free for the result
-        command: what the report says made it
+        figure: figure of one panel, the baseline first, as from `sources.from_cli.compared_figure`
+        runs: store of the runs
+        out: output directory
+        jobs: runs at a time; by default one per core, at most four, and one on a GPU
+        console: console for progress; stderr by default
+        command: command that the report shows
 
     Raises:
-        ConfigError: a directory that holds another run or report, or runs on different corpora or tokenizers
-        RunError: a run fails; the message ends with the last lines of its log, and the others are trained
+        ConfigError: a directory with a different run or report, or runs on different corpora or tokenizers
+        RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
     console = console or Console(stderr=True)
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
-    reused = set[str]()
-    for run_spec, seed in figure.requests():
-        if (job := runs.job(run_spec, seed)).state() == "complete":
-            reused.add(job.name)
-            where = f"{job.run_dir} is complete with the same configuration"
-            console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)
+    complete = [job for request in figure.requests() if (job := runs.job(*request)).state() == "complete"]
+    for job in complete:
+        words = f"{job.title}: reused, {job.run_dir} is complete with the same configuration"
+        console.print(words, markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
-    named, commands = dict[str, Run](), dict[str, list[str]]()
+    by_name, commands = dict[str, Run](), dict[str, list[str]]()
     for k, (_, seed) in enumerate(panel.arms[0].requests):
         for letter, arm in zip(ascii_lowercase, panel.arms, strict=False):
             job = runs.job(*arm.requests[k])
-            named[f"{letter}-seed{seed}"] = arm.runs[k]
+            by_name[f"{letter}-seed{seed}"] = arm.runs[k]
             commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
-    differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.overrides])
-    check_same_corpus(named)
-    warnings = (*comparability_warnings(named, differences), *rests_on(panel))
-    judged = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
-    comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
-    write_report([judged], out, "a comparison of your own")
+    differences = config_differences(by_name, [key for arm in panel.spec.arms.values() for key in arm.overrides])
+    check_same_corpus(by_name)
+    warnings = (*comparability_warnings(by_name, differences), *rests_on(panel))
+    result = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
+    reused = frozenset(job.name for job in complete)
+    comparison = Comparison(result, by_name, commands, reused, tuple(differences), out)
+    write_report([result], out, "a comparison of your own")
     write_atomically(out / COMPARISON, comparison.to_json() + "\n")
-    if has_sharpness(list(named.values())):
-        labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
-        draw_sharpness(of_arms, out / "sharpness.png", labels=labels)
-        write_csv(out / "sharpness.csv", sharpness_rows(of_arms, labels))
+    if has_sharpness(list(by_name.values())):
+        labels, runs_of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
+        draw_sharpness(runs_of_arms, out / "sharpness.png", labels=labels)
+        write_csv(out / "sharpness.csv", sharpness_rows(runs_of_arms, labels))
     return comparison
 
 
 def sweep(
     figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str
 ) -> Panel:
-    """Run what is missing of a grid, and write its report; return the panel with its runs.
+    """Train missing runs of a grid, write its report, and return the panel without points that diverged.
 
-    A run that diverges is left out with its point. Arguments are those of `compare`.
+    Arguments are those of `compare`.
 
     Raises:
-        ConfigError: a directory that holds another run or report
-        RunError: a run fails, and does not diverge; or every run of an arm diverges
+        ConfigError: a directory with a different run or report
+        RunError: a run failed and did not diverge, or all points of an arm diverged
     """
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
     failed = train([figure], runs, parallel=jobs, console=console)

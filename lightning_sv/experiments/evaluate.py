@@ -1,4 +1,4 @@
-"""Evaluation: load the runs of figures, pool arms that scatter alike, decide every claim, correct for their number."""
+"""Evaluation of figures: load runs, pool their scatter, decide claims, correct for the number of claims."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,104 +15,101 @@ from lightning_sv.experiments.measured_tables import measured_table, throughput_
 from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.runs.job import Job
 
 
 def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
-    """Load the runs of figures and decide their claims, which share the scatter of runs, and chance.
+    """Load the runs of figures and decide their claims together.
 
     Raises:
-        ConfigError: a run is of another corpus, tokenizer or validation set
+        ConfigError: a run has a different corpus, tokenizer or validation set
     """
-    found = []
+    loaded = []
     for figure in figures:
         panels = tuple(load_runs(panel, runs) for panel in figure.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
-        found.append(replace(figure, panels=panels, warnings=tuple(warnings)))
-    return evaluate_claims(found)
+        loaded.append(replace(figure, panels=panels, warnings=tuple(warnings)))
+    return evaluate_claims(loaded)
 
 
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
-    """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
+    """Load the runs of a panel, on the seeds for which all runs are available."""
     panel = runs.without_diverged(panel)
     every = tuple(runs.read(arm) for arm in panel.arms)
-    left = runs.missing([run for arm in panel.arms for run in arm.requests])
+    missing = runs.missing([run for arm in panel.arms for run in arm.requests])
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
-    what = _missing(left) if left else None
+    left_out = None
+    if missing:
+        n = sum(map(diverged, missing))
+        left_out = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
+        left_out += f"the first being {missing[0].title} ({missing[0].log})"
     if every and not seeds:
-        return replace(panel, arms=(), why_not=what, every=every)
+        return replace(panel, arms=(), why_not=left_out, every=every)
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, table=table, left_out=what, notes=notes, every=every)
-
-
-def _missing(left: Sequence[Job]) -> str:
-    lost = sum(map(diverged, left))
-    why = f" ({lost} diverged)" if lost else ""
-    return f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
+    return replace(panel, arms=arms, table=table, left_out=left_out, notes=notes, every=every)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    """Return sentences on the training of arms, one for all arms that differ only in their strategy."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     specs = [(arm, arm.run_spec) for arm in arms if arm.run_spec]
     for arm, spec in specs:
         budget = f"{spec.steps:,} steps, {spec.tokens_per_param:.1f} tokens per parameter, {len(arm.seeds)} seeds"
-        alike.setdefault((spec.model, spec.details, budget), []).append(arm.label)
+        groups.setdefault((spec.model, spec.details, budget), []).append(arm.label)
     notes = dict.fromkeys(spec.note for _, spec in specs if spec.note)
-    return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
+    return (*(f"{', '.join(common)}: {'; '.join(labels)}." for common, labels in groups.items()), *notes)
 
 
 def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
-    """Give every claim of figures with runs a verdict, and correct the verdicts for their number."""
-    pool, found = Pool(), []
+    """Decide each claim of figures with runs, and correct the verdicts for their number."""
+    pool, evaluated = Pool(), []
     for figure in figures:
         for panel in figure.panels:
             panel.add_to(pool)
     for figure in figures:
         panels = [replace(panel, pool=pool) for panel in figure.panels]
         claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
-        able = tuple(panel for panel in panels if panel.why_not is None)
-        found.append(replace(figure, panels=able, verdicts=one_primary(claims)))
-    return corrected(found)
+        available = tuple(panel for panel in panels if panel.why_not is None)
+        evaluated.append(replace(figure, panels=available, verdicts=one_primary(claims)))
+    return corrected(evaluated)
 
 
 def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
-    """Decide a claim; if its runs or this budget cannot, say why."""
+    """Decide a claim, or return why its runs or this budget do not test it."""
     try:
-        untrained = (panel.spec.arms[x].skip_under for x in (claim.a, claim.b) if x in panel.spec.arms)
-        reasons = [of[figure.budget] for of in (claim.skip_under, *untrained) if figure.budget in of]
+        skipped = (panel.spec.arms[x].skip_under for x in (claim.a, claim.b) if x in panel.spec.arms)
+        reasons = [reason[figure.budget] for reason in (claim.skip_under, *skipped) if figure.budget in reason]
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
-        found = verdicts(claim, panel)
-    except NotTestableError as why:  # hours of runs stand behind the other claims
-        found = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.title) for v in found]
+        results = verdicts(claim, panel)
+    except NotTestableError as why:  # the other claims are still decided
+        results = [not_testable(claim, str(why).rstrip("."))]
+    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.title) for v in results]
 
 
 def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
-    """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
+    """Decide a claim: one verdict per part, and per size unless it is about a slope.
 
     Raises:
-        NotTestableError: one size, and the claim is about a slope; or a run has not logged what the claim is about
+        NotTestableError: a slope of one size, or a run without the values of the claim
     """
     if claim.kind == "slope" and len(panel.sizes) < 2:
         raise NotTestableError("one size gives no slope")
-    each_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
-    found = []
-    for each in each_size if each_size and claim.kind != "slope" else [claim]:
+    by_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
+    results = []
+    for each in by_size if by_size and claim.kind != "slope" else [claim]:
         if why := _ends_early(each, panel):
-            found.append(not_testable(each, why))
+            results.append(not_testable(each, why))
         else:
-            found += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
-    return found
+            results += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
+    return results
 
 
 def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
-    """Why runs say nothing of A: they end where it is known to be behind still. Empty if they are long enough."""
+    """Return why runs are too short: they end before A is known to pass B. Empty if they are long enough."""
     if not claim.crossing:
         return ""
     arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
@@ -122,7 +119,7 @@ def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
 
 
 def statement(claim: ClaimSpec) -> str:
-    """The claim in words."""
+    """Return the statement of a claim."""
     tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
     more = f" by more than {claim.margin:g}" if claim.margin else ""
     late = claim.until == 1
@@ -132,7 +129,7 @@ def statement(claim: ClaimSpec) -> str:
 
 
 def not_testable(claim: ClaimSpec, why: str) -> Verdict:
-    """The verdict on what these runs, or this budget, cannot show."""
+    """Return the verdict on a claim that these runs, or this budget, do not test."""
     sentence = f"Not testable here: {why}."
     return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
 
@@ -141,8 +138,8 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     kind = KINDS[claim.kind]
     d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
     word, p, to_go = finding or kind.test(tested or d, kind.bound(claim))
-    word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
-    p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
+    word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
+    p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
     return Verdict(
         claim=statement(claim),
@@ -165,7 +162,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
 
 
 def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
-    """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
+    """Compare the interval with the number of the paper, if the runs have its models and tokens."""
     value, low, high = verdict.paper_value, verdict.low, verdict.high
     if not paper_scale or value is None or low is None or high is None:
         return replace(verdict, paper_value=None)
@@ -175,49 +172,47 @@ def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
 
 
 def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:
-    """The verdicts of a figure, each once, one of them primary.
+    """Return the verdicts of a figure without duplicates, and mark the primary one.
 
-    Of the claim that its YAML says, or else of the first that can be tested; of its sizes the largest that can.
+    It is that of the claim marked in the YAML, or else of the first claim that was tested; of its largest tested size.
     """
-    able = [(claim, [v for v in found if v.verdict != NOT_TESTABLE]) for claim, found in claims]
-    said = [found for claim, found in able if claim.primary] or [found for _, found in able if found]
-    primary = said[0][-1:] if said else []
+    tested = [(claim, [v for v in results if v.verdict != NOT_TESTABLE]) for claim, results in claims]
+    candidates = [results for claim, results in tested if claim.primary] or [
+        results for _, results in tested if results
+    ]
+    primary = candidates[0][-1:] if candidates else []
     once: dict[tuple[str, str], Verdict] = {}
-    for _, found in claims:
-        for verdict in found:
+    for _, results in claims:
+        for verdict in results:
             once.setdefault((verdict.panel, verdict.claim), verdict)
     marked = {(verdict.panel, verdict.claim) for verdict in primary}
     return tuple(replace(verdict, primary=key in marked) for key, verdict in once.items())
 
 
 def corrected(figures: Sequence[Figure]) -> list[Figure]:
-    """Figures whose verdicts say what is left of them: Holm over the primary ones, Benjamini-Hochberg over the rest.
+    """Correct the verdicts of figures for their number: Holm for the primary ones, Benjamini-Hochberg for the others.
 
-    A claim that is tested by one side asks twice, for its opposite is tested too, so its p counts twice. Then among the
-    primary ones that are left no false one is with probability 0.95; of the others that are left one in twenty is
-    expected to be.
+    One-sided p values count twice, because the opposite of the claim is tested too. With probability 0.95, no primary
+    verdict that remains is false; of the others that remain, one in twenty is expected to be false.
     """
     tested = [v for figure in figures for v in figure.verdicts if v.p is not None]
-    found: dict[Verdict, float] = {}
+    p_values: dict[Verdict, float] = {}
     for primary, rule in ((True, holm), (False, benjamini_hochberg)):
-        asked = [v for v in tested if v.primary == primary]
-        found |= dict(zip(asked, rule([min(1.0, 2 / v.sides * v.p) for v in asked if v.p is not None]), strict=True))
+        group = [v for v in tested if v.primary == primary]
+        p_values |= dict(zip(group, rule([min(1.0, 2 / v.sides * v.p) for v in group if v.p is not None]), strict=True))
 
-    def left(verdict: Verdict) -> Verdict:
-        p = found.get(verdict)
-        gone = verdict.verdict != NOT_TESTABLE and (p is None or p >= ALPHA)
-        return replace(verdict, p_corrected=p, corrected=NOT_RESOLVED if gone else verdict.verdict)
+    def correct(verdict: Verdict) -> Verdict:
+        p = p_values.get(verdict)
+        lost = verdict.verdict != NOT_TESTABLE and (p is None or p >= ALPHA)
+        return replace(verdict, p_corrected=p, corrected=NOT_RESOLVED if lost else verdict.verdict)
 
-    return [replace(figure, verdicts=tuple(map(left, figure.verdicts))) for figure in figures]
+    return [replace(figure, verdicts=tuple(map(correct, figure.verdicts))) for figure in figures]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: all below alpha are true findings with probability 1 - alpha.
+    """Correct p values (N,): with probability 1 - alpha, none below alpha is false.
 
     S. Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
-
-    Args:
-        p_values: (N,) one a claim
     """
     order, n = np.argsort(p_values), len(p_values)
     corrected = np.empty(n)
@@ -226,13 +221,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: of all below alpha a share of alpha at most is expected to be false.
+    """Correct p values (N,): of those below alpha, at most a share of alpha is expected to be false.
 
     Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57 (1995).
-
-    Args:
-        p_values: (N,) one a claim
     """
-    from scipy.stats import false_discovery_control  # a second to import
+    from scipy.stats import false_discovery_control  # the import takes a second
 
     return [float(p) for p in false_discovery_control(p_values)] if p_values else []

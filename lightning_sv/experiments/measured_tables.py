@@ -1,4 +1,4 @@
-"""Panels that are tables: step times of benchmarks or of training runs, and the theory's claims."""
+"""Tables of panels: step times of benchmarks or training runs, and claims of the theory."""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +12,10 @@ from lightning_sv.runs.directory import config_value
 
 
 def measured_table(path: Path) -> Table:
-    """Rows of a file that another command wrote: claims of `make theory` in a list, step times of `make bench` else.
-
-    Of the claims those of the paper's Figure 11 (claim `or`), in eight digits: 0.99999735 is below 1.
+    """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`.
 
     Raises:
-        ConfigError: the file is not there, or is neither
+        ConfigError: the file does not exist or has neither
     """
     columns: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
@@ -46,7 +44,7 @@ def measured_table(path: Path) -> Table:
 
 
 def throughput_table(arms: Sequence[Arm]) -> Table:
-    """Medians after the first half of each arm's runs: tokens per second, peak memory; sequences at a time."""
+    """Return tokens per second and peak memory of arms, medians of the second half of each run; and micro-batches."""
 
     def late(arm: Arm, tag: str) -> float:
         return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))

@@ -1,8 +1,4 @@
-"""Pairs of a baseline and another arm that share a seed: differences of final losses, and in tokens.
-
-Every number about an arm that is not the baseline is about its pair with it; the others are not compared with each
-other. All losses are the last `val/loss` of the runs' event files, nats per token.
-"""
+"""Pairs of the baseline and one other arm on the same seeds: differences of final losses, and in tokens."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +17,7 @@ from lightning_sv.experiments.spec import PanelSpec
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A."""
+    """The baseline A and one other arm B on the seeds that they share; differences are B - A."""
 
     a: Arm
     b: Arm
@@ -34,24 +30,24 @@ class Pair:
 
     @property
     def per_seed(self) -> list[float]:
-        """B - A of every seed, nats per token."""
+        """B - A of each seed, nats per token."""
         return [float(x) for x in self.b.losses - self.a.losses]
 
     @cached_property
     def efficiency(self) -> TokenEfficiency:
-        """Tokens each of the two needs for the higher of their final losses."""
+        """Tokens of both arms to the higher one of their final losses."""
         return token_factor(self.a.curves, self.b.curves, TWO_SIDED)
 
     def sentence(self) -> str:
-        """The verdict as one plain sentence."""
+        """Return the verdict as a sentence."""
         return difference_sentence(self.a.label, self.b.label, self.difference)
 
     def tokens_sentence(self) -> str:
-        """The ratio of their tokens as one plain sentence."""
+        """Return the ratio of their tokens as a sentence."""
         return tokens_sentence(self.a.label, self.b.label, self.efficiency, TWO_SIDED)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number of the pair; plain JSON types."""
+        """Return all numbers of the pair as JSON types."""
         d, e = self.difference, self.efficiency
         word = direction(d)
         resolved = word in ("lower", "higher")
@@ -71,7 +67,7 @@ class Pair:
 
 
 def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
-    """The baseline with each other arm, at equal sizes where there are several; a sentence on each that has no pair."""
+    """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
     base = next((arm for arm in panel.arms if arm.baseline), None)
     couples = [(base, arm) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
     if panel.sizes and (of := panel.baseline):
@@ -88,8 +84,8 @@ def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
 
 
 def described(figure: Figure) -> Figure:
-    """A figure of one panel of losses with a sentence on each pair, and branch norms if all runs logged them."""
-    from lightning_sv.analysis.run_plot import branch_norms  # matplotlib, which a dry run does without
+    """Add a sentence on each pair to a figure of one panel, and branch norms if all runs logged them."""
+    from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
 
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
@@ -101,7 +97,7 @@ def described(figure: Figure) -> Figure:
 
 
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
-    """Show two sentences a pair, and warnings."""
+    """Print two sentences per pair, and warnings."""
     for pair in pairs:
         console.print(pair.sentence(), markup=False, highlight=False, style="bold")
         console.print(pair.tokens_sentence(), markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Plan a figure under a budget: which runs its panels need."""
+"""Plans of figures under a budget: the runs of their panels."""
 
 import math
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.experiments.run_spec import RunResolver, RunSpec
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
-#: grids are trained on seeds from here on, which judge nothing: what is best by luck there has no luck elsewhere
+#: first seed of grids; no evaluation uses these seeds, so that the selection does not bias comparisons
 TUNING_SEED = 100
 
 
 def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
-    """Settle every arm of a figure; its runs are not read yet.
+    """Resolve each arm of a figure, without its runs.
 
     Raises:
-        ConfigError: an arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
+        ConfigError: an arm that `fit` refuses, a model that the budget does not know, two equal arms, or a claim
             that they cannot decide
     """
     for panel in figure.panels:
@@ -49,7 +49,7 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
-    if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
+    if panel.kind not in ("grid", "scaling", "lengths"):  # arms of these kinds have the models of the panel
         panel = replace(panel, arms={label: _here(arm, panel, resolver) for label, arm in panel.arms.items()})
     if not here:
         return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
@@ -61,10 +61,10 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    if len(seeds) < 2 and _claims_at(panel, resolver.budget):  # one pair decides nothing, whatever it ends at
+    if len(seeds) < 2 and _claims_at(panel, resolver.budget):
         raise ConfigError(
-            f"{where}: budget {budget} trains {len(seeds)} {'pair' if len(seeds) == 1 else 'pairs'} for it, too few to "
-            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget}: why}}`."
+            f"{where}: seeds under budget {budget} is {len(seeds)}; expected two or more to decide a claim. Increase "
+            f"it, or give its claims `skip_under: {{{budget}: why}}`."
         )
     arms, series = list[Arm](), list[Series]()
     for label, spec in panel.arms.items():
@@ -77,9 +77,9 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         assert arm.run_spec is not None
         other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
-            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")
+            raise ConfigError(f"{where}: {other!r} and {arm.label!r} resolve to the same configuration; remove one.")
     few = panel.kind == "scaling" and len(here) < 4
-    warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
+    warnings = [f"{panel.title}: {len(here)} sizes; a slope needs four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
     return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
@@ -88,12 +88,12 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
 def _points(
     panel: PanelSpec, label: str, arm: ArmSpec, resolver: RunResolver, here: list[str], axes: dict[str, list[float]]
 ) -> tuple[dict[str, RunSpec], Series]:
-    """What is trained of an arm, by the labels of its points: sizes, lengths, values of a grid, or the arm alone."""
+    """Resolve the runs of an arm, by label: its sizes, lengths, values of a grid, or the arm alone."""
     of = Series(label, arm.not_in_paper, arm.baseline, ())
     if panel.kind == "grid":
         along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
         grid = tuple(product(*along))
-        if resolver.budget.name in panel.one_at_a_time:  # points that differ from the first values along one axis
+        if resolver.budget.name in panel.one_at_a_time:  # at most one axis differs from its first value
             centre = [values[0] for values in along]
             grid = tuple(p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1)
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
@@ -121,50 +121,44 @@ def _here(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> ArmSpec:
 
 
 def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:
-    """Return the baseline's tokens per parameter; arms with more vectors have 1% fewer."""
+    """Return the tokens per parameter of the baseline; arms with more vectors have 1% fewer."""
     (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
     return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 
 
 def _problems(panel: PanelSpec) -> Iterator[str]:
-    """What a panel of a YAML cannot have, whatever the budget."""
+    """Yield errors in a panel that do not depend on the budget."""
     for claim in panel.claims:
         name = f"claim {claim.kind!r}"
         if (kind := KINDS.get(claim.kind)) is None:
             yield unknown("claim of kind", claim.kind, list(KINDS))
             return
         if panel.kind not in kind.panels:
-            yield f"a {name} needs a panel of kind {' or '.join(kind.panels)}, this one is {panel.kind!r}."
+            yield f"kind is {panel.kind!r}; expected {' or '.join(kind.panels)}, because it has a {name}."
         labels = [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]
         yield from (unknown(f"{name}: arm", label, list(panel.arms)) for label in labels if label not in panel.arms)
         if len(set(labels)) < len(labels):
-            yield f"{name} compares {claim.a!r} with itself; a and b are two arms."
+            yield f"a and b of {name} are both {claim.a!r}; expected two arms."
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
-                yield f"{name}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
+                yield f"{name}: {key} is {share:g}; expected a share of the tokens, above 0 and at most 1."
         if lacking := kind.needs(claim, panel):
             yield f"a {name} needs {lacking}."
     if (panel.kind == "scalar") != bool(panel.tag):
-        says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
-        yield (
-            f"{says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. sharpness/all/lambda_max, go "
-            "together."
-        )
+        expected = "a tag, e.g. sharpness/all/lambda_max" if panel.kind == "scalar" else "kind 'scalar' or no tag"
+        yield f"tag is {panel.tag!r} and kind is {panel.kind!r}; expected {expected}."
     for label, arm in panel.arms.items():
         for key in arm.axes.keys() - panel.axes.keys():
-            yield (
-                f"arm {label!r} has values of {key}, which the panel does not vary; set the key of one run under "
-                "'overrides'."
-            )
+            yield f"axes of arm {label!r} is {key}; expected an axis of the panel. Set a single value in 'overrides'."
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
-        yield f"{' and '.join(marked)} are all `baseline: true`; leave it at one arm."
-    if panel.kind in ("scaling", "lengths") and not marked:  # drawn as differences alone
-        yield "no arm is `baseline: true`; set it at the one that the others are compared with."
+        yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
+    if panel.kind in ("scaling", "lengths") and not marked:  # only differences are drawn
+        yield "`baseline: true` is set for no arm; expected one arm."
 
 
 def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
-    """A sentence on claims of equality that the pairs of a budget could not show, by the known scatter of its runs."""
+    """Return a warning if the pairs of a budget cannot show a claim of equality, by the known scatter of its runs."""
     model = budget.models[role]
     spread = math.sqrt(2) * model.residual_std
     asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
@@ -181,6 +175,6 @@ def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> li
 
 
 def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
-    """Those that the runs of a budget are to decide."""
+    """Return the claims that runs of a budget can decide."""
     trained = {label for label, arm in panel.arms.items() if budget.name not in arm.skip_under}
     return [c for c in panel.claims if budget.name not in c.skip_under and {c.a, c.b or c.a} <= trained]

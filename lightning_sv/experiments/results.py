@@ -1,4 +1,4 @@
-"""A figure: arms, panels and verdicts, first planned, then with its runs. Plain data throughout."""
+"""Figures, panels, arms and verdicts: first planned, then with their runs."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from lightning_sv.experiments.claims.pooling import FINAL, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
-if TYPE_CHECKING:  # torch with it, and a report needs none
+if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec
 
 
@@ -26,13 +26,13 @@ RunRequest = tuple["RunSpec", int]
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of a panel, or one point of a grid or of a scaling panel, and its runs.
+    """One arm of a panel, or one point of a grid or scaling panel, with its runs.
 
     Attributes:
-        runs: completed, one per seed, in their order; none before they are read
-        ours: whether the arm is not the paper's
-        run_spec: what was trained; None where the runs are somebody's own directories
-        seeds: of the runs; all arms of a panel that is not of somebody's own runs have the same
+        runs: complete runs, one per seed; empty before they are read
+        ours: if True, the arm is not in the paper
+        run_spec: configuration of the runs; None for run directories of a user
+        seeds: seeds of the runs; in a planned panel the same for all arms
     """
 
     label: str
@@ -44,17 +44,17 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What a legend calls it."""
+        """Name in legends."""
         return f"{self.label} (ours)" if self.ours else self.label
 
     @property
     def requests(self) -> list[RunRequest]:
-        """One run per seed."""
+        """Requested runs, one per seed."""
         return [(self.run_spec, seed) for seed in self.seeds] if self.run_spec else []
 
     @property
     def losses(self) -> NDArray[np.float64]:
-        """(n,) final validation losses, nats per token; NaN where a run diverged."""
+        """(n,) final validation losses, nats per token; NaN for a run that diverged."""
         return np.array([run.val_loss for run in self.runs], dtype=np.float64)
 
     @property
@@ -64,30 +64,30 @@ class Arm:
 
     @property
     def by_seed(self) -> dict[int, Run]:
-        """Seed -> its run; 0, 1, ... for runs that do not say theirs."""
+        """Seed -> run; 0, 1, ... if the seeds are unknown."""
         return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
 
     def paired(self, other: "Arm") -> tuple["Arm", "Arm"]:
-        """Both arms on the seeds that they share, so that their runs are pairs."""
+        """Return both arms on the seeds that they share, so that their runs are pairs."""
         if self.seeds == other.seeds:
             return self, other
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
         return self.on(seeds), other.on(seeds)
 
     def on(self, seeds: Sequence[int]) -> "Arm":
-        """The arm on some of its seeds, their runs with them."""
+        """Return the arm with the runs of these seeds."""
         return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
 
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one arm of a grid or a scaling panel; all but the label and its two marks in one order.
+    """Points of one strategy in a grid, scaling panel or panel of lengths.
 
     Attributes:
-        arms: labels of the arms at its points
-        values: of a scaling panel: activated parameters of the sizes; of a panel of lengths: tokens per parameter
-        sizes: what they are called
-        points: of a grid: the values of its axes
+        arms: labels of the arms at the points
+        values: activated parameters (scaling panel) or tokens per parameter (lengths)
+        sizes: names of the values
+        points: values of the axes of a grid
     """
 
     label: str
@@ -100,17 +100,13 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What a legend calls it."""
+        """Name in legends."""
         return f"{self.label} (ours)" if self.ours else self.label
 
 
 @dataclass(frozen=True)
 class Table:
-    """A panel that is a table.
-
-    Attributes:
-        note: where the numbers are from
-    """
+    """Content of a panel of the kind `table`, with a note on its source."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | float, ...], ...]
@@ -122,13 +118,13 @@ class Panel:
     """One panel of a figure.
 
     Attributes:
-        arms: in its order; none where the panel cannot be had
-        series: of a grid or a scaling panel
-        table: of a panel that is a table
-        left_out: which of its runs are missing, where it rests on the others
-        notes: sentences for the reader: what was trained, and how far it can be trusted
-        every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
-        pool: the runs of all figures that are evaluated together
+        arms: arms in order; empty if the panel is unavailable
+        series: points of a grid, scaling panel or panel of lengths
+        why_not: why the panel is unavailable
+        left_out: which runs are missing, if others are evaluated
+        notes: sentences on the runs for readers
+        every: arms with all available runs, also those without a pair
+        pool: runs of all figures that are evaluated together
     """
 
     spec: PanelSpec
@@ -145,16 +141,16 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Its heading."""
+        """Heading of the panel."""
         return self.spec.title
 
     @property
     def kind(self) -> PanelKind:
-        """How it is drawn."""
+        """Kind of plot."""
         return self.spec.kind
 
     def arm(self, label: str) -> Arm:
-        """The arm of a label.
+        """Return the arm with a label.
 
         Raises:
             ConfigError: there is none
@@ -165,52 +161,50 @@ class Panel:
         raise ConfigError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
 
     def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
-        """Some of its arms, those that are compared with one another together: of one size, or all of them."""
-        of = {arm.label: arm for arm in arms}
-        columns = zip(*(series.arms for series in self.series), strict=True) if self.sizes else [of]
-        return [[of[label] for label in labels] for labels in columns]
+        """Group arms of the panel by size; other panels have one group."""
+        by_label = {arm.label: arm for arm in arms}
+        columns = zip(*(series.arms for series in self.series), strict=True) if self.sizes else [by_label]
+        return [[by_label[label] for label in labels] for labels in columns]
 
     def add_to(self, pool: Pool) -> Pool:
-        """Add its runs to those whose scatter they share; return the pool."""
+        """Add the runs to a pool, with those that share their scatter; return the pool."""
         for arms in self.alike(self.every or self.arms) if self.kind != "table" else []:
             pool.add({self._key(arm): arm.by_seed for arm in arms if arm.runs})
         return pool
 
     def _key(self, arm: Arm) -> Hashable:
-        of_its_own = self.title if self.kind == "grid" else ""
-        return of_its_own, arm.run_spec.identity if arm.run_spec else arm.label
+        grid = self.title if self.kind == "grid" else ""  # a grid has its own pool
+        return grid, arm.run_spec.identity if arm.run_spec else arm.label
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
-        """A - B, with the scatter of all arms like them.
+        """A - B with the scatter of all arms of their pool.
 
         Raises:
-            NotTestableError: a run does not have it, or the arms share no seed
+            NotTestableError: a run lacks the value, or the arms share no seed
         """
         pool = self.pool or self.add_to(Pool())
         return pool.difference(self._key(a), self._key(b), of, confidence)
 
     def losses(self, series: Series) -> list[NDArray[np.float64]]:
-        """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""
+        """Return the final losses (n,) at each point of a series, nats per token; NaN for a run that diverged."""
         return [self.arm(label).losses for label in series.arms]
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Of a scaling panel or one of lengths what its points are called; of others nothing."""
+        """Names of the points of a scaling panel or a panel of lengths; empty for other panels."""
         return self.series[0].sizes if self.series else ()
 
     def optimum(self, series: Series) -> Optimum:
-        """Where an arm's loss is lowest on its grid."""
+        """Return the optimum of a strategy on its grid."""
         return fit_optimum(series.points, [losses.tolist() for losses in self.losses(series)])
 
     def fit(self, a: Series, b: Series) -> Scaling:
-        """The scaling laws of two series, both at A's sizes: what a strategy adds in scale vectors is part of it.
-
-        The report and the claims ask for the same; it is computed once.
+        """Fit the scaling laws of two series, once; both at the sizes of A, although strategies differ in parameters.
 
         Raises:
-            NotTestableError: other sizes, fewer than two, or losses that are not finite
+            NotTestableError: different sizes, fewer than two, or losses that are not finite
         """
         if (a.label, b.label) not in self._fits:
             if b.sizes != a.sizes:
@@ -221,12 +215,12 @@ class Panel:
 
     @property
     def baseline(self) -> Series | None:
-        """The series that the others are compared with."""
+        """The series of the baseline."""
         return next((series for series in self.series if series.baseline), None)
 
     @property
     def fits(self) -> list[tuple[Series, Scaling | str]]:
-        """Every other series of a scaling panel with its laws and the baseline's, or why there are none."""
+        """Each other series of a scaling panel with the fit of its laws and the baseline's, or why there is none."""
         base, found = self.baseline, list[tuple[Series, Scaling | str]]()
         for series in self.series if base else ():
             try:
@@ -238,26 +232,25 @@ class Panel:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about one claim.
+    """Result of one claim, a row of verdicts.csv.
 
     Attributes:
-        claim: the statement in words, e.g. `unified ends below llama`
-        verdict: one of five words; a claim of one pair is never more than `not resolved`
-        sentence: the verdict with its numbers, as one plain sentence
-        estimate: of what the claim is about; over pairs alone the mean of theirs
-        smallest: the smallest effect that this scatter and n resolve, half the interval; None without one
-        unit: of the estimate and its interval; `times` is a ratio
-        confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
-        part: what the estimate is of, where it is not what the claim names
-        p: one-sided p value of the word, times 5% over the error that its interval may make on that side, so that all
-            compare with 5%; where nothing is resolved that of the nearest. None where nothing is tested
-        primary: whether it is the first question of its figure
-        p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others
-        corrected: the word that is left then
-        paper_value: the paper's number for the estimate, where the runs are of its models and tokens
-        agreement: whether the interval holds that number
-        earlier: the words of earlier records, with their dates
-        sides: 2 where p is of both sides together; 1 where the opposite of the claim is tested as well
+        claim: statement, e.g. `unified ends below llama`
+        verdict: one of five words; with one pair at most `not resolved`
+        sentence: verdict with its numbers
+        estimate: estimate of the quantity of the claim
+        smallest: smallest effect that this scatter and n resolve, half of the interval
+        unit: unit of the estimate and its interval; `times` is a ratio
+        confidence: coverage of the interval
+        part: quantity of the estimate, if the claim does not name it
+        p: one-sided p value of the verdict, scaled so that 5% is the threshold for each coverage; if nothing is
+            resolved, the smaller one of both sides
+        p_corrected: p corrected for the number of primary claims, or of the others
+        corrected: verdict by `p_corrected`
+        paper_value: number of the paper for the estimate, if the runs have its models and tokens
+        agreement: whether the interval contains that number
+        earlier: earlier recorded verdicts, with dates
+        sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
     """
 
     claim: str
@@ -289,10 +282,10 @@ class Figure:
     """One figure or table, and the verdicts on its claims.
 
     Attributes:
-        panels: in the paper's order; of a judged figure those that can be had
-        command: what makes this figure again
-        tokens_per_param: training tokens per (activated) parameter of its runs, the fewest and the most
-        paper_scale: whether its models and tokens are the paper's
+        panels: panels in the order of the paper; after the evaluation the available ones
+        command: command that repeats the figure
+        tokens_per_param: lowest and highest training tokens per activated parameter of its runs
+        paper_scale: if True, models and tokens are those of the paper
     """
 
     spec: FigureSpec
@@ -305,23 +298,23 @@ class Figure:
     paper_scale: bool = False
 
     def requests(self) -> list[RunRequest]:
-        """Every run that it needs once, seed by seed."""
+        """Return each required run once, seed by seed."""
         return requests_of([self])
 
     def ratio(self) -> str:
-        """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""
+        """Return training tokens per parameter as text: the lowest, and the highest if it is 10% more."""
         few, most = self.tokens_per_param
-        ends = (few, most) if most > 1.1 * few else (few,)  # strategies differ by a hundredth in their parameters
+        ends = (few, most) if most > 1.1 * few else (few,)  # parameters of strategies differ by 1%
         return " to ".join(f"{ratio:.3g}" for ratio in ends if ratio > 0)
 
     def claim(self, verdict: Verdict) -> str:
-        """A claim in words, with its panel where claims of several panels are alike."""
+        """Return the statement of a claim, with its panel if several panels have the same."""
         alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
         return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
 
 
 def requests_of(figures: Sequence[Figure]) -> list[RunRequest]:
-    """Every run that figures need once, in order of the seeds, so that a stop leaves whole pairs."""
-    wanted = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.requests]
-    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
+    """Return each required run of figures once, seed by seed, so that an interruption leaves complete pairs."""
+    requests = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.requests]
+    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in requests}
     return sorted(unique.values(), key=lambda run: run[1])

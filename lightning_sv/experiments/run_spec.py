@@ -1,4 +1,4 @@
-"""What a run trains: an arm of a figure, resolved under a budget to arguments of `fit`, steps, tokens and time."""
+"""Arms of figures, resolved under a budget to arguments of `fit`, steps, tokens and time."""
 
 import hashlib
 import json
@@ -23,21 +23,21 @@ from lightning_sv.settings.cli_args import to_args
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.yaml_file import read_yaml
 
-#: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
+#: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides the runs of an arm but their seed. Arms of equal configuration are trained once.
+    """Configuration of the runs of an arm without their seed. Arms of equal configuration are trained once.
 
     Attributes:
-        details: optimizer, schedule and the values that differ from the model's file, for a reader
-        args: of `fit`, without seed and directory
-        identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
+        details: optimizer, schedule and the values that differ from the file of the model, as text
+        args: arguments of `fit`, without seed and directory
+        identity: configuration from YAML and arguments as JSON, without defaults of the code
         parameters: activated parameters
         cost: seconds of one core; under a budget with a GPU, GPU-hours at `MFU`
-        note: what a reader of the losses of its model must know
+        note: sentence for readers of the losses
     """
 
     model: str
@@ -58,33 +58,33 @@ class RunSpec:
         return self.tokens / self.parameters
 
     def key(self, seed: int) -> str:
-        """Name of the run's directory: readable, and a hash of what decides the result."""
+        """Return the name of the run directory: readable, with a hash of the configuration and seed."""
         digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
         return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
 
 
 class RunResolver:
-    """Settles arms under one budget.
+    """Resolves arms under one budget.
 
     Args:
-        budget: what they may spend
-        extra: further keys of every run, e.g. `data.corpus.dir`
-        conf: the folder of all YAML
-        files: of every run, in place of those that panel, budget and model name
+        budget: sizes, steps and machine
+        extra: more keys of all runs, e.g. `data.corpus.dir`
+        conf: folder of the YAML files
+        files: YAML files of all runs, instead of those that panel, budget and model name
     """
 
     def __init__(
         self, budget: Budget, extra: Mapping[str, Any], conf: Path = CONF, files: Sequence[Path] | None = None
     ):
         self.budget, self.extra, self.conf, self.files = budget, dict(extra), conf, files
-        self._made: dict[str, RunSpec] = {}
+        self._resolved: dict[str, RunSpec] = {}
         self._steps = cache(_steps)
 
     def model(self, role: str) -> ModelSpec | str:
-        """The model of a role, or why this budget has none.
+        """Return the model of a role, or why this budget has none.
 
         Raises:
-            ConfigError: the budget says nothing of the role
+            ConfigError: the budget does not know the role
         """
         if role in self.budget.models:
             return self.budget.models[role]
@@ -94,10 +94,10 @@ class RunResolver:
         return self.budget.unavailable[role]
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
-        """Settle one arm.
+        """Resolve one arm.
 
         Raises:
-            ConfigError: what `fit` would refuse
+            ConfigError: arguments that `fit` refuses
         """
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
@@ -108,29 +108,29 @@ class RunResolver:
         above = {**panel.overrides, **arm.overrides, **(more or {}), **self.extra, **lr}
         tuned, note = self._tuned(panel, arm, model, _args(paths, below | above))
         keys = below | tuned | above
-        asked = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)
-        if asked not in self._made:
+        request = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)
+        if request not in self._resolved:
             llama = {**self.budget.overrides, **of.overrides, **panel.overrides, **self.extra}
             steps = round(self._steps(*_args(self._paths(panel, of), llama)) * arm.longer)
-            steps = int(arm.overrides.get("trainer.max_steps", steps))  # what an arm itself says of them counts
-            made = self._resolve(paths, keys, arm, model, panel, steps)
-            self._made[asked] = replace(made, note=" ".join(filter(None, (made.note, note))))
-        return self._made[asked]
+            steps = int(arm.overrides.get("trainer.max_steps", steps))
+            resolved = self._resolve(paths, keys, arm, model, panel, steps)
+            self._resolved[request] = replace(resolved, note=" ".join(filter(None, (resolved.note, note))))
+        return self._resolved[request]
 
     def untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
-        """Why the arms of a panel have no optima of their own, where they want them."""
+        """Return why the arms of a panel do not have their own optima; None if they do, or if the panel sets values."""
         if not model.tuned and panel.tuned_as == "own":
             return f"the optimum of each arm is not known for {model.config}"
         if not model.tuned or panel.lr is not None or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
             return None
-        return f"conf/paper/tuned/{model.tuned}.yaml is not there yet, the figure tuning writes it"
+        return f"conf/paper/tuned/{model.tuned}.yaml does not exist yet; the figure tuning writes it"
 
     def _tuned(
         self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, args: Sequence[str]
     ) -> tuple[dict[str, float], str]:
-        """The optimum that an arm has, or that all share, and a sentence on it."""
-        wanted = model.tuned and panel.kind != "grid" and panel.lr is None
-        tuned = load_tuned(model.tuned, self.conf) if wanted else None
+        """Return the optimum of an arm, or that of all arms, and a sentence on it."""
+        applies = model.tuned and panel.kind != "grid" and panel.lr is None
+        tuned = load_tuned(model.tuned, self.conf) if applies else None
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         shared = panel.tuned_as not in ("", "own")
@@ -138,8 +138,8 @@ class RunResolver:
         module, _, _ = parse_run([*args, "--model.scale", scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
         label = f"{module.strategy}{exceptions}"
-        found, note = tuned_keys(tuned, module.strategy, label, module.backbone.d_model)
-        return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
+        values, note = tuned_keys(tuned, module.strategy, label, module.backbone.d_model)
+        return values, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
     def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
         if self.files is not None:
@@ -152,7 +152,7 @@ class RunResolver:
         self, paths: list[Path], keys: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
     ) -> RunSpec:
         layered = OmegaConf.merge({}, *(read_yaml(path, f"--config {path}") for path in paths))
-        # what a file says already is not said again: one configuration, one command
+        # values that equal those of the files are dropped, so that one configuration has one command
         changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k) != v}
         module, data, trainer = parse_run([*_args(paths, changes), "--model.scale", arm.scale], check_corpus=False)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
@@ -201,7 +201,7 @@ class RunResolver:
 
 
 def _steps(*words: str) -> int:
-    """Steps of `llama`, for every arm: a few scale vectors more must not give an arm more of them."""
+    """Return the steps of `llama`, so that arms with more scale vectors do not get more steps."""
     return plan_steps(*parse_run([*words, "--model.scale", "llama"], check_corpus=False))
 
 
@@ -211,12 +211,12 @@ def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _content(init_from: str) -> str:
-    """Return the hash of the checkpoint that a run starts from: at its path another may come to lie.
+    """Return the hash of the checkpoint that a run starts from, because the file at its path may change.
 
     Raises:
-        ConfigError: there is none
+        ConfigError: the file does not exist
     """
     path = Path(init_from) / LAST if Path(init_from).is_dir() else Path(init_from)
     if not path.is_file():
-        raise ConfigError(f"model.init_from: no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+        raise ConfigError(f"model.init_from is {init_from}; expected a checkpoint at {path}. Set it to RUN/{LAST}.")
     return file_sha256(path)

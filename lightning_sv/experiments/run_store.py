@@ -1,8 +1,6 @@
-"""The shared runs of one budget: their directories, which are missing or diverged; train the missing ones.
+"""Runs of one budget, shared by its figures: out/runs/<model>-<strategy>-seed<n>-<hash>.
 
-    out/  runs/<model>-<strategy>-seed<n>-<hash>/ ...  slurm.sh      the runs are shared by all figures
-
-A run that is complete is skipped, one that is not is resumed.
+Complete runs are skipped, unfinished ones are resumed.
 """
 
 import json
@@ -26,14 +24,14 @@ from lightning_sv.version import __version__
 
 @dataclass(frozen=True)
 class RunStore:
-    """The shared runs of one budget.
+    """Runs of one budget.
 
     Attributes:
-        out: their folder's parent
-        context: what else decides the results (corpus, versions); finished runs of another are refused. None where
-            nothing is to be trained: what is there is read
-        beside: the same of other budgets; what was trained whole there is not trained again
-        recorded: runs by the names of their directories, for those that are not there
+        out: parent of the folder `runs`
+        context: corpus and versions; complete runs with different ones are refused. None accepts all runs, if nothing
+            is trained
+        beside: `out` of other budgets, whose complete runs are reused
+        recorded: name of a run directory -> run, for directories that do not exist
     """
 
     out: Path
@@ -43,11 +41,11 @@ class RunStore:
     recorded: Mapping[str, Run] = field(default_factory=dict)
 
     def dir(self, run_spec: RunSpec, seed: int) -> Path:
-        """Directory of one run."""
+        """Return the directory of one run."""
         return self.job(run_spec, seed).run_dir
 
     def job(self, run_spec: RunSpec, seed: int) -> Job:
-        """The run as a child process."""
+        """Return the run as a child process."""
         args = (*run_spec.args, "--seed_everything", str(seed))
         title, context, name = f"{run_spec.title}, seed {seed}", self.context or {}, run_spec.key(seed)
         own = Job(title, tuple(self.launcher), args, self.out / "runs" / name, context)
@@ -57,7 +55,7 @@ class RunStore:
         return next((job for job in others if self._is_done(job)), own)
 
     def _is_done(self, job: Job) -> bool:
-        """Whether a run of another budget is complete, and of this context."""
+        """Return whether a run of another budget is complete, with this context."""
         try:
             return is_complete(job.run_dir) and self._is_complete(job)
         except ConfigError:
@@ -67,28 +65,29 @@ class RunStore:
         return is_complete(job.run_dir) if self.context is None else job.state() == "complete"
 
     def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
-        """Whether a recording stands in for it: its directory, once it is complete, counts more."""
+        """Return whether a recording replaces the run, because its directory has no complete run."""
         job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
-        """Those that are not complete, and not recorded.
+        """Return the runs that are neither complete nor recorded.
 
         Raises:
-            ConfigError: a directory holds a finished run of another command, corpus or version
+            ConfigError: a directory has a complete run of a different command, corpus or version
         """
         jobs = (self.job(*run) for run in wanted if not self.is_recorded(*run))
         return [job for job in jobs if not self._is_complete(job)]
 
     def read(self, arm: Arm) -> Arm:
-        """Read all runs of an arm that are complete or recorded.
+        """Read the runs of an arm that are complete or recorded.
 
         Raises:
             ConfigError: a run is damaged
         """
-        gone = {job.name for job in self.missing(arm.requests)}
-        there = {seed: (made, seed) for made, seed in arm.requests if made.key(seed) not in gone}
-        return replace(arm, runs=tuple(self._read(*run) for run in there.values()), seeds=tuple(there))
+        missing = {job.name for job in self.missing(arm.requests)}
+        present = [(run_spec, seed) for run_spec, seed in arm.requests if run_spec.key(seed) not in missing]
+        runs = tuple(self._read(*request) for request in present)
+        return replace(arm, runs=runs, seeds=tuple(seed for _, seed in present))
 
     def _read(self, run_spec: RunSpec, seed: int) -> Run:
         directory = self.dir(run_spec, seed)
@@ -98,65 +97,58 @@ class RunStore:
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
     def without_diverged(self, panel: Panel) -> Panel:
-        """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
-        if panel.spec.kind != "grid":
+        """Return a grid without the points at which a run diverged; other panels unchanged."""
+        if panel.kind != "grid":
             return panel
-        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
-        gone = {label: n for label, n in gone.items() if n}
+        counts = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
+        lost = {label: n for label, n in counts.items() if n}
         series = []
         for each in panel.series:
-            kept = [(x, arm) for x, arm in zip(each.points, each.arms, strict=True) if arm not in gone]
+            kept = [(x, arm) for x, arm in zip(each.points, each.arms, strict=True) if arm not in lost]
             if not kept:
                 return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
             points, arms = zip(*kept, strict=True)
             series.append(replace(each, points=points, arms=arms))
-        words = (
-            f"{panel.spec.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items()
-        )
-        return replace(
-            panel,
-            arms=tuple(arm for arm in panel.arms if arm.label not in gone),
-            series=tuple(series),
-            warnings=(*panel.warnings, *words),
-        )
+        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
+        arms = tuple(arm for arm in panel.arms if arm.label not in lost)
+        return replace(panel, arms=arms, series=tuple(series), warnings=(*panel.warnings, *warnings))
 
 
 def diverged(job: Job) -> bool:
-    """Whether the run stopped at a loss or gradient that was not finite: resumed, it would do so again."""
+    """Return whether the run stopped at a loss or gradient that was not finite; resuming it would repeat that."""
     return (job.run_dir / NONFINITE).is_file() and not is_complete(job.run_dir)
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train what is missing.
+    """Train missing runs.
 
     Returns:
-        Key of a run that failed -> why; the others are trained all the same.
+        Key of a failed run -> why; other runs continue.
 
     Raises:
         RunError: a run was stopped by a signal
-        KeyboardInterrupt: the user stopped them all; finished runs are kept
+        KeyboardInterrupt: the user stopped all runs; complete ones are kept
     """
-    wanted = requests_of(figures)
-    left = runs.missing(wanted)
-    recorded = sum(runs.is_recorded(*run) for run in wanted)
-    elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)
+    requests = requests_of(figures)
+    missing = runs.missing(requests)
+    recorded = sum(runs.is_recorded(*run) for run in requests)
+    elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in requests)
     where = f", {elsewhere} of them under other budgets" if elsewhere else ""
     where += f", {recorded} of them as recorded" if recorded else ""
-    console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete{where}", markup=False)
-    for job in left:
+    console.print(f"{len(requests) - len(missing)} of {len(requests)} runs are complete{where}", markup=False)
+    for job in missing:
         if diverged(job):
             console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
-    missing = [job for job in left if not diverged(job)]
-    if not missing:
+    jobs = [job for job in missing if not diverged(job)]
+    if not jobs:
         return {}
     try:
-        at_once = min(parallel or default_parallel(), len(missing))
-        return run_jobs(missing, parallel=at_once, console=console)
+        return run_jobs(jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console)
     except KeyboardInterrupt:
-        console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
+        console.print("Stopped. Finished runs are kept. The same command reuses them and resumes the others.")
         raise
 
 
 def context_of(data: DataConfig) -> dict[str, str]:
-    """Return what the results of runs depend on beside their commands: of `RunStore`, which refuses to mix them."""
+    """Return corpus and versions, on which results depend in addition to commands, for `RunStore`."""
     return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}

@@ -1,11 +1,11 @@
-"""Types of conf/paper: figures, panels, arms, claims, and the budgets they are run on."""
+"""Types of conf/paper: figures, panels, arms, claims, and budgets."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 CONF = Path("conf")
-#: how a panel is drawn: loss against tokens, size, length of training, a setting; norms of Q, K and V; another logged
+#: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; another logged
 #: scalar against tokens; a table
 PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]
 
@@ -14,14 +14,14 @@ PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "ta
 class ModelSpec:
     """A model under one budget.
 
-    Args:
+    Attributes:
         config: file of conf/model, without its ending
         overrides: keys of `fit` in which runs of this budget differ from the file
-        tuned: file of conf/paper/tuned, without its ending, whose optimum each arm has; "" where all arms have the same
-        seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
-        residual_std: of loss = arm + seed + residual over recorded runs under AdamW and cosine,
-            nats per token; 0 where nothing is recorded
-        note: what a reader of its losses must know
+        tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all arms have the same
+        seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow from FLOPs
+        residual_std: of loss = arm + seed + residual over recorded runs under AdamW and cosine, nats per token; 0 if
+            nothing is recorded
+        note: sentence for readers of its losses
     """
 
     config: str
@@ -34,23 +34,23 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the experiments may spend: sizes, steps, pairs and machine.
+    """Sizes, steps, pairs and machine of the experiments.
 
     Attributes:
-        summary: what it varies and trains, in one sentence
+        summary: models and training, in one sentence
         layers: files of conf/ below the model: trainer and data
-        seeds: pairs of every panel that does not say otherwise
-        models: role, as the figures name it -> model
-        unavailable: role -> why it is not trained on this budget
-        overrides: keys of `fit` that all runs of this budget have
-        relative_step_time: placement, optimizer or probes -> time of a step over `llama`'s with AdamW
-        first_seed: of them; a new recording takes new ones, so that it can be pooled with the old
+        seeds: pairs of each panel that does not set its own number
+        models: role in the figures -> model
+        unavailable: role -> why it is not trained under this budget
+        overrides: keys of `fit` of all runs
+        relative_step_time: placement, optimizer or probes -> time of a step relative to `llama` with AdamW
+        first_seed: first seed; a new recording has new seeds, so that it can be pooled with the old one
         gpu: kind of GPU; None for a CPU
-        startup_seconds: seconds of a run on a CPU that its summary does not time: imports, tables, the picture
-        sbatch: options of the SLURM job that trains one run
-        caution: what a reader must know of all its losses; stands at the head of the report
-        figures: those that belong to it; all where it names none
-        paper_scale: whether models and tokens are the paper's, so that its numbers can be looked for in the intervals
+        startup_seconds: seconds of a run on a CPU that its summary does not count: imports, tables, the picture
+        sbatch: options of the SLURM job of one run
+        caution: warning about all losses, at the head of the report
+        figures: figures of this budget; empty for all
+        paper_scale: if True, models and tokens are those of the paper, so that intervals are compared with its numbers
     """
 
     name: str
@@ -74,16 +74,14 @@ class Budget:
 class ArmSpec:
     """One arm of a panel.
 
-    Args:
+    Attributes:
         scale: scale-vector strategy, as in model.scale
-        not_in_paper: whether the paper does not have it
-        baseline: whether the others are compared with it
-        overrides: keys of `fit` that its runs have
-        longer: steps over those of the panel
-        lr: budget -> peak learning rate of its own; under other budgets the tuned one. In a panel with `lr`, the arm is
-            not trained under other budgets
-        model: role of its model, where it is not the panel's
-        axes: of a grid, key -> budget -> its values, where they are not the panel's: optima lie apart
+        overrides: keys of `fit` of its runs
+        longer: factor on the steps of the panel
+        lr: budget -> peak learning rate; other budgets have the tuned one. In a panel with `lr`, other budgets do not
+            train the arm
+        model: role of its model, if it is not that of the panel
+        axes: key of a grid -> budget -> values, if they are not those of the panel
         skip_under: budget -> why the arm is not trained there
     """
 
@@ -100,20 +98,19 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A statement that runs can check; which fields count depends on the kind (`claims.claim_types.KINDS`).
+    """A statement that runs can check; `claims.claim_types.KINDS` defines which fields count.
 
     Attributes:
-        paper: the paper's number or finding
-        margin: in the unit of the claim, nats per token where it is a loss
-        at: earlier share of the training, where the claim has one
+        paper: number or finding of the paper
+        margin: margin in the unit of the claim
+        at: earlier share of the training, if the claim has one
         until: later share of the training
-        tags: names of two logged scalars, whose rates of growth are compared
-        text: the statement, where the kind's own words do not fit
+        tags: names of two logged scalars whose growth is compared
+        text: statement instead of the one of its kind
         skip_under: budget -> why it cannot be tested there
-        primary: whether it is the figure's first question, for which all figures are corrected together; where none
-            says so, that of the figure's first claim is
-        paper_value: the paper's number for what is estimated: A - B in nats per token, or how many times
-        crossing: steps at which A is known to pass B: a run that ends before them does not test the claim
+        primary: if True, the primary claim of its figure, which by default is the first claim
+        paper_value: number of the paper for the estimate: A - B in nats per token, or a ratio
+        crossing: steps after which A is known to be below B; shorter runs do not test the claim
     """
 
     kind: str
@@ -136,24 +133,23 @@ class PanelSpec:
     """One panel of a figure.
 
     Attributes:
-        arms: what is trained, by the label in legends and claims
-        claims: statements that the runs decide, in the paper's order
-        model: role of the model that all arms train, see `Budget.models`
-        models: roles of the sizes of a scaling panel, or of the lengths of training of one model, instead
-        kind: how it is drawn
+        arms: label in legends and claims -> arm
+        claims: statements to decide, in the order of the paper
+        model: role of the model of all arms, see `Budget.models`
+        models: roles of the sizes of a scaling panel, or of the lengths of training of one model
         seeds: budget -> number of pairs
-        overrides: keys of `fit` that all runs of this budget have
-        lr: budget -> peak learning rate of all arms, in place of tuned values; a budget that it does not name cannot
-            train the panel, and without `lr` tuned values count. An arm's own `lr` counts more
-        tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
-            refused where nobody has found it, while nothing means the model's own values then
-        axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
-        one_at_a_time: budgets at which one axis is varied at a time instead, the others at the first of their values
-        file: of a table: measured figures to show
-        picture: of a table: a PNG that another command drew, to stand above it
-        tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
-        probes: file of conf/probes, for what is logged beside the loss; "" for none
-        skip_under: budget -> why the panel cannot be had there
+        overrides: keys of `fit` of all runs
+        lr: budget -> peak learning rate of all arms instead of tuned values; other budgets cannot train the panel. An
+            arm may have its own `lr`
+        tuned_as: strategy whose optimum all arms have. "": each arm has its own, or that of the model if it is not
+            tuned. "own": as "", but the panel is refused if it is not tuned
+        axes: key of a grid -> budget -> values; all combinations are trained
+        one_at_a_time: budgets under which one axis varies at a time, the others at their first values
+        file: measured results of a table
+        picture: PNG of another command, above a table
+        tag: logged scalar, above 0, of a panel of the kind `scalar`
+        probes: file of conf/probes; "" for none
+        skip_under: budget -> why the panel is unavailable there
     """
 
     title: str
@@ -179,13 +175,13 @@ class PanelSpec:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The optima of some arms of one model: what the figure `tuning` found, see sources/from_yaml.py.
+    """Optima of the arms of one model, found by the figure `tuning`.
 
     Attributes:
-        source: the command, the seeds and the commit that they are from
-        optim: file of conf/optim under which they were found; panels of another have no use for them
-        schedule: file of conf/schedule, likewise
-        d_model: width of the model: another takes the initial std times sqrt(d_model / its own)
+        source: command, seeds and commit of the runs
+        optim: file of conf/optim of the runs; panels with another one do not use the optima
+        schedule: file of conf/schedule of the runs, likewise
+        d_model: width of the model; other widths have the initial std times sqrt(d_model / width)
         arms: strategy -> key of `fit` -> value
     """
 
@@ -202,11 +198,10 @@ class FigureSpec:
     """A figure or table of the paper.
 
     Attributes:
-        section: where the paper has it
-        paper: what -> the paper's number
-        paper_tokens_per_param: what the paper trains these models with
-        papers_protocol: whether the paper's numbers are looked for in the intervals whatever the budget, because the
-            runs follow its protocol
+        section: section of the paper
+        paper: quantity -> number of the paper
+        paper_tokens_per_param: training tokens per parameter in the paper
+        papers_protocol: if True, runs follow the protocol of the paper, so that intervals are compared with its numbers
     """
 
     name: str

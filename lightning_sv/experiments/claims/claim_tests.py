@@ -1,7 +1,7 @@
-"""What each kind of claim is about: from the runs of a panel to an estimate, its interval and a sentence.
+"""Estimates of claims from the runs of a panel, with intervals and sentences.
 
-A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
-all arms like them (`pooling`). What a claim says besides is a claim of its own, see `claim_types.KINDS`.
+A - B is a difference of validation losses, nats per token, over runs of equal seed and data, with the scatter of all
+arms of their pool (`pooling`). A claim with several statements has several parts, see `claim_types.KINDS`.
 """
 
 import math
@@ -39,13 +39,12 @@ from lightning_sv.runs.events import Run
 
 
 class Estimate(NamedTuple):
-    """What a claim is about, as the runs of a panel have it.
+    """Estimate of the quantity of a claim.
 
     Attributes:
-        part: measured quantity, if the claim does not name it, e.g. ``the final loss``
-        sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
-            question
-        tested: what the claim's test is of, where it is not `d`: logarithms of a ratio
+        part: measured quantity, if the claim does not name it, e.g. `the final loss`
+        sides: 2 if the error of the interval covers both sides, so that the opposite needs no test
+        tested: logarithms of a ratio, if they are tested instead of `d`
         finding: result, if the kind of claim has no separate test
     """
 
@@ -64,7 +63,7 @@ def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
 
 
 def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """A - B at the end, where A may have trained longer, or at a share of the tokens."""
+    """A - B at the end or at a share of the tokens; A may have trained longer."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
@@ -75,7 +74,7 @@ def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
 
 
 def change(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """How A - B moves from one share of the tokens to another."""
+    """Change of A - B between two shares of the tokens."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until, claim.at))
     early, late = (panel.difference(a, b, LossAt(share)).mean for share in (claim.at, claim.until))
@@ -85,9 +84,8 @@ def change(claim: ClaimSpec, panel: Panel) -> Estimate:
 
 
 def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """A passes B's final loss, within its own schedule, after fewer tokens."""
+    """Ratio of the tokens of B to those of A at the final loss of B, within the schedule of A."""
     a, b, _ = _two(claim, panel)
-    # B's tokens to B's end over A's tokens to the same loss, on logarithms
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
@@ -97,7 +95,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
         word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
         found = directed(at_end)._replace(word=word, p=at_end.p_above())
         if at_end.mean <= 0:
-            found = found._replace(to_go="")  # more pairs would not make one of these reach it
+            found = found._replace(to_go="")  # more pairs do not help if one does not reach the loss
         return Estimate(at_end, reached, part="the final loss", finding=found)
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
@@ -120,7 +118,7 @@ def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
 
 
 def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """The joint fits of the report: both forms must say the same, for that the form is wrong is in neither interval."""
+    """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
     fits, n, sizes = panel.fit(b, a).fits, len(panel.losses(b)[0]), len(b.sizes)
     found = [_of_fit(fit.slope, n, sizes * (n - 1)) for fit in fits]
@@ -134,25 +132,25 @@ def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
     least = max(findings, key=lambda finding: finding.p)._replace(word=word)
     if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
-        least = least._replace(to_go="")  # sizes are lacking, or a law that fits, not pairs
+        least = least._replace(to_go="")  # more pairs do not help: sizes are missing, or the forms disagree
     return Estimate(found[0], detail, "in the exponent", sides=2, finding=least)
 
 
 def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
-    """A slope with the standard error that its interval, drawn by a bootstrap, comes to."""
+    """Convert a slope with a bootstrap interval to a difference with a standard error."""
     half = None if slope.low is None or slope.high is None else (slope.high - slope.low) / 2
     se = None if half is None else half / float(stdtrit(df, 0.5 + TWO_SIDED / 2))
     return PairedDifference(slope.value, slope.low, slope.high, se, n, TWO_SIDED, df)
 
 
 def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """A's optimum less B's; the seeds are the same, so that their offsets cancel."""
-    of = {series.label: panel.optimum(series) for series in panel.series}
-    a, b = of[claim.a], of[claim.b]
+    """Difference of the losses at the optima of A and B, on the same seeds."""
+    optima = {series.label: panel.optimum(series) for series in panel.series}
+    a, b = optima[claim.a], optima[claim.b]
     d = _of_optima(a, b, len(panel.losses(panel.series[0])[0]))
-    where = "; ".join(optimum_words(label, of[label], panel.spec.axes) for label in (claim.a, claim.b))
+    where = "; ".join(optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b))
     finding = None
-    if a.why_not or b.why_not:  # the sentence says what the grid lacks
+    if a.why_not or b.why_not:  # the sentence has the reason
         finding = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
     return Estimate(d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", finding=finding)
 
@@ -168,7 +166,7 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
 
 
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
-    """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; where no fit gave it, why."""
+    """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; without a fit, why."""
     at = ", ".join(
         f"{key.rpartition('.')[2]} {value:.3g}" + (f" (times or over {math.exp(error):.2f})" if error > 0 else "")
         for key, value, error in zip(axes, o.values, o.errors, strict=True)
@@ -177,13 +175,13 @@ def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
 
 
 def ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, *, last: bool = False, power: int = 1) -> Estimate:
-    """A / B of a power of what is logged: of its last value, or of its median after half of the run."""
+    """A / B of a power of a logged scalar: of its last value, or of its median in the second half of the run."""
 
     def log(run: Run) -> float:
         values = run.curve(tag).values
         value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
         if not value > 0:
-            raise NotTestableError(f"{tag} of {run.dir} is {value:g}, and ratios want numbers above 0.")
+            raise NotTestableError(f"{tag} of {run.dir} is {value:g}; expected a number above 0 for a ratio.")
         return power * math.log(value)
 
     a, b, _ = _two(claim, panel)

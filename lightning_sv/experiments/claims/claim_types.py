@@ -1,4 +1,4 @@
-"""The kinds of claims that runs can check: a table, one row each; what a figure may ask of them, and their verdicts."""
+"""Table of the kinds of claims that runs can check."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from lightning_sv.experiments.claims.claim_tests import Estimate
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
-#: a test of an estimate with its standard error against a bound, or against both signs of it
+#: test of an estimate against a bound, or against +-bound
 Test = Callable[[PairedDifference, float], Finding]
 
 
@@ -28,14 +28,14 @@ def _outside(d: PairedDifference, margin: float) -> Finding:
 class ClaimType:
     """One kind of claim.
 
-    Args:
-        statement: in words, a template
-        measure: what it is about, from the runs of a panel
-        test: test of the estimate, where the measure has none of its own
-        bound: that the estimate is tested against, in its unit
-        panels: kinds of panels that can have it
-        needs: what such a claim, or its panel, must say besides; None where it does
-        parts: the claims that it is made of, each judged by itself
+    Attributes:
+        statement: template of the statement
+        measure: function that estimates the quantity of the claim from the runs of a panel
+        test: test of the estimate, unless the measure has its own
+        bound: bound of the test, in the unit of the estimate
+        panels: kinds of panels that can have the claim
+        needs: returns what is missing in the claim, else None
+        parts: returns the claims of which it consists, each with its own verdict
     """
 
     statement: str
@@ -59,11 +59,11 @@ def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
 
 
 def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
-    """That A is below B at a share of the tokens: the part of a claim that says more."""
+    """Return the claim that A is below B at a share of the tokens, as a part of a claim."""
     return replace(claim, kind="less", until=share, margin=0.0, text=None, paper_value=None)
 
 
-#: of the training, for a lead that is kept throughout
+#: shares of the tokens for the claim `leads`
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -79,6 +79,7 @@ def _log(claim: ClaimSpec) -> float:
     return math.log(claim.margin or 1.0)
 
 
+#: name in conf/paper -> kind
 KINDS: dict[str, ClaimType] = {
     "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, directed_or_equal),
     "not_less": ClaimType("{a} does not end below {b}{more}", claim_tests.loss, _not_below),

@@ -1,8 +1,7 @@
-"""Differences of two arms, with the scatter of all runs that are comparable with theirs.
+"""Differences of two arms with the scatter of all comparable runs.
 
-Arms that a panel compares after as many tokens of one text scatter alike, and so do all that share an arm. One model,
-optimizer, schedule and batch follow: it is what a panel's arms have in common. A size of a scaling panel is by itself;
-so is a grid, and the arms at its best values, whose seeds must not meet others.
+The arms of a panel that train on equally many tokens of one text are pooled, and so are pools that share an arm. Each
+size of a scaling panel has its own pool, and so has each grid.
 """
 
 import math
@@ -17,29 +16,29 @@ from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import VAL_LOSS, Run
 
-#: what of a corpus decides the unit of a loss, in words
+#: key of a summary that defines the unit of losses -> plural for messages
 CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
-#: coverage of the interval of a comparison, which asks for no direction, and of a rule
+#: coverage of intervals of comparisons without a direction
 TWO_SIDED = 0.95
 
 
 @dataclass(frozen=True)
 class LossAt:
-    """Validation loss of a run at a share of its tokens, linear between evaluations; or a change of it.
+    """Validation loss of a run at a share of its tokens, linear between evaluations.
 
     Args:
-        share: above 0 and at most 1; at 1 the last loss
-        since: the earlier share, whose loss is subtracted; None for the loss itself
+        share: share above 0 and at most 1; 1 for the last loss
+        since: earlier share, whose loss is subtracted; None for the loss itself
     """
 
     share: float = 1.0
     since: float | None = None
 
     def __call__(self, run: Run) -> float:
-        """Nats per token.
+        """Return the loss, nats per token.
 
         Raises:
-            NotTestableError: the run is not validated before
+            NotTestableError: the run has no validation before
         """
         if self.since is not None:
             return LossAt(self.share)(run) - LossAt(self.since)(run)
@@ -49,7 +48,7 @@ class LossAt:
         if at < curve.tokens[0]:
             raise NotTestableError(
                 f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
-                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
+                f"{curve.tokens[-1]:,}. Set data.validations, or a different share in the claim."
             )
         return float(np.interp(at, curve.tokens, curve.values))
 
@@ -58,7 +57,7 @@ FINAL = LossAt()
 
 
 class Pool:
-    """The runs of all figures that are evaluated together, by the arms that scatter alike."""
+    """Runs of all figures that are evaluated together, grouped into arms that share their scatter."""
 
     def __init__(self) -> None:
         self._runs: dict[Hashable, dict[int, Run]] = {}
@@ -66,7 +65,7 @@ class Pool:
         self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], BlockDesign] = {}
 
     def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
-        """Add arms that a panel compares, arm -> seed -> run: those that end after as many tokens of one text."""
+        """Add arms that a panel compares (arm -> seed -> run); those with equal tokens of one text share a group."""
         alike: dict[Hashable, list[Hashable]] = {}
         for arm, runs in arms.items():
             self._runs.setdefault(arm, {}).update(runs)
@@ -78,30 +77,30 @@ class Pool:
             self._home |= dict.fromkeys(home, home)
 
     def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
-        """A - B with the scatter of all arms like them, or of the two alone where they are not alike.
+        """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
 
         Args:
-            a: arm in question
-            b: arm it is compared with
-            of: a run -> its loss, or what else is compared; equal functions are computed once
+            a: arm A
+            b: arm B
+            of: function of a run, e.g. its loss; equal functions are computed once
             confidence: coverage of the interval
 
         Raises:
-            NotTestableError: a run of the two does not have it
+            NotTestableError: a run of the two diverged or lacks the value
         """
         for run in (*self._runs[a].values(), *self._runs[b].values()):
             if not math.isfinite(of(run)):
                 raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
         home = self._home[a] if b in self._home[a] else frozenset([a, b])
         if (home, of) not in self._designs:
-            # in the order of the runs: that of a set is another in every process, and with it the last digit
+            # in the order of `_runs`: the order of a set differs between processes, and with it the last digit
             values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
             self._designs[home, of] = BlockDesign({arm: row for arm, row in values.items() if row})
         return self._designs[home, of].difference(a, b, confidence)
 
 
 def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:
-    """Read what is there and finite: what an arm of another claim lacks is no matter of this one."""
+    """Return the finite values; other arms of the group may lack some."""
     found = {}
     for seed, run in runs.items():
         with suppress(NotTestableError):

@@ -1,4 +1,4 @@
-"""Figures -> a report as Markdown beside its pictures."""
+"""Markdown of a report."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.provenance import Provenance
 
-#: headings of the claims, of all figures and of one
+# headings of the claims of all figures, and of one figure
 _ALL = ("figure", "claim", "verdict", "corrected", "ours, nats per token unless said", "the paper's")
 _OWN = ("claim", "verdict", "corrected", "p", "earlier", "in words", "ours, nats per token unless said", "the paper's")
 
 
 class Section(NamedTuple):
-    """What the report says of a panel.
+    """Content of a panel.
 
     Attributes:
-        pictures: (path below the report, words for those who cannot see it)
-        columns: of its table, none where it has none
-        notes: sentences under them
+        pictures: (path relative to the report, alternative text)
+        columns: headings of the table; empty without a table
+        notes: sentences below
     """
 
     title: str
@@ -34,7 +34,7 @@ class Section(NamedTuple):
 def markdown_report(
     figures: Sequence[Figure], panels: Sequence[Sequence[Section]], head: Sequence[tuple[str, str]]
 ) -> str:
-    """The whole report; every text of a user's stays text, whatever it holds."""
+    """Return the report; texts are escaped."""
     title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
     parts = [f"# {_text(title)}", _table(["", ""], head)]
     if claims := [_claim(f, v, _ALL) for f in figures for v in f.verdicts]:
@@ -65,7 +65,7 @@ def _figure(figure: Figure) -> list[str]:
 
 
 def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
-    """Some columns of a claim in a table."""
+    """Return the cells of a claim in these columns."""
     texts = {
         "figure": figure.spec.title,
         "claim": figure.claim(v),
@@ -81,7 +81,7 @@ def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
 
 
 def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
-    """What stands above everything: (what, its value)."""
+    """Return the lines at the head of the report: (name, value)."""
     runs = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
@@ -104,7 +104,7 @@ def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: 
 
 
 def _by_chance(judged: Sequence[Verdict]) -> str:
-    """How far verdicts can be trusted of which there are many."""
+    """Return sentences on the number of verdicts that are false by chance."""
     primary = [v for v in judged if v.primary]
     others = [v for v in judged if not v.primary]
     kept, others_kept = (sum(v.corrected != NOT_RESOLVED for v in of) for of in (primary, others))
@@ -118,18 +118,18 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
 
 
 def _text(words: str) -> str:
-    """Words as Markdown that shows them: on one line, with nothing that marks up."""
+    """Escape a text for Markdown, on one line."""
     plain = " ".join(escape(words, quote=False).split())
     return re.sub(r"([\\|*_\[\]`#~])", r"\\\1", plain)
 
 
 def _paragraph(words: str) -> str:
-    """As `_text`, where a number or a dash at the start would begin a list."""
+    """Escape a text that begins a paragraph, where a number or a dash begins a list."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _text(words))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table without the columns that no row has anything in."""
+    """Return a table without empty columns."""
     kept = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
     columns, *rows = ([line[i] for i in kept] for line in (columns, *rows))
     lines = [map(_text, columns), ["---"] * len(columns), *(map(_text, row) for row in rows)]

@@ -1,7 +1,4 @@
-"""The pictures of a panel, from event files alone: one per question, small enough for a phone.
-
-A baseline is blue and solid in every picture; what the paper does not have says "(ours)".
-"""
+"""Plots of panels: one per question. A baseline is blue and solid in each; arms that the paper lacks have "(ours)"."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,14 +43,14 @@ _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
 
 
 class Plot(NamedTuple):
-    """One picture: a name for its file, words for those who cannot see it, the figure."""
+    """A plot: a name for its file, alternative text, the figure."""
 
     name: str
     alt: str
     figure: Figure
 
     def save(self, stem: Path) -> None:
-        """Write `stem`.png and `stem`.svg; equal figures give equal bytes."""
+        """Write `stem`.png and `stem`.svg; equal figures have equal bytes."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         with rc_context({"svg.hashsalt": "lightning_sv"}):
             self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
@@ -61,7 +58,7 @@ class Plot(NamedTuple):
 
 
 def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
-    """The finished picture of one panel; its words end with the names of the lines, which stand below it."""
+    """Style the axes, add the legend below, and return the plot; its text ends with the names of the lines."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     set_style(axes)
@@ -70,7 +67,7 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
 
 
 def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
-    """Colour and line style of every arm; the baseline's are those of llama, whatever its name."""
+    """Return colour and line style of each arm; the baseline has those of llama."""
     other = "llama, not the baseline" if any(arm.baseline for arm in arms) else "llama"
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(LINES[1:])
@@ -79,12 +76,12 @@ def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
 
 
 def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
-    """The arms in their order, the baseline before them."""
+    """Return the arms with the baseline first."""
     return sorted(arms, key=lambda arm: not arm.baseline)
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn."""
+    """Plot loss against tokens, difference to the baseline, and end of training; notes on missing parts."""
     arms = baseline_first(panel.arms)
     difference, notes = _difference_plot(panel.title, arms)
     counts = sorted({len(arm.runs) for arm in arms})
@@ -97,11 +94,11 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
-    """The mean of every arm, and a thin line a seed; limits are those of the later part of the training."""
+    """Plot the mean of each arm, and a thin line per seed; limits cover the later part of the training."""
     axes = new_figure(panels=1).subplots()
     for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
         tokens, values = on_one_grid(arm.curves)
-        mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may hold the last loss alone
+        mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may have only the last loss
         draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
     curves = [curve for arm in arms for curve in arm.curves]
     ends = [float(curve.tokens[-1]) for curve in curves]
@@ -117,7 +114,7 @@ def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], l
 
 
 def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
-    """One plot at most, of the arms that end where the baseline does: the mean difference with its interval."""
+    """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
     base, *others = arms
     if not base.baseline:
         return [], []
@@ -126,8 +123,8 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
         if arm.runs[0].tokens != base.runs[0].tokens:
             ends = [human_tokens(each.runs[0].tokens) for each in (arm, base)]
             notes.append(
-                f"{arm.name} ends at {ends[0]} tokens, {base.name} at {ends[1]}: its difference, from end to end, is "
-                "in the table alone."
+                f"{arm.name} ends at {ends[0]} tokens, {base.name} at {ends[1]}: only the table has the difference "
+                "of their final losses."
             )
             continue
         try:
@@ -144,7 +141,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += ", not resolved" if pair.low[-1] * pair.high[-1] <= 0 else ""  # NaN for one pair
-        if len(pair.tokens) == 1:  # a bar, next to that of the next arm
+        if len(pair.tokens) == 1:  # a bar; bars of several arms are side by side
             bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
             axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
             continue
@@ -162,7 +159,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
 
 
 def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale."""
+    """Plot the growth of the Q, K and V norms against tokens, mean over the seeds: one plot per arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
         norms = [branch_norms(run) for run in arm.runs]
@@ -186,7 +183,7 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed."""
+    """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
     axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
     for arm, look in zip(arms, looks_of(arms), strict=True):
@@ -194,9 +191,9 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
         tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
-        later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
+        later = tokens > 0  # the axis is logarithmic
         if not later.any() or not (values > 0).all():
-            notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")
+            notes.append(f"{arm.name} is not drawn: {tag} is not above 0, or was only logged before the first step.")
             continue
         mean, mark = np.exp(np.log(values).mean(0))[later], {"marker": "o", "markersize": 3}
         label = f"{arm.name}  {mean[-1]:.3g} at the end"
@@ -206,12 +203,12 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
     set_token_axis(axes, "log")
     n = len(arms[0].runs)
-    seeds = f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed"
+    seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
 
 
 def copying_plot(panel: Panel) -> Plot:
-    """Draw the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
+    """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
     axes, arms = new_figure(panels=1).subplots(), baseline_first(panel.arms)
     for arm, look in zip(arms, looks_of(arms), strict=True):
         tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
@@ -227,9 +224,9 @@ def copying_plot(panel: Panel) -> Plot:
 
 
 def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Loss against size with both laws, the difference to the baseline at every size, and the training of every size.
+    """Plot loss against size with both laws, the difference to the baseline at each size, and the curves of each size.
 
-    The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
+    Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
     fits, notes = {}, []
     for series, scaling in panel.fits:
@@ -280,7 +277,7 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         if series.label not in fits:
             continue
-        sizes = np.array(series.values) * 1.03**i  # side by side, where intervals would overlap
+        sizes = np.array(series.values) * 1.03**i  # side by side, so that intervals do not overlap
         means, half = _gaps(panel, series, base)
         axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
         grid = _around(sizes)
@@ -293,12 +290,12 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
 
 
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Difference to the baseline against tokens per parameter; each point is a separate training."""
+    """Plot the difference to the baseline against tokens per parameter; each point is a separate training."""
     base, *others = all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         means, half = _gaps(panel, series, base)
-        along = np.array(base.values) * 1.04**i  # side by side, where intervals would overlap
+        along = np.array(base.values) * 1.04**i  # side by side, so that intervals do not overlap
         label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
@@ -307,7 +304,7 @@ def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
-    """Differences to the baseline at every point, and half of their intervals."""
+    """Return differences to the baseline at each point, and half of their intervals."""
     ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
     pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
     return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
@@ -322,20 +319,20 @@ def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = 
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(100,) sizes from a little below to a little above those of a series."""
+    """Return 100 sizes, from 10% below to 10% above those of a series."""
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
 
 
 def _set_size_axis(axes: Axes, first: Series) -> None:
-    # the first series' sizes alone: the others' differ by their scale vectors
+    # ticks are the sizes of the first series; those of others differ by their scale vectors
     _set_log_axis(axes, first.values, human_tokens)
     axes.set_xlabel("parameters")
 
 
 def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
-    """Label some of the ticks, from the lowest on, so that the labels lie side by side."""
+    """Label the ticks, without those that would touch a label before them."""
     letters = max(len(words(tick)) for tick in ticks)
-    room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # some 45 letters fit between first and last
+    room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # 45 letters fit between first and last
     kept = [min(ticks)]
     for tick in sorted(ticks):
         if tick >= kept[-1] * room and tick > kept[-1]:
@@ -347,7 +344,7 @@ def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], s
 
 
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Final loss of every arm against each setting, the others at their best; its optimum with its error."""
+    """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     notes, optima = [], {}
     for series in panel.series:
         optima[series.label] = found = panel.optimum(series)
@@ -389,7 +386,7 @@ def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
 
 
 def axis_words(axis: str) -> str:
-    """`model.optim.lr` -> what a reader calls it."""
+    """Return the label of an axis, e.g. of `model.optim.lr`."""
     known: dict[str, str] = {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}
     last = axis.rpartition(".")[2]
     return known.get(last, last)

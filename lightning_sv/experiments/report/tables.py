@@ -1,9 +1,9 @@
-"""The figures of a report as rows: of runs, of differences, of claims. CSV files and the report's tables."""
+"""Numbers of a report as rows of runs, differences and claims: CSV files and tables of the page."""
 
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text
 
 PAPER_TOKENS_PER_PARAM = 100
-#: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
+#: heading of a ratio; above 1, the baseline needs more tokens than the arm
 TOKEN_FACTOR = "tokens of the baseline over its own, to the higher of the final losses"
-#: the report itself, in two forms
+#: files of the report
 PAGES = ("report.md", "report.html")
-#: kinds of token, as `callbacks.copying.TokenKinds` has them
+#: kinds of tokens in `callbacks.copying.TokenKinds`
 TOKEN_KINDS = ("repeat", "seen", "unseen")
 GAIN = f"{COPYING}second_minus_first"
-#: nats per token by which the second copy of a text must be better for the circuit to count as formed
+#: nats per token; loss on the second copy of a text minus that on the first, below which the circuit counts as formed
 FORMED = -0.5
 _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
@@ -38,15 +38,15 @@ _DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate"
 
 
 def tokens_per_param(run: Run) -> float | None:
-    """Training tokens per activated parameter; None where the run's summary counts no parameters."""
+    """Return training tokens per activated parameter; None if the summary has no parameters."""
     parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
     return run.tokens / parameters if parameters else None
 
 
 def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row per run of every panel, also one that lacks its pair; losses and tokens are those of its event files.
+    """Return one row per run of each panel, including runs without a pair; `runs.results_csv` reads them.
 
-    `runs.recorded` reads them. Runs that measured copying have a column per tag; if no run did, there are none.
+    If a run measured copying, there is one column per tag.
     """
     rows: list[dict[str, Any]] = [
         {
@@ -75,39 +75,37 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a difference to a baseline: of final losses, in tokens, and of the scaling laws' offset and slope."""
-    rows = []
-    for figure in figures:
-        for panel in figure.panels:
-            pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
-            found: list[tuple[Any, ...]] = []
-            found += [(*of, "final loss", *_ends(p.difference)) for of, p in pairs]
-            tokens = [(of, p.efficiency) for of, p in pairs]
-            found += [(*of, "token factor", e.n, e.factor, e.low, e.high) for of, e in tokens if e.factor is not None]
-            found += [
-                (*of, f"final loss, part of {kind}", *_ends(d))
-                for of, p in pairs
-                if measured((p.a, p.b))
-                for kind, d in parts_of(p.a, p.b).items()
-            ]
-            for series, against, fit in _laws(panel):
-                for name, ends in (("offset", fit.offset), ("slope", fit.slope)):
-                    found.append((series.label, against.label, f"{name}, {fit.form} law", None, *ends))
-            rows += [dict(zip(_DIFFERENCE, (figure.spec.name, panel.title, *row), strict=True)) for row in found]
-    return rows
+    """Return one row per difference to a baseline: of final losses, in tokens, and of offset and slope of laws."""
+    rows = [(f.spec.name, panel.title, *row) for f in figures for panel in f.panels for row in _differences(panel)]
+    return [dict(zip(_DIFFERENCE, row, strict=True)) for row in rows]
 
 
-def _ends(d: PairedDifference) -> tuple[Any, ...]:
+def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
+    pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
+    for names, pair in pairs:
+        yield (*names, "final loss", *_numbers(pair.difference))
+    for names, pair in pairs:
+        if (e := pair.efficiency).factor is not None:
+            yield (*names, "token factor", e.n, e.factor, e.low, e.high)
+    for names, pair in pairs:
+        for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
+            yield (*names, f"final loss, part of {kind}", *_numbers(d))
+    for series, against, fit in _laws(panel):
+        for name, ends in (("offset", fit.offset), ("slope", fit.slope)):
+            yield (series.label, against.label, f"{name}, {fit.form} law", None, *ends)
+
+
+def _numbers(d: PairedDifference) -> tuple[Any, ...]:
     return d.n, d.mean, d.low, d.high
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a claim."""
+    """Return one row per claim."""
     return [{"figure": figure.spec.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """The verdicts of judged figures as JSON; numbers that are not finite are null."""
+    """Return the verdicts of evaluated figures as JSON; numbers that are not finite are null."""
 
     def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -127,7 +125,7 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
 
 
 def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a cell of every panel that is a table: the tables have columns of their own."""
+    """Return one row per cell of the tables, because their columns differ."""
     return [
         {"figure": figure.spec.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
         for figure in figures
@@ -139,7 +137,7 @@ def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with the keys of the first as header; an empty file for none."""
+    """Write rows with the keys of the first one as header; an empty file without rows."""
     rows = list(rows)
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
@@ -148,30 +146,30 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
-    """Refuse a directory whose report is of other runs alone, or of somebody's own making: it would be overwritten.
+    """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote.
 
     Raises:
-        ConfigError: names one of its runs, or the file
-        OSError: the directory can neither be written to nor created
+        ConfigError: the directory has such a report or file
+        OSError: the directory can neither be written nor created
     """
     check_writable(out)
     known = {path.resolve() for path in ours}
-    had = None
+    reported = None
     if (out / RESULTS).is_file():
         with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file, suppress(csv.Error):
             reader = csv.DictReader(file)
-            if not reader.fieldnames or "run" in reader.fieldnames:  # rows that are cut short may lack it
-                had = [Path(row["run"]) for row in reader if row["run"]]
-    if had is None:
+            if not reader.fieldnames or "run" in reader.fieldnames:  # truncated rows may lack it
+                reported = [Path(row["run"]) for row in reader if row["run"]]
+    if reported is None:
         for name in (RESULTS, *PAGES):
             if (out / name).exists():
-                raise ConfigError(f"{out} holds a {name} that is of no report; name another folder with --out.")
-    elif had and not any({run.resolve(), run.resolve().parent} & known for run in had):
-        raise ConfigError(f"{out} holds a report of other runs ({had[0]}); name another folder with --out.")
+                raise ConfigError(f"{out} contains a {name} that lightning-sv did not write; choose a different --out.")
+    elif reported and not any({run.resolve(), run.resolve().parent} & known for run in reported):
+        raise ConfigError(f"{out} contains a report of other runs ({reported[0]}); choose a different --out.")
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a panel's table: final losses, fitted laws, or the panel's own; empty for other kinds."""
+    """Return header and rows of the table of a panel; empty for some kinds."""
     if panel.table:
         return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
     if panel.kind == "scaling":
@@ -181,7 +179,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     if panel.kind not in ("curves", "lengths"):
         return [], []
     pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
-    alike = len({arm.seeds for arm in panel.arms}) == 1
+    same_seeds = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         losses, pair = arm.losses, pairs.get(arm.label)
@@ -193,11 +191,11 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
             shown = [
                 f"{d.mean:+.4f}",
-                _interval(d.low, d.high) + ("" if alike else f"; {_pairs(d.n)}"),
+                _interval(d.low, d.high) + ("" if same_seeds else f"; {_pairs(d.n)}"),
                 direction(d),
                 tokens,
             ]
-        if panel.spec.claims:  # claims have verdicts, by tests of one side
+        if panel.spec.claims:  # the verdicts of claims are by one-sided tests
             del shown[2]
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
     result = [] if panel.spec.claims else ["result"]
@@ -215,7 +213,7 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
-    """(series, the baseline's, fit of both) of a scaling panel: one a series and form of the law."""
+    """Return (series, series of the baseline, fit of both) per series and form of the law."""
     if panel.kind != "scaling" or panel.baseline is None:
         return []
     fitted = [(series, scaling) for series, scaling in panel.fits if not isinstance(scaling, str)]
@@ -243,7 +241,7 @@ def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 
 def ours_words(verdict: Verdict) -> str:
-    """The estimate of a claim and its interval: its part where it has several, its unit where not nats per token."""
+    """Return the estimate of a claim and its interval, with its part if it has several, and its unit."""
     if verdict.estimate is None:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
@@ -256,7 +254,7 @@ def ours_words(verdict: Verdict) -> str:
 
 
 def p_words(verdict: Verdict) -> str:
-    """`0.004; 0.03 of the primary claims`: its p value, and that for all that were asked."""
+    """Return the p value and the corrected one: `0.004; 0.03 of the primary claims`."""
     if verdict.p is None or verdict.p_corrected is None:
         return ""
     of = "the primary claims" if verdict.primary else "all others"
@@ -268,7 +266,6 @@ def _pairs(n: int) -> str:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    """Two ends as text."""
     return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
@@ -277,15 +274,15 @@ def _cell(x: Any) -> str:
 
 
 def measured(arms: Sequence[Arm]) -> bool:
-    """Whether all runs of the arms, at least one, measured copying."""
+    """Return whether all runs of the arms measured copying."""
     runs = [run for arm in arms for run in arm.runs]
     return bool(runs) and all(GAIN in run.curves for run in runs)
 
 
 def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
-    """Split the mean loss of `arm` minus that of `base` by kind: share of the kind times the difference of its means.
+    """Split the difference of mean losses by kind of token: share of the kind times difference of its mean losses.
 
-    The parts add up to the difference on the measured sequences, which are fewer than those of val/loss.
+    The parts add up to the difference on the measured sequences, a part of those of val/loss.
     """
     a, b = base.paired(arm)
     found = {}

@@ -1,7 +1,4 @@
-"""results/log.csv: every verdict that was ever recorded, only added to; and how each has moved.
-
-`lightning-sv paper` adds what it judges.
-"""
+"""Log of all recorded verdicts, results/log.csv, to which `lightning-sv paper` appends."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,7 +12,7 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")
-#: whose verdicts LOG records
+#: budgets whose verdicts LOG records
 BUDGETS = ("cpu", "cpu-100", "cpu-long", "cpu-small", "gpu", "paper")
 _COLUMNS = (
     "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
@@ -25,39 +22,39 @@ Row = dict[str, str]
 
 
 def log_of(budget: str, out: Path) -> Path:
-    """Return the log of a budget's verdicts: LOG, or for a custom budget one next to its report in `out`."""
+    """Return the log of a budget: LOG, or for a custom budget a file next to its report in `out`."""
     return LOG if budget in BUDGETS else out / LOG.name
 
 
 def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
-    """One row a claim that could be judged, with the last day of its figure's runs and what they were trained with."""
-    found = []
+    """Return one row per tested claim, with the latest date, the commits, corpora and machines of its runs."""
+    rows = []
     for figure in figures:
         runs = [run.summary for panel in figure.panels for arm in panel.arms for run in arm.runs]
-        of = {"date": max((str(run.get("date") or "") for run in runs), default=""), "budget": budget}
+        facts = {"date": max((str(run.get("date") or "") for run in runs), default=""), "budget": budget}
         for column, key in (("commit", "commit"), ("corpus", "corpus_hash"), ("machine", "machine")):
-            of[column] = "; ".join(sorted({str(run[key]) for run in runs if run.get(key)}))
+            facts[column] = "; ".join(sorted({str(run[key]) for run in runs if run.get(key)}))
         for verdict in figure.verdicts:
             if verdict.verdict != NOT_TESTABLE:
-                row = {**vars(verdict), **of, "figure": figure.spec.name, "claim": figure.claim(verdict)}
-                found.append({column: _text(row.get(column)) for column in _COLUMNS})
-    return found
+                row = {**vars(verdict), **facts, "figure": figure.spec.name, "claim": figure.claim(verdict)}
+                rows.append({column: _text(row.get(column)) for column in _COLUMNS})
+    return rows
 
 
 def read_log(path: Path = LOG) -> list[Row]:
-    """All rows, the oldest first; none where there is no log.
+    """Return all rows, the oldest first; empty if the file does not exist.
 
     Raises:
-        ConfigError: it is something else
+        ConfigError: the file is not a log, or is damaged
     """
     if not path.is_file():
         return []
     with csv_rows(path) as reader:
         if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ConfigError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
+            raise ConfigError(f"{path} is not a log of verdicts; expected the columns {', '.join(_COLUMNS)}. Move it.")
         rows = []
         for row in reader:
-            if None in row or None in row.values():  # csv's marks for a line of other columns
+            if None in row or None in row.values():  # marks of the csv module for a wrong number of columns
                 raise ConfigError(
                     f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
                     f"Restore the file (git checkout {path}) or remove that line."
@@ -67,13 +64,10 @@ def read_log(path: Path = LOG) -> list[Row]:
 
 
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
-    """Add what does not stand there, whatever its date: runs that are judged again the same are no new record.
-
-    Returns:
-        How many were added.
+    """Add rows that the log does not have, whatever their date; return their number.
 
     Raises:
-        ConfigError: the file is no log
+        ConfigError: the file is not a log
     """
     old = read_log(path)
     known = {_content(row) for row in old}
@@ -85,19 +79,19 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
 
 
 def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> list[Figure]:
-    """Figures whose verdicts say what earlier records of the same claim and budget came to."""
-    ours = {_content(row) for row in log_rows(figures, budget)}
+    """Add the earlier recorded verdicts of the same claim and budget to the verdicts of figures."""
+    current = {_content(row) for row in log_rows(figures, budget)}
     before: dict[tuple[str, str], list[Row]] = {}
     for row in log:
-        if row["budget"] == budget and _content(row) not in ours:
+        if row["budget"] == budget and _content(row) not in current:
             before.setdefault((row["figure"], row["claim"]), []).append(row)
 
-    def told(figure: Figure, verdict: Verdict) -> Verdict:
+    def add(figure: Figure, verdict: Verdict) -> Verdict:
         rows = before.get((figure.spec.name, figure.claim(verdict)), [])
-        each = [(word, next(of)["date"]) for word, of in groupby(rows, lambda row: row["verdict"])]
-        return replace(verdict, earlier=", then ".join(f"{word} ({date[:10]})" for word, date in each))
+        changes = [(word, next(group)["date"]) for word, group in groupby(rows, lambda row: row["verdict"])]
+        return replace(verdict, earlier=", then ".join(f"{word} ({date[:10]})" for word, date in changes))
 
-    return [replace(f, verdicts=tuple(told(f, verdict) for verdict in f.verdicts)) for f in figures]
+    return [replace(f, verdicts=tuple(add(f, verdict) for verdict in f.verdicts)) for f in figures]
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Figures -> a report: one page, Markdown, pictures, and every final figure as CSV."""
+"""Reports of figures: an HTML page, Markdown, pictures, and CSV files."""
 
 import json
 import math
@@ -60,27 +60,26 @@ _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
 
 @plain_style
 def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
-    """Write a report, and nothing but it, into a directory.
+    """Write a report into a directory.
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
-        and of grids tuned/MODEL-STEPS.yaml
+        and tuned/MODEL-STEPS.yaml for grids
 
-    `report.html` is complete in itself. `results.csv` has a row a run, `differences.csv` one a difference to a
-    baseline with its interval, `verdicts.csv` one a claim, `tables.csv` one a cell of the panels that are tables.
-    A panel that cannot be drawn says why in its place.
+    `report.html` is self-contained. `results.csv` has one row per run, `differences.csv` per difference to a baseline,
+    `verdicts.csv` per claim, and `tables.csv` per cell of tables.
 
     Args:
-        figures: what to report, at least one, with different names
-        out: the directory; created
-        what: the experiments in a few words, e.g. the budget of `paper` and its summary
-        caution: what a reader must know of all its figures
+        figures: figures with different names, at least one
+        out: directory, which is created
+        what: short description of the experiments, e.g. the budget of `paper` and its summary
+        caution: warning about all figures
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
     panels = []
     for figure in figures:
         drawn = [(panel, *_draw(panel)) for panel in figure.panels]
-        # the same arms, tuned in two ways, are read side by side
+        # panels of lengths have the same arms with different tuning
         share_y([plot.figure for panel, plots, _ in drawn if panel.kind == "lengths" for plot in plots])
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
@@ -100,7 +99,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
 def _draw(panel: Panel) -> tuple[list[Plot], list[str]]:
     try:
         return _PLOTS[panel.kind](panel)
-    except NotTestableError as error:  # hours of runs stand behind the other panels
+    except NotTestableError as error:  # the other panels are still drawn
         return [], [f"This panel cannot be drawn: {error}"]
 
 
@@ -112,7 +111,7 @@ def _save(panel: Panel, plots: Sequence[Plot], notes: Sequence[str], out: Path, 
             (out / "figures").mkdir(exist_ok=True)
             shutil.copyfile(drawn, out / f"{stem}.png")
         else:
-            notes = [*notes, f"There is no {drawn} to show here."]
+            notes = [*notes, f"{drawn} does not exist, so that it is not shown."]
     sections = [Section(panel.title, pictures, *panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
         pictures, title = _saved([copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
@@ -121,17 +120,17 @@ def _save(panel: Panel, plots: Sequence[Plot], notes: Sequence[str], out: Path, 
 
 
 def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]:
-    """Write pictures; return their paths below the report, each with its words."""
+    """Write pictures; return their paths relative to the report, with alternative texts."""
     for plot in plots:
         plot.save(out / f"{stem}-{plot.name}")
     return [(f"{stem}-{plot.name}.png", plot.alt) for plot in plots]
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
-    """Write the optima of the grids among the panels to `out`/tuned, with their errors: a file a model and length.
+    """Write the optima of grids with their errors to out/tuned/MODEL-STEPS.yaml.
 
-    Of two grids of one model and length the one of the figure `tuning` counts, and else the first; of two arms of one
-    strategy in it the lower one.
+    If two grids have the same model and steps, that of the figure `tuning` is written, else the first; if two arms of a
+    grid have the same strategy, the arm with the lower loss.
     """
     written: set[Path] = set()
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):

@@ -1,4 +1,4 @@
-"""Strategies on the command line as a figure of one panel: what each comes to, one budget for all, what is refused."""
+"""Figures of one panel from strategies on the command line."""
 
 import math
 import shlex
@@ -22,16 +22,16 @@ from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
 
-#: an arm as it is asked for: its label, its strategy and keys
+#: a requested arm: label, and strategy with keys
 Asked = tuple[str, ArmSpec]
-#: name of the budget of a command of one's own
-_OWN = "compare"
-#: keys that every run has its own of
-_OURS = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
+#: name of the budget of these figures
+_BUDGET = "compare"
+#: keys that differ between runs
+_RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 
 def asked(scale: str, text: str, label: str | None) -> Asked:
-    """An arm; its label is the strategy and what its own arguments change.
+    """Parse an arm; the default label is the strategy and its own arguments.
 
     Raises:
         ConfigError: arguments that are no keys of `fit`
@@ -45,42 +45,38 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
 
 
 def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
-    """The figure of one panel that compares the first arm with each other one, settled.
+    """Plan a figure that compares the first arm with each other one.
 
     Raises:
-        ConfigError: a comparison that makes no sense, or what `fit` would refuse
+        ConfigError: too many arms or equal labels, or arguments that `fit` refuses
     """
     labels = [label for label, _ in arms]
     if len(labels) > len(ascii_lowercase):
-        raise ConfigError(
-            f"There are {len(labels) - 1} strategies to compare; give {len(ascii_lowercase) - 1} at most."
-        )
+        raise ConfigError(f"--arms is {len(labels) - 1} strategies; expected at most {len(ascii_lowercase) - 1}.")
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(
-                f"Two arms are called {label!r}; give strategies that differ, or labels where the arguments do."
-            )
+            raise ConfigError(f"Two arms are called {label!r}; expected different strategies, or a label for each arm.")
     (a, _), *others = arms
     panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms})
     summary = f"{len(arms)} arms, {_seeds(seeds)}."
     title = f"{', '.join(label for label, _ in others)} against {a}"
-    planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
-    (settled,) = planned.panels
-    named = [replace(arm, run_spec=arm.run_spec and replace(arm.run_spec, title=arm.label)) for arm in settled.arms]
-    return replace(planned, panels=(replace(settled, arms=tuple(named)),))
+    figure = _plan(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
+    (planned,) = figure.panels
+    named = [replace(arm, run_spec=arm.run_spec and replace(arm.run_spec, title=arm.label)) for arm in planned.arms]
+    return replace(figure, panels=(replace(planned, arms=tuple(named)),))
 
 
 def swept_figure(
     arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: PretrainConfig
 ) -> Figure:
-    """The figure of one panel that trains every arm at all combinations of some settings, settled.
+    """Plan a figure that trains each arm at all combinations of some settings.
 
     Raises:
-        ConfigError: a grid that is none, or what `fit` would refuse
+        ConfigError: values that are not positive or repeat, or arguments that `fit` refuses
     """
     for key, values in axes.items():
         if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
-            raise ConfigError(f"sweep: {key} is {list(values)}; give positive numbers that differ.")
+            raise ConfigError(f"sweep: {key} is {list(values)}; expected different positive numbers.")
     title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
     panel = PanelSpec(
         "Validation loss",
@@ -88,44 +84,40 @@ def swept_figure(
         kind="grid",
         optim=made.optim.name,
         schedule=made.schedule.name,
-        axes={key: {_OWN: list(values)} for key, values in axes.items()},
+        axes={key: {_BUDGET: list(values)} for key, values in axes.items()},
     )
     summary = f"{math.prod(map(len, axes.values()))} points, {_seeds(seeds)} each."
-    return _settled(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
+    return _plan(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
 
 
 def _seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
-def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
-    """A figure of one panel under what the words of a command line say."""
+def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
+    """Plan a figure of one panel under the arguments of a command line."""
     files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
     given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
-        if key in _OURS:
+        if key in _RESERVED:
             raise ConfigError(
-                f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
-                "output directory instead."
+                f"every run has its own --{key}; remove it and set strategies, seeds and the output directory instead."
             )
-    # its time is that of its steps, which nobody estimates
-    model = ModelSpec(config="", seconds_per_1000_steps=0.0)
-    budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
+    model = ModelSpec(config="", seconds_per_1000_steps=0.0)  # the time is not estimated
+    budget = Budget(_BUDGET, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
     return plan_figure(figure, RunResolver(budget, {}, files=files))
 
 
 def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked], str, PretrainConfig, DataConfig]:
-    """Resolve every arm as `fit` would, and give it the tokens of A.
-
-    A's parameters decide them if no steps are set.
+    """Resolve each arm as `fit` does, and give it the tokens of A, which by default follow from its parameters.
 
     Returns:
         The arms with their steps, a sentence on these, and the model and data of A.
 
     Raises:
-        ConfigError: what `fit` would refuse, arms on different corpora, tokenizers or validation sets, an arm that asks
-            for other tokens, or A's are not a whole number of its steps
+        ConfigError: arguments that `fit` refuses, arms on different corpora, tokenizers or validation sets, an arm with
+            different tokens, or tokens that are not a whole number of steps of an arm
     """
     made, hashed = [], set[Path]()
     for _, arm in arms:
@@ -133,10 +125,10 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
         corpus = data.folder.resolve()
-        data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
+        data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # a large corpus takes minutes
         hashed.add(corpus)
         devices, nodes = trainer["devices"], trainer["num_nodes"]
-        if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # else each run finds out
+        if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # otherwise each run checks it
             data.share(devices * nodes)
             data.check_validation(devices * nodes)
         made.append((model, data, trainer))
@@ -156,18 +148,18 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         named = arm.overrides if settled else {}
         if "trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
             raise ConfigError(
-                f"{label!r} is given trainer.max_steps {given}, {int(given) * own:,} tokens: all arms train for {of}; "
-                "leave it out."
+                f"trainer.max_steps of {label!r} is {given}, {int(given) * own:,} tokens; expected {of} for all arms. "
+                "Remove it."
             )
         if "model.tokens_per_param" in named and model.tokens_per_param != first.tokens_per_param:
             raise ConfigError(
-                f"{label!r} is given model.tokens_per_param {model.tokens_per_param:g}: all arms train for {of}; leave "
-                "it out, or give it to all."
+                f"model.tokens_per_param of {label!r} is {model.tokens_per_param:g}; expected {of} for all arms. "
+                "Remove it, or set it for all arms."
             )
         if tokens % own:
             raise ConfigError(
-                f"{of} are no whole number of steps of {own:,} tokens, which {label!r} takes; set trainer.max_steps "
-                f"{-(-tokens // whole) * whole // size} for all."
+                f"{of} are not a whole number of steps of {label!r}, {own:,} tokens each; set trainer.max_steps "
+                f"{-(-tokens // whole) * whole // size} for all arms."
             )
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
         settled.append((label, replace(arm, overrides={**arm.overrides, **more})))

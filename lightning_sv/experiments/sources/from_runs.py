@@ -1,4 +1,4 @@
-"""A user's own runs as a figure, drawn as the paper's are, from their event files."""
+"""Figure of your own runs, from their event files."""
 
 import json
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, DamagedEventsError, Run, read_run
 
-#: what `compare` writes beside its pictures
+#: results of `compare`, in its output directory
 COMPARISON = "comparison.json"
 
 
 def own_figure(
     dirs: Sequence[str | Path], *, labels: Sequence[str] | None = None, baseline: str | None = None, command: str = ""
 ) -> Figure:
-    """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
+    """Load runs as a figure: losses, differences to the baseline, branch norms if all runs logged them.
 
     Args:
-        dirs: completed run directories, folders whose subfolders are such, or directories of `compare`
-        labels: names of the runs in place of their strategies, one per run
-        baseline: label of the arm compared with; the first run's when None
-        command: what the report says made it
+        dirs: completed run directories, folders with such subfolders, or output directories of `compare`
+        labels: names of the runs instead of their strategies, one per run
+        baseline: label of the baseline; by default that of the first run
+        command: command that the report shows
 
     Raises:
-        ConfigError: for a directory without events, two runs of one label and seed, an unknown baseline, runs on other
+        ConfigError: a directory without events, two runs of one label and seed, an unknown baseline, runs on different
             corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
     """
     paths, unfinished = _expand(dirs)
     if labels and len(labels) != len(paths):
-        raise ConfigError(f"--labels names {len(labels)} runs and there are {len(paths)}; give one label each.")
+        raise ConfigError(f"--labels is {len(labels)} names; expected {len(paths)}, one per run.")
     found, names, damaged = [], [], []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
         try:
@@ -53,12 +53,12 @@ def own_figure(
         if seed in seeds:
             raise ConfigError(
                 f"{seeds[seed].dir} and {run.dir} are both {name!r} with seed {seed}; "
-                "leave one out, or tell them apart with --labels."
+                "remove one, or name the arms with --labels."
             )
         seeds[seed] = run
     first = baseline or names[0]
     if first not in arms:
-        raise ConfigError(f"There is no arm {first!r} among the runs; --baseline takes one of {', '.join(arms)}.")
+        raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
     checked = {str(run.dir): run for run in found}
     if len(found) > 1:
         check_same_corpus(checked)
@@ -66,12 +66,12 @@ def own_figure(
     for name, seeds in arms.items():
         shared = sorted(seeds.keys() & arms[first].keys())
         if not shared:
-            raise ConfigError(f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds.")
+            raise ConfigError(f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
-            warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; {_seeds(alone)} only one of them has.")
+            warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; only one of them has {_seeds(alone)}.")
     warnings += [f"Left out: {error}" for error in damaged]
     if unfinished:
-        warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
+        warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
     results = []
     for name, seeds in sorted(arms.items(), key=lambda arm: arm[0] != first):
         each, runs = zip(*sorted(seeds.items()), strict=True)
@@ -92,7 +92,7 @@ def own_figure(
 def _seed(run: Run) -> int:
     seed = run.summary.get("seed", run.config.get("seed_everything"))
     if not isinstance(seed, int):
-        raise ConfigError(f"{run.dir} does not say its seed ({SUMMARY}, seed); pairs need it.")
+        raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
     return seed
 
 
@@ -101,7 +101,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
-    """Each directory, or the completed runs in it where it holds no events itself; the unfinished runs beside them."""
+    """Return each directory, or the completed runs in it if it has no events itself; and the unfinished runs."""
     found, unfinished = [], []
     for path in map(Path, dirs):
         complete, begun = runs_in(path)
@@ -109,12 +109,10 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
             found += complete
             unfinished += begun
         elif (path / COMPARISON).is_file():
-            try:  # directories of the runs are relative to that of the comparison
+            try:  # run directories are relative to that of the comparison
                 found += [path / run["dir"] for run in json.loads((path / COMPARISON).read_text())["runs"]]
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{path / COMPARISON} is not what compare writes ({error!r}); run it again."
-                ) from error
+                raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
         else:
             found.append(path)
     return found, unfinished

@@ -1,7 +1,6 @@
 """Figures, budgets and tuned optima from the YAML files of conf/paper.
 
-A file of conf/paper/tuned is written with the report of the figure `tuning` (report/write.py) and copied by hand: from
-then on every figure of a budget that names it gives each arm its own learning rate and initial std.
+The report of the figure `tuning` (report/write.py) has the files of conf/paper/tuned, which are copied by hand.
 """
 
 import math
@@ -13,22 +12,22 @@ from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, Tuned
 from lightning_sv.settings.yaml_file import read_as
 
-if TYPE_CHECKING:  # torch with it, and `report` needs none
+if TYPE_CHECKING:  # it imports torch, which `report` does not need
     from lightning_sv.scale.strategy import ScaleStrategy
 
 T = TypeVar("T")
-#: placement -> the strategy whose values an arm takes that was not tuned itself
+#: placement -> strategy whose values an untuned arm has
 KIN = {"nop": "nop", "bp": "llama", "ap": "hg+dp+or", "dp": "hg+dp+or", "dnp": "hg+dnp+or+iwd"}
 _STD = "model.backbone.init_std"
 
 
 def figure_names(conf: Path = CONF) -> list[str]:
-    """Names of all figures."""
+    """Return the names of all figures."""
     return sorted(path.stem for path in (conf / "paper").glob("*.yaml"))
 
 
 def budget_names(conf: Path = CONF) -> list[str]:
-    """Names of all budgets."""
+    """Return the names of all budgets."""
     return sorted(path.stem for path in (conf / "paper" / "budgets").glob("*.yaml"))
 
 
@@ -36,7 +35,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml.
 
     Raises:
-        ConfigError: no such figure, a key or value that it cannot have, or a budget that there is not
+        ConfigError: an unknown figure, an invalid key or value, or an unknown budget
     """
     figure, budgets = _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure"), budget_names(conf)
     for where, named in _budgets_named(figure):
@@ -47,7 +46,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
 
 
 def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
-    """Where a figure says something of budgets, and of which."""
+    """Yield where a figure names budgets, and their names."""
     for panel in figure.panels:
         at = f"panel {panel.title!r}"
         arms = [(f"{at}: arm {label!r}", arm) for label, arm in panel.arms.items()]
@@ -62,21 +61,21 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ConfigError: no such budget, a key or value that it cannot have, or no pairs
+        ConfigError: an unknown budget, an invalid key or value, or no pairs
     """
     budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
     if budget.seeds < 1:
         raise ConfigError(
-            f"budget {name}: its seeds are {budget.seeds}; give the number of pairs, two to judge claims."
+            f"budget {name}: seeds is {budget.seeds}; expected a number of pairs, at least 2 to judge claims."
         )
     return budget
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
-    """Read conf/paper/tuned/NAME.yaml; None where nobody has tuned it yet.
+    """Read conf/paper/tuned/NAME.yaml; None if it does not exist.
 
     Raises:
-        ConfigError: a key or value that it cannot have
+        ConfigError: an invalid key or value
     """
     known = sorted(path.stem for path in (conf / "paper" / "tuned").glob("*.yaml"))
     return _load(Tuned, name, conf / "paper" / "tuned", known, "tuned") if name in known else None
@@ -89,30 +88,30 @@ def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) ->
 
 
 def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int) -> tuple[dict[str, float], str]:
-    """The values of an arm, and a sentence where they are those of its kin.
+    """Return the values of an arm, and a sentence if they are those of a related arm.
 
-    Its kin is the tuned arm of its strategy that shares most of its exceptions and has no other, else that of `KIN`.
+    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else that of `KIN`.
 
     Raises:
-        ConfigError: neither it nor its kin is tuned
+        ConfigError: neither the arm nor its related arm is tuned
     """
     kin = KIN.get(strategy.placement, "")
-    alike = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
-    found = max(alike, key=lambda name: len(_split(name)[1]), default=kin)
-    if found not in tuned.arms:
+    related = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
+    source = max(related, key=lambda name: len(_split(name)[1]), default=kin)
+    if source not in tuned.arms:
         raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
-    values = dict(tuned.arms[found])
+    values = dict(tuned.arms[source])
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))
-    return values, "" if found == label else f"{label} is not tuned itself: it has the values of {found}."
+    return values, "" if source == label else f"{label} is not tuned itself: it has the values of {source}."
 
 
 def _split(label: str) -> tuple[str, frozenset[str]]:
-    """`hg+or[lm_head=dp]` -> the strategy and its exceptions."""
+    """Split `hg+or[lm_head=dp]` into the strategy and its exceptions."""
     strategy, _, exceptions = label.rstrip("]").partition("[")
     return strategy, frozenset(filter(None, exceptions.split(",")))
 
 
 def rounded(value: float) -> float:
-    """Two digits: the errors are larger than the third."""
+    """Round to two digits; the errors are larger than the third."""
     return float(f"{value:.2g}")
