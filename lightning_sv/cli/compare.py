@@ -1,4 +1,4 @@
-"""`lightning-sv compare`: strategies in pairs with a baseline."""
+"""`lightning-sv compare`: strategies compared with a baseline in pairs."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,42 +14,41 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `compare`, run it, show the result; return the exit code.
+    """Parse the arguments of `compare`, train, print the result; return the exit code.
 
     Raises:
-        ConfigError: what makes no comparison, or what `fit` would refuse
+        ConfigError: arguments that are not a comparison, or that `fit` refuses
     """
     parser = PlainParser(
         "compare",
-        "Train a baseline A and one or several other strategies on the same seeds and data order, and "
-        "compare each of them with A in pairs. Arguments that are not listed here go to `fit` of every arm "
-        "(--config, any key).",
-        json="Print the figures as JSON on stdout.",
+        "Train a baseline A and other strategies on the same seeds and data order, and compare each of them with A in "
+        "pairs. All other arguments are passed to `fit` of each arm (--config, any key).",
+        json="Print the numbers as JSON on stdout.",
     )
     parser.add_argument("--baseline", "--a", dest="a", required=True, help="Strategy A, usually llama.")
     parser.add_argument("--arms", "--b", dest="b", required=True, nargs="+", help="Strategies B, each compared with A.")
     parser.add_argument(
-        "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds, each a run of every arm."
+        "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds; each arm has one run per seed."
     )
-    parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
-    parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
-    parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
-    parser.add_argument("--b_label", nargs="+", help="Names of the B, one each, in their order.")
-    parser.add_places("Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
+    parser.add_argument("--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".')
+    parser.add_argument("--b_args", default="", help="Arguments of each B, not of A.")
+    parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")
+    parser.add_argument("--b_label", nargs="+", help="Names of the B, one per strategy, in order.")
+    parser.add_places("Output directory, also for runs; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
     options, shared = parser.parse_known_args(argv)
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):
-        raise ConfigError(f"--arms names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
+        raise ConfigError(f"--b_label is {len(labels)} names; expected {len(options.b)}, one per strategy of --arms.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
     out = options.out or default_out(figure, model.backbone.name, data.corpus.dir)
-    # a directory that is asked for has its runs in it; all others share theirs
-    had = RunStore(out if options.out else out.parent, context_of(data), launcher)
+    # a directory set with --out has its own runs; default directories share theirs
+    store = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
-    result = compare(figure, had, out, jobs=options.jobs, command=command)
+    result = compare(figure, store, out, jobs=options.jobs, command=command)
     if options.json:
         print(result.to_json())
     else:

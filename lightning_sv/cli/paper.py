@@ -1,4 +1,4 @@
-"""`lightning-sv paper`: the paper's figures on a budget, from missing runs to verdicts."""
+"""`lightning-sv paper`: the figures of the paper under a budget, from missing runs to verdicts."""
 
 import shlex
 import sys
@@ -33,27 +33,27 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `paper`, do what they say, return the exit code.
+    """Parse the arguments of `paper`, train, evaluate and report; return the exit code.
 
     Raises:
         ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """
     parser = PlainParser(
         "paper",
-        "Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
-        "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
-        json="Print the verdicts as JSON, the rest on stderr.",
+        "Train the experiments of the paper under a budget and evaluate its claims. All other arguments are keys of "
+        "`fit` of each run, e.g. --data.corpus.dir DIR.",
+        json="Print the verdicts as JSON on stdout, and the rest on stderr.",
     )
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
-    parser.add_places("Directory; runs/paper/BUDGET by default.")
+    parser.add_places("Output directory; runs/paper/BUDGET by default.")
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
-    parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
+    parser.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     parser.add_argument(
         "--recorded", nargs="+", type=Path, default=[], metavar="PATH",
-        help="Folders or CSV files of recordings, e.g. results/cpu: the losses of runs that are not here.",
+        help="Folders or CSV files of recordings with the losses of missing runs, e.g. results/cpu.",
     )  # fmt: skip
     parser.add_argument(
         "--no_log",
@@ -63,11 +63,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(ways) > 1:
-        raise ConfigError(f"paper: {' and '.join(ways)} do not go together; choose one.")
+        raise ConfigError(f"paper: {' and '.join(ways)} exclude each other. Choose one.")
     if options.json and {"--dry_run", "--slurm"} & set(ways):
-        raise ConfigError(f"paper: --json prints verdicts, and with {ways[0]} there are none; leave one of them out.")
+        raise ConfigError(f"paper: --json prints verdicts, and {ways[0]} has none. Remove one of them.")
     if options.submit and not options.slurm:
-        raise ConfigError("--submit submits what --slurm prints; add --slurm.")
+        raise ConfigError("--submit submits the script of --slurm; add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
     figures = [
@@ -97,7 +97,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)
     if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
-        raise ConfigError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
+        raise ConfigError(f"paper: {out} has no run of these figures. Remove --no_train, or set their --out.")
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
     log = [] if options.no_log else read_log(log_file)  # an invalid log is refused before hours of runs
@@ -114,7 +114,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
-    from lightning_sv.experiments.report.write import write_report  # matplotlib, which a dry run does without
+    from lightning_sv.experiments.report.write import write_report  # it imports matplotlib
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
@@ -126,7 +126,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
 
 def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
-    """Show every claim with its verdict, figure by figure."""
+    """Print each claim with its verdict, per figure."""
     for figure in figures:
         budget = f", {figure.ratio()} tokens per parameter (the paper: {figure.spec.paper_tokens_per_param})"
         title = figure.spec.title + (budget if figure.ratio() else "")
@@ -142,34 +142,32 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
 
 
 def _keys(rest: list[str]) -> dict[str, Any]:
-    """`--key value` or `--key=value`, for every run."""
+    """Parse `--key value` or `--key=value`, keys of all runs."""
     files, keys = parse_overrides(rest, "paper")
     if files or not all("." in key for key in keys):
         raise ConfigError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
     if "model.scale" in keys:
-        raise ConfigError(
-            "paper: --model.scale is what the arms of a figure say; compare takes strategies of your own."
-        )
+        raise ConfigError("paper: --model.scale is set by the arms of each figure; use compare for other strategies.")
     return keys
 
 
 def cost(wanted: Sequence[RunRequest], budget: Budget) -> float:
-    """Seconds of one core, or GPU-hours, of these runs."""
+    """Return the seconds of one core, or GPU-hours, of these runs."""
     return sum(run_spec.cost + budget.startup_seconds for run_spec, _ in wanted)
 
 
 def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None:
-    """Median of measured over estimated seconds, of the runs that are complete; None without any."""
+    """Return the median of measured over estimated seconds of complete runs; None without any."""
     ratios = []
     for run_spec, seed in wanted:
-        took = read_summary(runs.dir(run_spec, seed)).get("seconds")  # of this machine: none that is recorded
+        took = read_summary(runs.dir(run_spec, seed)).get("seconds")  # measured on this machine, not recorded
         if run_spec.cost and isinstance(took, float):
             ratios.append(took / run_spec.cost)
     return float(np.median(ratios)) if ratios else None
 
 
 def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, parallel: int) -> None:
-    """Show every run, each figure alone and all together, and how long that takes."""
+    """Print all runs, and the time of each figure and of all together."""
     on_cpu, total = budget.gpu is None, requests_of(figures)
     ratio = measured_ratio(total, runs) if on_cpu else None
     missing = {job.name for job in replace(runs, context=None).missing(total)}
@@ -186,7 +184,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
 
     say(f"budget {budget.name}: {budget.summary}{f'; {budget.gpu}, {MFU:.0%} MFU' if budget.gpu else ''}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")  # it has what the numbers leave
+    table.add_column("run", overflow="fold")  # it has the width that the numbers leave
     unit = "seconds" if on_cpu else "GPU-hours"
     for column in ("steps", "tokens", "tokens a\nparameter", f"{unit}\na run", "runs", "done"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -220,10 +218,10 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
-    """Print the array of the missing runs."""
+    """Print the SLURM array of the missing runs; submit it if asked."""
     missing = runs.missing(requests_of(figures))
     if not missing:
-        console.print("every run is complete; call without --slurm for the verdicts.")
+        console.print("all runs are complete; call without --slurm for the verdicts.")
         return 0
     for job in missing:
         job.prepare()

@@ -1,4 +1,4 @@
-"""`lightning-sv report`: runs of one's own, drawn as the paper's are."""
+"""`lightning-sv report`: report of your own runs."""
 
 import json
 import shlex
@@ -14,25 +14,23 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `report`, write it, say where; return the exit code."""
+    """Parse the arguments of `report`, write it, print its path; return the exit code."""
     parser = PlainParser(
         "report",
-        "Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
-        "compared with the baseline in pairs that share a seed.",
-        json="Print the differences as JSON, the rest on stderr.",
+        "Report runs from their event files. Runs with the same label are an arm; each arm is compared with the "
+        "baseline in pairs that share a seed.",
+        json="Print the differences as JSON on stdout, and the rest on stderr.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN_DIR",
-        help="Run directories, folders that hold them, or those of comparisons.",
+        help="Run directories, folders of runs, or output directories of compare.",
     )
-    parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
-    parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
-    parser.add_argument(
-        "--out", type=Path, help="Directory of the report; runs/report, which has the last, by default."
-    )
+    parser.add_argument("--labels", nargs="+", help="Names of the runs instead of their strategies, one per run.")
+    parser.add_argument("--baseline", help="Label of the baseline; by default that of the first run.")
+    parser.add_argument("--out", type=Path, help="Output directory; by default runs/report, which is overwritten.")
     options = parser.parse_args(argv)
     command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
@@ -45,7 +43,7 @@ def run(argv: list[str]) -> int:
     print_pairs(console, pairs, figure.warnings)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     if options.json:
-        found = {"report": str(out / "report.html"), "unit": "nats per token", "a": figure.panels[0].arms[0].label}
+        head = {"report": str(out / "report.html"), "unit": "nats per token", "a": figure.panels[0].arms[0].label}
         differences = [pair.to_dict() for pair in pairs]
-        print(json.dumps({**found, "differences": differences, "warnings": figure.warnings}, indent=2))
+        print(json.dumps({**head, "differences": differences, "warnings": figure.warnings}, indent=2))
     return 0

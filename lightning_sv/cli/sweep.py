@@ -1,4 +1,4 @@
-"""`lightning-sv sweep`: each strategy over a grid of its settings, and where its loss is lowest."""
+"""`lightning-sv sweep`: strategies over a grid of settings, and the optimum of each."""
 
 import json
 import math
@@ -20,60 +20,57 @@ from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.cli_args import leaves, parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number
 
-#: what a sweep varies, across first, and the option of its values
+#: key that a sweep may vary -> option with its values; the first one is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `sweep`, run it, show losses and optima; return the exit code.
+    """Parse the arguments of `sweep`, train, print losses and optima; return the exit code.
 
     Raises:
-        ConfigError: what makes no grid, or what `fit` would refuse
+        ConfigError: arguments that are not a grid, or that `fit` refuses
     """
     parser = PlainParser(
         "sweep",
-        "Train strategies at every combination of some learning rates and initial standard deviations, and "
-        "fit where the loss of each is lowest. Arguments that are not listed here go to `fit` of every run (--config, "
-        "any key).",
-        json="Print the figures as JSON on stdout.",
+        "Train strategies at all combinations of some learning rates and initial standard deviations, and fit the "
+        "optimum of each. All other arguments are passed to `fit` of each run (--config, any key).",
+        json="Print the numbers as JSON on stdout.",
     )
-    parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with an optimum of its own.")
+    parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with its own optimum.")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
     parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; three or more.")
-    parser.add_argument(
-        "--seeds", type=number(int, 1, 1000), default=2, help="Runs of every point, on seeds 100, 101, ..."
-    )
-    parser.add_places("Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default.")
+    parser.add_argument("--seeds", type=number(int, 1, 1000), default=2, help="Runs per point, on seeds 100, 101, ...")
+    parser.add_places("Output directory, also for runs; runs/sweep/MODEL-DATA/STRATEGIES by default.")
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
-        raise ConfigError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
+        raise ConfigError("sweep: no setting varies; set --lr, --init_std, or both.")
     for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
         if key in axes:
-            raise ConfigError(f"--{key} is {value}, and --{AXES[key]} varies it; leave one of them out.")
-    shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # a run needs some
+            raise ConfigError(f"--{key} is {value}, and --{AXES[key]} varies it. Remove one of them.")
+    shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # needed to parse a run
     arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     figure = swept_figure(arms, axes, shared, options.seeds, model)
-    said = Console(stderr=True)
-    said.print(budget, markup=False, highlight=False, soft_wrap=True)
+    progress = Console(stderr=True)
+    progress.print(budget, markup=False, highlight=False, soft_wrap=True)
     out = options.out or default_out(figure, model.backbone.name, data.corpus.dir, "sweep")
-    had = RunStore(out if options.out else out.parent, context_of(data), launcher)
+    store = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
-    panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)
-    found = [_swept(panel, series) for series in panel.series]
+    panel = sweep(figure, store, out, jobs=options.jobs, console=progress, command=command)
+    arms_json = [_arm_json(panel, series) for series in panel.series]
     if options.json:
-        print(json.dumps({"unit": "nats per token", "arms": found, "report": str(out / "report.html")}, indent=2))
+        print(json.dumps({"unit": "nats per token", "arms": arms_json, "report": str(out / "report.html")}, indent=2))
         return 0
     console = Console()
-    for arm in found:
+    for arm in arms_json:
         console.print(_losses(arm, axes))
         console.print(_sentence(arm), markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _swept(panel: Panel, series: Series) -> dict[str, Any]:
-    """Every loss of an arm and its optimum; plain JSON types."""
+def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
+    """Return the losses of an arm and its optimum as JSON types."""
     best, keys = panel.optimum(series), list(panel.spec.axes)
     points = [
         {**dict(zip(keys, point, strict=True)), "losses": losses.tolist()}
@@ -94,7 +91,7 @@ def _swept(panel: Panel, series: Series) -> dict[str, Any]:
 
 
 def _losses(arm: dict[str, Any], axes: dict[str, list[float]]) -> Table:
-    """Mean losses: a row an initial std, a column a learning rate, or one row of the only setting."""
+    """Return mean losses: one row per initial std, one column per learning rate, or one row for a single setting."""
     *down, across = reversed(axes)
     means = {tuple(p[key] for key in (*down, across)): float(np.mean(p["losses"])) for p in arm["points"]}
     rows, columns = sorted(axes[down[0]]) if down else [0.0], sorted(axes[across])
@@ -115,8 +112,8 @@ def _sentence(arm: dict[str, Any]) -> str:
     at = [f"{_short(key)} {best[key]:.3g}" for key in best["factor"]]
     if best["why_not"]:
         return f"{arm['scale']} has no fitted optimum: {best['why_not']}, {best['loss']:.4f} at {' and '.join(at)}."
-    if best["se"] is None:  # as many points as the fit has numbers
-        error = "; more seeds or values would say how sure that is"
+    if best["se"] is None:  # no degrees of freedom
+        error = "; more seeds or values are needed for its standard error"
     else:
         at = [
             f"{words} (times or over {best['factor'][key]:.2f})" for words, key in zip(at, best["factor"], strict=True)

@@ -38,7 +38,7 @@ def test_two_arms_are_the_paired_t_test() -> None:
     assert alone.p_below(0.001) == pytest.approx(contrast.p_below(0.001), rel=1e-9)
 
 
-def test_a_whole_block_design_is_its_closed_form() -> None:
+def test_balanced_design_equals_its_closed_form() -> None:
     """Two-way analysis of variance: residuals y_as - y_a. - y_.s + y.., (A - 1)(S - 1) degrees of freedom."""
     losses = draw(np.random.default_rng(1), 6, 4)
     y = np.array([list(row.values()) for row in losses.values()])
@@ -53,8 +53,8 @@ def test_a_whole_block_design_is_its_closed_form() -> None:
     assert back.mean == pytest.approx(-contrast.mean) and back.p_above() == pytest.approx(contrast.p_below())
 
 
-def test_arms_that_are_copies_differ_by_nothing() -> None:
-    """Whatever the last digit that this machine's solver leaves: 2.7e-15 was "contradicted" on one of three CPUs."""
+def test_copies_have_difference_zero() -> None:
+    """Whatever the rounding errors of the solver, which differ between CPUs."""
     for rng in map(np.random.default_rng, range(20)):
         copies = draw(rng, 1, 3)["0"]
         design = BlockDesign({"a": copies, "b": dict(copies)})
@@ -62,8 +62,8 @@ def test_arms_that_are_copies_differ_by_nothing() -> None:
             assert (difference.mean, difference.low, difference.high, difference.se) == (0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_missing_run_is_bridged_by_the_other_arms() -> None:
-    """A without seed 0 and B without seed 1 share seed 2 alone, and their difference uses all that C tells."""
+def test_missing_run_is_estimated_through_other_arms() -> None:
+    """A without seed 0 and B without seed 1 share only seed 2; their difference also uses C."""
     losses = {"a": {1: 1.0, 2: 2.0}, "b": {0: 0.5, 2: 2.5}, "c": {0: 0.1, 1: 1.1, 2: 2.1}}
     design = BlockDesign(losses)
     # normal equations with a, b, c and seeds 1, 2 over seed 0
@@ -80,7 +80,7 @@ def test_a_missing_run_is_bridged_by_the_other_arms() -> None:
     )
 
 
-def test_wrong_families_are_refused() -> None:
+def test_wrong_designs_are_refused() -> None:
     with pytest.raises(ValueError, match="share no seed"):
         BlockDesign({"a": {0: 1.0}, "b": {1: 2.0}}).difference("a", "b")
     with pytest.raises(ValueError, match="no arm 'c'; it has a, b"):
@@ -91,8 +91,8 @@ def test_wrong_families_are_refused() -> None:
     assert alone.mean == pytest.approx(-1.0) and (alone.low, alone.p_below()) == (None, 1.0)
 
 
-def test_an_arm_of_one_run_has_no_interval() -> None:
-    """The others' scatter is known, and its own luck is not: it might be taken for merit."""
+def test_arm_of_one_run_has_no_interval() -> None:
+    """Because its own deviation is unknown."""
     losses = draw(np.random.default_rng(5), 6, 3)
     losses["5"] = {0: losses["5"][0]}
     design = BlockDesign(losses)
@@ -130,7 +130,7 @@ def test_intervals_cover_at_the_measured_scatter(size: tuple[int, int]) -> None:
     assert failing[1] and (failing[0] or design.df > 2) and (failing[2] or design.df < 25)
 
 
-def test_a_pair_that_scatters_more_is_taken_by_itself() -> None:
+def test_pair_with_larger_scatter_is_not_pooled() -> None:
     rng = np.random.default_rng(3)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + x * RESIDUAL_SD for seed, x in enumerate((-2.0, 1.5, 2.0, -1.5, 1.0, -1.0))}
@@ -143,8 +143,8 @@ def test_a_pair_that_scatters_more_is_taken_by_itself() -> None:
     assert tame.df == design.df == 40 and tame.scatter == "scatter of 9 arms, 40 degrees of freedom"
 
 
-def test_arms_that_scatter_unequally_are_not_pooled() -> None:
-    """Bartlett's test sees one arm of twelve times the scatter; of equal ones it rejects no more than it says."""
+def test_arms_with_unequal_scatter_are_not_pooled() -> None:
+    """Bartlett's test rejects one arm with twelve times the scatter, and equal arms in at most 5%."""
     rng = np.random.default_rng(6)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + float(rng.normal(0, 12 * RESIDUAL_SD)) for seed in range(6)}

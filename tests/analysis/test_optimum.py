@@ -1,4 +1,4 @@
-"""The optimum of a grid, against paraboloids whose minimum is known and against simulated noise."""
+"""Optima of grids, on paraboloids with a known minimum and with simulated noise."""
 
 import math
 
@@ -13,14 +13,14 @@ BEST = (0.0075, 0.023)
 
 
 def losses(cliff: float = math.inf) -> np.ndarray:
-    """3.5 + a tilted paraboloid around `BEST`; what has a rate above `cliff` breaks down."""
+    """Return 3.5 + a paraboloid with a product around `BEST`; rates above `cliff` have a loss of 9."""
     z = np.log(np.array(POINTS) / BEST)
     found = 3.5 + 0.05 * z[:, 0] ** 2 + 0.03 * z[:, 1] ** 2 + 0.02 * z[:, 0] * z[:, 1]
     return np.where(np.array(POINTS)[:, 0] > cliff, 9.0, found)
 
 
-def test_a_paraboloid_is_found_exactly() -> None:
-    """Whatever the seeds' own offsets and the order of the points; an axis of one value is left as it is."""
+def test_paraboloid_is_found_exactly() -> None:
+    """For any offsets of seeds and order of points; an axis of one value is unchanged."""
     y = losses()[:, None] + np.array([0.0, 0.3, -0.2])
     found = fit_optimum(POINTS[::-1], y[::-1])
     assert found.values == pytest.approx(BEST, rel=1e-9) and not found.why_not
@@ -32,8 +32,8 @@ def test_a_paraboloid_is_found_exactly() -> None:
     assert one.values == pytest.approx((BEST[0] * math.exp(-0.2 * z), 0.02)) and one.errors[1] == 0.0
 
 
-def test_a_cross_is_fitted_upright() -> None:
-    """Five points place an upright paraboloid exactly, whichever of them is lowest; a tilt moves what they find."""
+def test_cross_is_fitted_without_products() -> None:
+    """Five points determine a paraboloid without products exactly; a product moves the optimum."""
     for centre in ((0.006, 0.02), (0.012, 0.02)):
         chosen = [i for i, p in enumerate(POINTS) if p[0] == centre[0] or p[1] == centre[1]]
         points = [POINTS[i] for i in chosen]
@@ -54,8 +54,8 @@ def test_a_cross_is_fitted_upright() -> None:
     (lambda p: True, 0.006, "too few points"),
     (lambda p: p in POINTS[:2] + POINTS[4:6] + POINTS[7:8], math.inf, "too few points"),
 ])  # fmt: skip
-def test_no_fit_at_an_end_or_through_a_cliff(keep: object, cliff: float, why: str) -> None:
-    """The lowest point stands in for it, without errors."""
+def test_no_fit_at_an_end_or_across_a_cliff(keep: object, cliff: float, why: str) -> None:
+    """The lowest point replaces it, without errors."""
     chosen = [i for i, p in enumerate(POINTS) if keep(p)]  # type: ignore[operator]
     y = losses(cliff)[chosen, None]
     found = fit_optimum([POINTS[i] for i in chosen], y)
@@ -63,14 +63,14 @@ def test_no_fit_at_an_end_or_through_a_cliff(keep: object, cliff: float, why: st
     assert (found.values, found.loss) == (POINTS[chosen[int(y.argmin())]], y.min())
 
 
-def test_a_corner_beyond_the_cliff_is_left_out() -> None:
+def test_corner_beyond_the_cliff_is_left_out() -> None:
     y = losses()
     y[POINTS.index((0.012, 0.04))] = 5.0
     assert fit_optimum(POINTS, y[:, None]).values == pytest.approx(BEST, rel=1e-9)
 
 
-def test_what_is_no_bowl_is_refused() -> None:
-    """A saddle, and a minimum that only a line through noise puts far outside."""
+def test_saddle_is_refused() -> None:
+    """And a nearly flat line has its optimum at the lowest point."""
     z = np.log(np.array(POINTS) / BEST)
     saddle = 3.5 + 0.05 * z[:, 0] ** 2 + 0.001 * z[:, 1] ** 2 + 0.05 * z[:, 0] * z[:, 1]
     saddle[POINTS.index((0.006, 0.02))] = saddle.min() - 0.001
@@ -81,7 +81,7 @@ def test_what_is_no_bowl_is_refused() -> None:
 
 
 @pytest.mark.parametrize("step", [2.0, 3.9, 10.0, 100.0])
-def test_a_minimum_between_runs_that_lie_far_apart_is_a_guess(step: float) -> None:
+def test_minimum_far_from_all_runs_is_refused(step: float) -> None:
     """Half a step from the next run, in logarithms: more than a factor of two for steps above four."""
     rates = [0.01 / step, 0.01, 0.01 * step]
     best = 0.01 * step**0.499

@@ -1,4 +1,4 @@
-"""Paired statistics against scipy and closed forms."""
+"""Paired statistics, compared with scipy and closed forms."""
 
 import math
 
@@ -23,7 +23,7 @@ LOSSES = st.floats(0.5, 12, allow_nan=False)
 
 
 def curve(tokens: list[int], values: list[float]) -> Curve:
-    """A curve from plain lists."""
+    """Return a curve from lists."""
     return Curve(np.array(tokens, dtype=np.int64), np.array(values))
 
 
@@ -42,7 +42,7 @@ def test_interval_is_scipys_paired_t(pairs: list[tuple[float, float]], confidenc
 
 
 def test_verdicts() -> None:
-    """Lower, higher, or not resolved; the half width is what could have been resolved."""
+    """Lower, higher, or not resolved; half of the interval is the smallest resolvable difference."""
     lower = paired_difference([3.0, 3.1, 3.2], [2.98, 3.06, 3.17])
     assert below(lower) == "holds"
     half = 4.302653 * 0.01 / math.sqrt(3)  # t(0.975, 2) from a printed table
@@ -53,8 +53,8 @@ def test_verdicts() -> None:
     assert below(paired_difference([3.0, 3.0], [3.0, 3.0])) == "not resolved"
 
 
-def test_one_pair_never_gives_a_verdict() -> None:
-    """One pair has a mean and nothing else."""
+def test_one_pair_gives_no_verdict() -> None:
+    """One pair has a mean without an interval."""
     one = paired_difference([3.0], [1.0])
     assert (one.mean, one.low, one.high, one.se, one.n) == (-2.0, None, None, None, 1)
     assert below(one) == "not resolved" and one.smallest_resolvable is None
@@ -70,7 +70,7 @@ def test_one_pair_never_gives_a_verdict() -> None:
     ],
 )
 def test_refused(a: list[float], b: list[float], confidence: float, message: str) -> None:
-    """What a user can get wrong is named."""
+    """Errors name the wrong argument."""
     with pytest.raises(ValueError, match=message):
         paired_difference(a, b, confidence)
 
@@ -90,7 +90,7 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_tokens_to_reach() -> None:
-    """Linear between evaluations, the first crossing, None when it never happens."""
+    """The first crossing, linear between evaluations; None without a crossing."""
     tokens, losses = [10, 20, 40], [4.0, 3.0, 2.0]
     assert tokens_to_reach(tokens, losses, 3.5) == pytest.approx(15)
     assert tokens_to_reach(tokens, losses, 2.25) == pytest.approx(35)
@@ -102,7 +102,7 @@ def test_tokens_to_reach() -> None:
 
 
 def test_token_efficiency_is_a_geometric_mean() -> None:
-    """Factors 2 and 8 average to 4; a pair that never arrives takes the factor away."""
+    """Factors 2 and 8 have the mean 4; without the target in one pair there is no factor."""
     a = [curve([0, 80], [4.0, 2.0]), curve([0, 80], [5.0, 3.0])]
     b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 10, 80], [5.0, 3.0, 1.0])]
     found = token_efficiency(a, b)
@@ -114,8 +114,8 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     assert (short.factor, short.reached, short.n) == (None, 1, 2)
 
 
-def test_a_token_factor_is_known_whoever_is_ahead() -> None:
-    """To the higher of two ends: 2 where B is ahead, 1/4 where A is; swapped, the inverse."""
+def test_token_factor_does_not_depend_on_the_leader() -> None:
+    """To the higher of both ends: 2 if B leads, 1/4 if A leads; swapped arms have the inverse."""
     a = [curve([0, 80], [4.0, 2.0]), curve([0, 20, 80], [5.0, 3.0, 1.0])]
     b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 80], [5.0, 3.0])]
     found, swapped = token_factor(a, b), token_factor(b, a)
@@ -132,8 +132,8 @@ def test_a_token_factor_is_known_whoever_is_ahead() -> None:
     assert token_factor(a[:1], [lost]).why_not == "a run diverged" == token_factor([lost], a[:1]).why_not
 
 
-def test_curves_of_other_grids_are_interpolated() -> None:
-    """On the coarsest grid, where all run: exact for straight lines, and the values themselves where grids agree."""
+def test_curves_of_different_grids_are_interpolated() -> None:
+    """On the coarsest grid: exact for straight lines, and the values themselves if grids are equal."""
     fine, coarse = np.arange(10, 101, 10), np.array([25, 50, 75, 95])
     tokens, values = on_one_grid([curve(fine, 4 - fine / 50), curve(coarse, 5 - coarse / 25)])
     assert tokens.tolist() == coarse.tolist()
@@ -149,7 +149,7 @@ def test_curves_of_other_grids_are_interpolated() -> None:
         on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
 
 
-def test_a_band_leaves_out_what_diverged() -> None:
+def test_band_leaves_out_diverged_values() -> None:
     a = [curve([1, 2, 3], [3.0, 2.0, 1.0]), curve([2, 3, 4], [2.2, 1.2, 1.0])]
     b = [curve([2, 3], [1.9, math.nan]), curve([1, 2, 3], [9.0, 2.0, 1.0])]
     band = paired_curve(a, b)

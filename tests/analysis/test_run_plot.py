@@ -1,4 +1,4 @@
-"""Figures: written, the right size, honest titles, one colour for the baseline."""
+"""Figures: files, sizes, titles, one colour for the baseline."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from lightning_sv.runs.events import Curve, Run
 
 
 def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
-    """A run that looks like one: power-law losses with noise, Q and K growing, V shrinking."""
+    """Return a realistic run: power-law losses with noise, growing Q and K, shrinking V."""
     rng = np.random.default_rng(seed)
     tokens = np.arange(512, 1_536_001, 512, dtype=np.int64)
     x = tokens / tokens[-1]
@@ -39,7 +39,7 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
 
 
 @pytest.mark.parametrize("label", ["$$", "price $5$", r"a $\alpha"])
-def test_a_dollar_in_a_label_is_a_dollar(label: str, tmp_path: Path) -> None:
+def test_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path) -> None:
     draw_run(synthetic(label, 0, 0.0), tmp_path / "r.png")
     figure = style.new_figure(1)
     axes = figure.subplots()
@@ -53,12 +53,12 @@ def test_a_dollar_in_a_label_is_a_dollar(label: str, tmp_path: Path) -> None:
     ("tokens", "words"), [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")]
 )
 def test_human_tokens(tokens: float, words: str) -> None:
-    """Token counts as a reader says them."""
+    """Token counts have two digits and a unit."""
     assert style.human_tokens(tokens) == words
 
 
-def test_the_baseline_keeps_its_colour() -> None:
-    """`llama` is blue on either side, and two arms never share a colour."""
+def test_baseline_keeps_its_colour() -> None:
+    """`llama` is blue at both positions, and two arms have different colours."""
     labels = ["llama", "unified", "nop", "hg+or", "dp", "llama lr=6e-3"]
     for other in labels[1:]:
         assert style.colours(["llama", other])[0] == style.BLUE == style.colours([other, "llama"])[1]
@@ -66,13 +66,13 @@ def test_the_baseline_keeps_its_colour() -> None:
         for b in labels:
             assert a == b or len(set(style.colours([a, b]))) == 2
     four = style.colours(["wd", "iwd", "owd", "nowd"])
-    assert four[0] == style.BLUE and len(set(four)) == 4  # blue is the baseline's where no llama is
+    assert four[0] == style.BLUE and len(set(four)) == 4  # without llama, the baseline is blue
 
 
 @pytest.mark.parametrize("panels", [1, 2])
 @pytest.mark.parametrize("name", ["+" * 14, "WW+WW+WW+WW+WW"])
 def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
-    """Titles and labels of any words stay in the picture, and in their panel."""
+    """Long titles and labels stay in their panel."""
     figure = style.new_figure(panels)
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
         axes.plot([0, 1], [-0.00001, 0.00002])
@@ -86,7 +86,7 @@ def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
         assert label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
 
 
-def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
     monkeypatch.setattr(run_plot, "save", lambda f, path: (figures.append(f), save(f, path)))
@@ -101,8 +101,8 @@ def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest
         draw_run(Run(Path("x"), "llama", {}, {}, {}), tmp_path / "none.png")
 
 
-def test_running_mean_is_centred_and_skips_what_diverged() -> None:
-    """Against numpy's convolution inside; a NaN does not spread."""
+def test_running_mean_is_centred_and_skips_nan() -> None:
+    """Equal to the convolution of numpy inside; a NaN does not spread."""
     values = np.random.default_rng(0).normal(size=20)
     inside = np.convolve(values, np.ones(5) / 5, mode="valid")
     assert run_plot._running_mean(values, 5)[2:-2] == pytest.approx(inside)
@@ -111,8 +111,8 @@ def test_running_mean_is_centred_and_skips_what_diverged() -> None:
     assert np.isfinite(run_plot._running_mean(values, 5)).all()
 
 
-def test_no_setting_of_the_user_reaches_a_picture(tmp_path: Path) -> None:
-    """What the program around ours has set stays as it is."""
+def test_settings_of_the_user_do_not_change_a_picture(tmp_path: Path) -> None:
+    """And they stay unchanged."""
     run = synthetic("llama", 0, 0.0, branches=False)
     with pytest.MonkeyPatch.context() as patch:
         theirs = {"text.usetex": True, "font.size": 40.0, "savefig.dpi": 20, "savefig.bbox": "tight", "axes.grid": True}
@@ -124,7 +124,7 @@ def test_no_setting_of_the_user_reaches_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "theirs.png").read_bytes() == (tmp_path / "ours.png").read_bytes()
 
 
-def test_all_that_draws_a_file_draws_it_in_the_plain_style() -> None:
+def test_functions_that_draw_files_have_the_plain_style() -> None:
     modules = [import_module(f"{analysis.__name__}.{found.name}") for found in iter_modules(analysis.__path__)]
     public = [function for module in modules for name, function in vars(module).items() if name.startswith("draw_")]
     files = {draw_run, write_report, *(each for each in public if "path" in signature(each).parameters)}
@@ -132,7 +132,7 @@ def test_all_that_draws_a_file_draws_it_in_the_plain_style() -> None:
     assert len(files) >= 5 and [each for each in files if not hasattr(each, "__wrapped__")] == []
 
 
-def test_settings_that_stop_matplotlib_stop_no_command(tmp_path: Path) -> None:
+def test_damaged_matplotlibrc_does_not_stop_commands(tmp_path: Path) -> None:
     (tmp_path / "rc").write_bytes(b"font.family: \xff\n")
     env = os.environ | {"MPLBACKEND": "none such", "MATPLOTLIBRC": str(tmp_path / "rc")}
     code = "import lightning_sv.cli.main as it; it.main = lambda: int(not __import__('matplotlib')); it.cli()"

@@ -19,7 +19,7 @@ def noisy(a: Law, b: Law, rng: np.random.Generator, seeds: int = 3) -> tuple[NDA
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_a_power_law_is_recovered(scale: float) -> None:
+def test_power_law_is_recovered(scale: float) -> None:
     """All five parameters of noiseless laws, in any unit of size; the offset and slope are theirs."""
     fit = fit_scaling(list(SIZES * scale), A(SIZES)[:, None], B(SIZES)[:, None]).power
     assert fit is not None and fit.residual < 1e-9
@@ -32,7 +32,7 @@ def test_a_power_law_is_recovered(scale: float) -> None:
     assert fit.offset.low is None and fit.offset.high is None  # one seed has no interval
 
 
-def test_a_line_is_the_normal_equations() -> None:
+def test_line_equals_the_normal_equations() -> None:
     """The log-linear fit against numpy's least squares on all points at once."""
     a, b = noisy(LINE_A, LINE_B, np.random.default_rng(1))
     fit = fit_scaling(list(SIZES), a, b).log_linear
@@ -61,7 +61,7 @@ def test_the_interval_covers_the_truth(form: Form, trials: int) -> None:
 
 
 @pytest.mark.long
-def test_the_pair_cancels_what_it_shares() -> None:
+def test_shared_offsets_of_pairs_cancel() -> None:
     """Paired resamples: an offset half as large as the scatter between seeds is resolved."""
     a, b = noisy(A, Law("power", 20.0, 0.201, 2.0), np.random.default_rng(3))
     fit = fit_scaling(list(SIZES), a, b).power

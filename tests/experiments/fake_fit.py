@@ -1,7 +1,7 @@
-"""A stand-in for `lightning-sv fit` whose losses are known: writes what a run leaves, in no time.
+"""Fake `lightning-sv fit` with known losses, which writes the files of a run without training.
 
-val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for every
-strategy but llama; with --best LR STD it has a paraboloid in their logarithms besides.
+val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for each strategy except llama,
+plus with --best LR STD a paraboloid in their logarithms.
 """
 
 import argparse
@@ -17,10 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 def write_scalars(directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float) -> None:
-    """Add ``points`` (tokens, value) of one tag to a new event file of ``directory``.
-
-    By hand: TensorBoard's writer takes six times as long to import as all of this takes to run.
-    """
+    """Write `points` (tokens, value) of one tag to a new event file, without TensorBoard's writer (a slow import)."""
     events = [Event(wall_time=wall_time, file_version="brain.Event:2")]
     for tokens, value in points:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
@@ -30,13 +27,13 @@ def write_scalars(directory: Path, tag: str, points: list[tuple[int, float]], wa
 
 
 def record(data: bytes) -> bytes:
-    """A TFRecord: length, its checksum, data, its checksum."""
+    """Return a TFRecord: length, its checksum, data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + checksum(length) + data + checksum(data)
 
 
 def checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as TFRecord has it."""
+    """Return the CRC-32C, rotated and shifted as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -47,7 +44,7 @@ def checksum(data: bytes) -> bytes:
 
 
 def main() -> int:
-    """Parse what compare passes, and train nothing."""
+    """Parse the arguments of compare, and write a run."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--config", action="append")
     parser.add_argument("--model.scale", dest="scale", required=True)
@@ -76,7 +73,7 @@ def main() -> int:
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
     parser.add_argument("--model.schedule.name", dest="schedule")
-    parser.add_argument("--diverge_lr", type=float, default=math.inf, help="the lowest that does")
+    parser.add_argument("--diverge_lr", type=float, default=math.inf, help="lowest rate that diverges")
     args = parser.parse_args()
 
     print("step 1/10 train/loss 3.9", flush=True)
@@ -84,7 +81,7 @@ def main() -> int:
         (args.run_dir / "hanging").touch()
         time.sleep(60)
     if args.seed == args.fail_seed:
-        print("the lid of the corpus is stuck", file=sys.stderr)
+        print("simulated failure", file=sys.stderr)
         return 3
     if args.lr >= args.diverge_lr:
         (args.run_dir / "nonfinite.jsonl").write_text("{}\n")
@@ -106,7 +103,7 @@ def main() -> int:
         "run_dir": str(args.run_dir),
         "model": {"scale": args.scale, "optim": {"lr": args.lr}},
         "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index", "seq_len": 64, "val_sequences": 512},
-        # differs between the arms although nobody asked for it
+        # an unexpected difference between arms
         "hidden": {"key": args.scale if args.hidden == "differs" else "same"},
     }
     (args.run_dir / "config.yaml").write_text(json.dumps(config))

@@ -1,8 +1,9 @@
-"""Figures of runs that nobody trained, one panel of every kind."""
+"""Figures of synthetic runs, one panel of each kind."""
 
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.experiments.fake_fit import write_scalars
 
 
 def disk_full(_: int) -> None:
-    """Stand in for os.fsync, by which files that are written whole reach the disk."""
+    """Replace os.fsync, which atomic writes call."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -23,7 +24,7 @@ SIZES = (2e5, 5e5, 1.2e6, 3e6)
 
 
 def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
-    """Runs like real ones, whose pairs share the seed's offset and differ by `gain` and a little noise."""
+    """Return runs with realistic curves; pairs share the offset of the seed and differ by `gain` and noise."""
     runs = []
     for seed in range(seeds):
         run = synthetic(label, seed, gain)
@@ -34,7 +35,7 @@ def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline
 
 
 def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
-    """Runs that end near `loss`."""
+    """Return runs that end near `loss`."""
     ends = [loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal() for k in range(seeds)]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
     runs = [Run(Path(f"{label}-{k}"), label, {"seed_everything": k}, {}, c) for k, c in enumerate(curves)]
@@ -42,7 +43,7 @@ def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline:
 
 
 def write_run(directory: Path, label: str, seed: int, *, lr: float = 1e-3, corpus: str = "c0ffee", **data: int) -> Path:
-    """A run directory whose last loss is 3 + 0.01 seed, for all but llama 0.02, 0.04, 0.03 lower (seeds 0, 1, 2)."""
+    """Write a run whose last loss is 3 + 0.01 seed, or 0.02, 0.04, 0.03 lower (seeds 0, 1, 2) if it is not llama."""
     directory.mkdir(parents=True)
     gain = 0.0 if label == "llama" else (0.02, 0.04, 0.03)[seed]
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed - gain) for i in range(1, 11)]
@@ -55,12 +56,8 @@ def write_run(directory: Path, label: str, seed: int, *, lr: float = 1e-3, corpu
 
 
 def curves_panel(seeds: int = 3) -> Panel:
-    arms = (
-        arm("dp", -0.05, seeds=seeds),
-        arm("llama", 0.0, seeds=seeds, baseline=True),
-        arm("hg+dp+or", -0.1, seeds=seeds, ours=True),
-    )
-    return Panel(PanelSpec("Placement"), arms)
+    baseline, ours = arm("llama", 0.0, seeds=seeds, baseline=True), arm("hg+dp+or", -0.1, seeds=seeds, ours=True)
+    return Panel(PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours))
 
 
 def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> Panel:
@@ -92,37 +89,18 @@ def table_panel() -> Panel:
 
 
 def figure() -> Figure:
-    """All kinds, with hostile text."""
+    """Return a figure with all kinds of panels and with markup in its texts."""
     qkv = Panel(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
+    first = Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower")
     verdicts = (
-        Verdict(
-            "dp ends below llama",
-            "holds",
-            "dp is lower by 0.05.",
-            -0.05,
-            -0.06,
-            -0.04,
-            3,
-            0.01,
-            "lower",
-            p=0.003,
-            df=4,
-            primary=True,
-            p_corrected=0.06,
-            corrected="not resolved",
-        ),
+        replace(first, p=0.003, df=4, primary=True, p_corrected=0.06, corrected="not resolved"),
         Verdict("dp + or", "equal within 0.01", "Inside.", 0.0, -0.004, 0.004, 3, 0.004, "", corrected="holds"),
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, table_panel())
-    spec = FigureSpec(
-        "placement",
-        "Placement <of> scale vectors",
-        "Section 4.1",
-        "What <script>alert(1)</script> does.",
-        [panel.spec for panel in panels],
-        {"difference at 0.12B": "-0.033"},
-    )
+    title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
+    paper = {"difference at 0.12B": "-0.033"}
+    spec = FigureSpec("placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper)
     warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
     return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7))

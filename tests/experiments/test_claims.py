@@ -1,4 +1,4 @@
-"""Every kind of claim against curves whose answer is known in closed form."""
+"""Each kind of claim on curves with a known result."""
 
 import math
 import re
@@ -37,7 +37,7 @@ from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
 ONES = np.ones(len(TOKENS))
-NOISE = (0.001, -0.001, 0.0005, -0.0005)  # of the pairs; sums to zero
+NOISE = (0.001, -0.001, 0.0005, -0.0005)  # noise of the pairs, with mean zero
 Q, V = "branch_norm/mean/q_proj/effective", "branch_norm/mean/v_proj/effective"
 SPEED, MEMORY = "throughput/tokens_per_s", "memory/peak_gib"
 
@@ -59,7 +59,7 @@ def flat(label: str = "b") -> Arm:
 
 
 def judge_all(kind: str, *arms: Arm, **fields: object) -> list[Verdict]:
-    """One verdict a part of the claim."""
+    """Return one verdict per part of the claim."""
     panel = Panel(PanelSpec("panel"), arms)
     return list(verdicts(ClaimSpec(kind, "0.028", a="a", b="b", **fields), panel))  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def words(kind: str, *arms: Arm, **fields: object) -> list[str]:
 
 
 def wide(label: str = "a", gap: np.ndarray | float = 0.0, times: float = 20.0) -> Arm:
-    """The same with a scatter that shows less."""
+    """Return an arm with a larger scatter."""
     return arm(label, gap, tuple(times * x for x in NOISE))
 
 
@@ -93,8 +93,8 @@ def test_less_gives_the_hand_computed_interval() -> None:
     assert early.claim == "a is below b at 50% of the tokens" and "Holds: at 50% of the tokens a - b" in early.sentence
 
 
-def test_a_difference_can_be_shown_to_be_none() -> None:
-    """Inside 0.01 by two one-sided tests, where it has no direction; one that has holds, and says that it is small."""
+def test_difference_is_equal_within_the_margin() -> None:
+    """By two one-sided tests, if it has no direction; one with a direction holds, and its sentence has the margin."""
     none = judge("less", arm("a", 0.0001), flat())
     se = np.std(NOISE, ddof=1) / 2
     assert none.verdict == "equal within 0.01" and none.p == pytest.approx(scipy_stats.t.cdf(-0.0099 / se, 3), rel=1e-6)
@@ -104,7 +104,7 @@ def test_a_difference_can_be_shown_to_be_none() -> None:
     assert words("not_less", arm("a", 0.0001), flat()) == ["equal within 0.01"]
 
 
-def test_what_is_not_resolved_says_how_many_pairs_would() -> None:
+def test_unresolved_sentence_states_the_pairs_to_decide() -> None:
     """80% power at 5%: (1.6449 + 0.8416)² variances over the difference's square; two tests at zero need z(0.9)."""
     found = judge("less", wide(gap=-0.01), flat())
     variance = float(np.var([20 * x for x in NOISE], ddof=1))
@@ -116,8 +116,8 @@ def test_what_is_not_resolved_says_how_many_pairs_would() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gap"), [("less", -0.012), ("less", 0.0), ("equal", 0.004), ("equal", 0.017)])
-def test_as_many_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
-    """Simulated, with the scatter that the sentence knows: claims below a margin, within one, and beyond it."""
+def test_stated_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
+    """Simulated with the scatter of the sentence: claims below a margin, within one, and outside."""
     found = judge(kind, wide(gap=gap), flat(), margin=0.01 if kind == "equal" else 0.002)
     named = re.search(r"about ([\d,]+) pairs would decide a difference as large", found.sentence)
     assert found.verdict == "not resolved" and named
@@ -134,8 +134,8 @@ def test_as_many_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
 @given(
     gap=st.floats(-0.1, 0.1), margin=st.floats(0, 0.05), noise=st.lists(st.floats(-0.05, 0.05), min_size=2, max_size=6)
 )
-def test_a_verdict_is_what_the_interval_says(gap: float, margin: float, noise: list[float]) -> None:
-    """For any losses: the word follows from the ends, and a claim and its converse never hold together."""
+def test_verdict_follows_from_the_interval(gap: float, margin: float, noise: list[float]) -> None:
+    """For any losses; a claim and its opposite never hold both."""
     a, b = arm("a", gap, tuple(noise)), arm("b", noise=(0.0,) * len(noise))
     found = judge("less", a, b, margin=margin)
     assert found.low is not None and found.high is not None and found.p is not None
@@ -147,25 +147,18 @@ def test_a_verdict_is_what_the_interval_says(gap: float, margin: float, noise: l
     assert {found.verdict, other.verdict} not in ({"holds"}, {"contradicted"})
 
 
-APART = ("slope", "grid_gap", "decided", "apart", "cost", "memory", "lower")  # of other panels or curves
+APART = ("slope", "grid_gap", "apart", "cost", "memory", "lower")  # claims of other panels or curves
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in APART])
-def test_one_pair_decides_nothing(kind: str) -> None:
+def test_one_pair_gives_no_verdict(kind: str) -> None:
     gap = np.linspace(-0.5, 0.5, len(TOKENS))
     for sign in (1, -1):
         for found in judge_all(kind, arm("a", sign * gap, (0.0,)), arm("b", noise=(0.0,))):
             assert (found.verdict, found.n, found.low, found.p) == ("not resolved", 1, None, None)
 
 
-def test_not_less_is_the_converse_of_less() -> None:
-    found = judge("not_less", arm("a", 0.002), flat())
-    half = scipy_stats.t.ppf(0.95, 3) * np.std(NOISE, ddof=1) / 2
-    assert found.verdict == "holds" and found.low == pytest.approx(0.002 - half)
-    assert judge("not_less", arm("a", -0.02), flat()).verdict == "contradicted"
-
-
-def test_crosses_is_the_lead_and_its_loss() -> None:
+def test_crosses_has_an_early_and_a_final_part() -> None:
     gap = 0.05 * (TOKENS / 2000 - 0.5)  # -0.0125 at a quarter, +0.025 at the end
     early, end = judge_all("crosses", arm("a", gap), flat())
     assert [early.claim, end.claim] == ["a is below b at 25% of the tokens", "b ends below a"]
@@ -177,18 +170,18 @@ def test_crosses_is_the_lead_and_its_loss() -> None:
 
 
 def test_widens_is_a_difference_of_differences() -> None:
-    """And a lead after it: each is judged by itself."""
+    """It has a second part, the lead at the end."""
     change, lead = judge_all("widens", arm("a", -0.04 * TOKENS / 2000), flat(), at=0.5)
     assert change.verdict == "holds" and change.estimate == pytest.approx(-0.02) and change.low == pytest.approx(-0.02)
     assert (lead.claim, lead.verdict) == ("a ends below b", "holds")
     assert words("widens", arm("a", -0.04 + 0.02 * TOKENS / 2000), flat(), at=0.5) == ["contradicted", "holds"]
     assert words("widens", arm("a", 0.1 - 0.04 * TOKENS / 2000), flat(), at=0.5) == ["holds", "contradicted"]
-    noisy = wide(gap=-0.04 * TOKENS / 2000, times=200)  # its lead is lost in the runs' scatter, how it grows is not
+    noisy = wide(gap=-0.04 * TOKENS / 2000, times=200)  # only its change is resolved
     assert words("widens", noisy, flat(), at=0.5) == ["holds", "not resolved"]
 
 
-def test_widens_until_and_keeps_from_there() -> None:
-    """A lead of 0.04 at 80% of the tokens, and 0.03 at the end: it grew, and lost a quarter."""
+def test_widens_until_a_share_and_keeps_from_it() -> None:
+    """The lead is 0.04 at 80% of the tokens, and 0.03 at the end."""
     gap = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
     change, lead = judge_all("widens", arm("a", gap), flat(), at=0.4, until=0.8)
     assert change.verdict == lead.verdict == "holds" and "from 40% of the tokens to 80%" in change.sentence
@@ -201,8 +194,8 @@ def test_widens_until_and_keeps_from_there() -> None:
     assert words("keeps", arm("a", 0.1), flat(), at=0.8, margin=0.005) == ["contradicted", "holds"]
 
 
-def test_leads_is_a_claim_a_quarter() -> None:
-    """Ahead by 0.04 but for a dip after half of the tokens."""
+def test_leads_has_one_part_per_quarter() -> None:
+    """A lead of 0.04, also with an exception at half of the tokens."""
     found = judge_all("leads", arm("a", -0.04), flat())
     assert [v.claim for v in found] == [
         *(f"a is below b at {n}% of the tokens" for n in (25, 50, 75)),
@@ -214,7 +207,7 @@ def test_leads_is_a_claim_a_quarter() -> None:
 
 
 def test_arms_of_one_panel_share_their_scatter() -> None:
-    """Three arms, four pairs: the interval of two has the six degrees of freedom of all, and says so."""
+    """Three arms and four pairs: the interval of two arms has six degrees of freedom."""
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.01, (3, 4))
     arms = [arm(label, gap, tuple(row)) for label, gap, row in zip("abc", (-0.02, 0.0, 0.1), noise, strict=True)]
@@ -224,7 +217,7 @@ def test_arms_of_one_panel_share_their_scatter() -> None:
     assert found.df == 6 and "4 pairs; scatter of 3 arms, 6 degrees of freedom)" in found.sentence
 
 
-def test_equal_at_other_lengths_says_so() -> None:
+def test_equal_states_different_lengths() -> None:
     longer = Arm("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
     found = judge("equal", longer, flat(), margin=0.01)
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.005)
@@ -241,7 +234,7 @@ def test_equal_within_a_margin() -> None:
 
 
 def test_efficiency_is_the_ratio_of_tokens() -> None:
-    """A gains 0.1 on a slope of 1/2000 a token: B's end is reached 200 tokens earlier."""
+    """A is 0.1 lower on a slope of 1/2000 per token, so it reaches the final loss of B 200 tokens earlier."""
     found = judge("efficiency", arm("a", -0.1), flat())
     assert found.verdict == "holds" and found.estimate == pytest.approx(2000 / 1800, rel=1e-4)
     assert found.low is not None and 1 < found.low < found.estimate
@@ -252,14 +245,14 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     with pytest.raises(NotTestableError, match="a run has its final loss alone"):
         judge("efficiency", *ends)
     lucky = judge("efficiency", arm("a", -0.01, (0.0, 0.0, 0.0, 0.02)), flat())
-    assert "reaches b's final loss in 3 of 4 pairs: no token factor." in lucky.sentence  # no pairs would change that
+    assert "reaches b's final loss in 3 of 4 pairs: no token factor." in lucky.sentence  # without pairs to go
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
     assert ours_words(worse).startswith("the final loss: +0.1000 (") and ours_words(found).startswith("1.11 times (")
 
 
 def test_apart_compares_growth() -> None:
-    """Q doubles, V halves: their logarithms are 2 ln 2 apart, whatever the sign; alike they contradict it."""
+    """Q doubles and V halves, so that their logarithms are 2 ln 2 apart; equal growth contradicts the claim."""
     up, down = np.linspace(1, 2, len(TOKENS)), np.linspace(1, 0.5, len(TOKENS))
 
     def grown(q: np.ndarray, v: np.ndarray) -> Verdict:
@@ -275,8 +268,8 @@ def test_apart_compares_growth() -> None:
     assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
 
 
-def test_an_error_that_is_unknown_is_not_said() -> None:
-    """Five points on one seed determine a cross's paraboloid and leave nothing to estimate its errors from."""
+def test_unknown_error_is_omitted() -> None:
+    """A cross of five points on one seed has no degrees of freedom."""
     words = optimum_words(
         "llama", Optimum((1e-3, 4e-3), (math.nan, 0.5), 3.1, None, 0), ["model.optim.lr", "b.init_std"]
     )
@@ -312,7 +305,7 @@ def test_slope_is_that_of_the_joint_fit() -> None:
 
 
 def test_cost_is_the_ratio_of_speeds() -> None:
-    """1.1 times the time after the first half, whatever the warm-up; the interval is that of the logarithms."""
+    """1.1 times the time in the second half of the run; the interval is that of the logarithms."""
     warm = np.where(np.arange(20) < 10, 5.0, 1.0)
     runs = {
         label: tuple(
@@ -333,7 +326,7 @@ def test_cost_is_the_ratio_of_speeds() -> None:
 
 
 def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
-    """A ends at 0.8 times B whatever came before, with the interval of the logarithms; what has none is no verdict."""
+    """A ends at 0.8 times B, with the interval of the logarithms; a missing scalar is an error."""
     before = np.where(np.arange(20) < 19, 9.0, 1.0)
     log = np.log([1.01, 0.99, 1.02, 1.0])
     ends = {"a": 0.8 * np.exp(log) * 50, "b": np.full(4, 50.0)}
@@ -353,7 +346,7 @@ def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
     assert (found.estimate, found.low, found.high) == pytest.approx(tuple(expected))
     (other,) = verdicts(replace(claim, a="b", b="a"), scalar(**ends))
     assert other.verdict == "contradicted"
-    with pytest.raises(ValueError, match=r"sharp of run is 0, and ratios want numbers above 0"):
+    with pytest.raises(ValueError, match=r"sharp of run is 0; expected a number above 0"):
         verdicts(claim, scalar(a=np.zeros(4), b=ends["b"]))
     with pytest.raises(ValueError, match="logged no scalar named 'sharp'"):
         verdicts(claim, replace(scalar(**ends), arms=(arm("a"), arm("b"))))
@@ -391,7 +384,7 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
         assert "over 3 pairs, without an interval" in found.sentence
 
 
-def test_wrong_claims_and_untestable_ones() -> None:
+def test_wrong_and_untestable_claims() -> None:
     with pytest.raises(ValueError, match="'panel'"):
         judge("less", arm("A"), flat())
     with pytest.raises(ValueError, match="absent.json"):
@@ -402,8 +395,8 @@ def test_wrong_claims_and_untestable_ones() -> None:
     assert statement(claim) == "a ends below b by more than 0.02" and "no GPU" in found.sentence
 
 
-def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
-    """Of the sizes of a panel those that are long enough are judged; a slope needs all of them."""
+def test_run_that_ends_before_a_crossing_does_not_test_it() -> None:
+    """Sizes that are trained long enough are tested; a slope needs all sizes."""
     panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
     run_spec = RunSpec("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
     steps = [599 if "100000" in arm.label else 600 for arm in panel.arms]
@@ -428,9 +421,9 @@ def panel_of(claims: list[ClaimSpec], *arms: Arm) -> Panel:
 
 
 def test_claims_are_corrected_for_their_number() -> None:
-    """Holm over one primary claim a figure, the first or the one that says so; Benjamini-Hochberg over the others."""
+    """Holm for one primary claim per figure, the first or the marked one; Benjamini-Hochberg for the others."""
     figures = []
-    for name, gap, times in (("1", -0.02, 1), ("2", -0.0012, 1), ("3", -0.001, 20)):  # other arms, which do not pool
+    for name, gap, times in (("1", -0.02, 1), ("2", -0.0012, 1), ("3", -0.001, 20)):  # arms that are not pooled
         less = ClaimSpec("less", "", a=f"a{name}", b=f"b{name}")
         more = {"1": [replace(less, margin=0.01, primary=True)], "3": [replace(less, kind="not_less")]}
         panel = panel_of([less, *more.get(name, [])], wide(less.a, gap, times), flat(less.b))
@@ -453,10 +446,10 @@ def test_claims_are_corrected_for_their_number() -> None:
 
 
 @pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
-def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(
+def test_corrected_verdicts_of_equal_arms_are_false_in_5_percent_of_reports(
     rule: Callable[[list[float]], list[float]],
 ) -> None:
-    """Simulated: 16 claims on arms that are equal, each decided for or against. Once counted, p would err in 10%."""
+    """Simulated with 16 claims; without the factor of two for both sides, 10% would be false."""
     rng, wrong, once = np.random.default_rng(0), 0, 0
     reports = 2000
     for _ in range(reports):
@@ -468,8 +461,8 @@ def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(
     assert wrong / reports == pytest.approx(0.05, abs=0.015) and once / reports > 0.08
 
 
-def test_a_claim_of_two_sides_is_not_counted_twice() -> None:
-    """Alone, it keeps its word at a p below 5%, where one of a direction needs a p below 2.5%."""
+def test_two_sided_claim_counts_once() -> None:
+    """It needs p below 5%, and a one-sided claim p below 2.5%."""
     for sides, word in ((2, "holds"), (1, "not resolved")):
         verdict = replace(plain_verdict("c", Finding("holds", 0.04), primary=True), sides=sides)
         (found,) = corrected([replace(figure_of("f", panel_of([], flat())), verdicts=(verdict,))])
@@ -480,8 +473,8 @@ def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
     return Verdict(claim, finding.word, "", 0.0, None, None, 6, None, "", p=finding.p, primary=primary)
 
 
-def test_a_part_that_is_another_claim_is_shown_once() -> None:
-    """`leads` ends with what `less` says; the primary one is the first claim's."""
+def test_equal_parts_of_claims_are_shown_once() -> None:
+    """The last part of `leads` is `less`; the primary claim is the first."""
     claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
     (found,) = evaluate_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
     assert [v.claim for v in found.verdicts] == [
@@ -490,7 +483,7 @@ def test_a_part_that_is_another_claim_is_shown_once() -> None:
     assert [v.primary for v in found.verdicts] == [True, False, False, False]
 
 
-def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None:
+def test_number_of_the_paper_is_compared_at_its_scale() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
         return evaluate_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
@@ -501,13 +494,7 @@ def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None
     assert (another.agreement, another.paper_value) == ("", None) and "the paper's" not in another.sentence
 
 
-def test_holm_is_the_step_down_of_bonferroni() -> None:
+def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_benjamini_hochberg_by_hand() -> None:
-    """N p / rank, the least from there on: 0.08 / 2 of the second, 0.12 / 3 and 0.16 / 4 of the others."""
-    assert benjamini_hochberg([0.04, 0.005, 0.03, 0.02]) == pytest.approx([0.04, 0.02, 0.04, 0.04])
-    assert benjamini_hochberg([]) == []

@@ -1,4 +1,4 @@
-"""The arguments of `lightning-sv compare`, on a real corpus with the stand-in for training."""
+"""Arguments of `lightning-sv compare`, on a real corpus with fake training."""
 
 import json
 import math
@@ -18,14 +18,14 @@ from tests.experiments.test_compare import FAKE
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`compare` with the stand-in, in an empty folder."""
+    """Use fake training in an empty folder."""
     monkeypatch.setattr(command, "run", partial(command.run, launcher=FAKE))
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("fake")
-def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--b_args` reach every B and not A; labels are the strategy and what it changes, or as given."""
+def test_several_arms_with_arguments_and_labels(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--b_args` are passed to each B and not to A; labels are strategy and arguments, or those of `--b_label`."""
     words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -42,8 +42,8 @@ def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pyte
 
 
 @pytest.mark.usefixtures("fake")
-def test_any_two_arms_of_one_model_are_refused(run_args: list[str]) -> None:
-    """By their meaning in this model, the baseline among them or not; nothing is run."""
+def test_equal_arms_are_refused(run_args: list[str]) -> None:
+    """Strategies are equal if they are in this model; nothing is trained."""
     for a, others, pair in (
         ("llama", ["nop", "bp+iwd"], r"'llama' and 'bp\+iwd'"),
         ("llama", ["hg", "nop", "nop+iwd"], r"'nop' and 'nop\+iwd'"),
@@ -57,7 +57,7 @@ BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
 
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The trainer.max_steps among the own arguments of every arm that `compare` is called with."""
+    """Return trainer.max_steps in the overrides of each arm that `compare` gets."""
     taken: list[Figure] = []
 
     def take(figure: Figure, *_: Any, **__: Any) -> SimpleNamespace:
@@ -72,14 +72,14 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 def test_one_budget_for_all_arms(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A's parameters give the tokens of every arm, whatever its own parameters and batch; the screen says so."""
+    """The parameters of A define the tokens of each arm, which are printed."""
     sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
     steps = math.ceil(sizes["llama"] / 128)
-    assert math.ceil(sizes["unified"] / 128) > steps  # its own budget would be another
+    assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
     assert steps_handed_down([*run_args, *BUDGET], monkeypatch) == [steps] * 3
     said = capsys.readouterr().err
     assert f"every arm trains for {128 * steps:,} tokens, 1 a parameter of llama: {steps} steps of 128." in said
-    # where the steps are given, nothing is added but to arms of another batch
+    # given steps are only changed for arms with a different batch
     assert steps_handed_down(run_args, monkeypatch) == [None] * 3
     assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [None, 6, 6]
     assert "12 steps of 128; 6 steps of unified,global_batch=8; 6 steps of nop" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_one_budget_for_all_arms(
         (["--trainer.val_check_interval", "0.5"], "set data.validations instead"),
     ],
 )
-def test_what_would_fail_is_refused_before_the_first_step(
+def test_wrong_arguments_are_refused_before_training(
     args: list[str], message: str, run_args: list[str], short_corpus: Path
 ) -> None:
     args = [word.format(short=short_corpus) for word in args]
@@ -115,10 +115,10 @@ def is_unified(run: Path) -> bool:
 
 
 @pytest.mark.long
-def test_arms_of_other_parameters_and_batches_meet(
+def test_arms_of_different_parameters_and_batches_are_compared(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained by `fit` on one budget with validations at other tokens: a table, a picture, ends at equal tokens."""
+    """With `fit`, and validations at different tokens."""
     own = "--data.global_batch 6 --model.optim.lr 0.02"
     args = ["--a", "llama", "--b", "unified", "--seeds", "1", "--out", str(tmp_path / "out"), f"--b_args={own}"]
     ratio = 12 * 128 / parse_run([*run_args, "--model.scale", "llama"])[0].n_activated

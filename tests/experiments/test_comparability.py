@@ -1,4 +1,4 @@
-"""What counts as a difference between two configs."""
+"""Differences between two configs."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from lightning_sv.runs.events import Curve, Run
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
 ])  # fmt: skip
-def test_what_an_arm_says_is_expected(a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list) -> None:
+def test_keys_of_an_arm_may_differ(a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list) -> None:
     runs = {name: Run(Path(name), "x", config, {}, {}) for name, config in (("a", a), ("b", b))}
     assert [d.key for d in config_differences(runs, args) if not d.expected] == unexpected
 
 
-def test_a_default_is_compared_by_the_value_in_use() -> None:
-    """A config without a learning rate or length says nothing; the summary has what the run was trained with."""
+def test_default_is_compared_by_the_value_in_use() -> None:
+    """If a config has no learning rate or length, the summary has the value in use."""
 
     def run(summary: dict[str, Any], **model: Any) -> Run:
         config = {"model": {"optim": {"lr": model.pop("lr", None)}, **model}, "trainer": {"max_steps": -1}}
@@ -34,7 +34,7 @@ def test_a_default_is_compared_by_the_value_in_use() -> None:
 
     plain, same = run({"lr": 0.006, "steps": 9}), run({"lr": 0.006, "steps": 9}, lr=0.006)
     assert config_differences({"a": plain, "b": same}, []) == []
-    assert config_differences({"a": plain, "b": run({"lr": 0.003, "steps": 8})}, []) == []  # neither says anything
+    assert config_differences({"a": plain, "b": run({"lr": 0.003, "steps": 8})}, []) == []  # both have defaults
     other = run({"lr": 0.003, "steps": 8}, lr=0.003)
     found = [(d.key, d.a, d.b) for d in config_differences({"a": plain, "b": other}, [])]
     assert found == [("model.optim.lr", 0.006, 0.003)]

@@ -1,4 +1,4 @@
-"""Comparisons end to end with a stand-in for training whose losses are known by hand."""
+"""Comparisons end to end with fake training whose losses are known."""
 
 import io
 import json
@@ -38,7 +38,7 @@ CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[
 def run(
     out: Path, *fake: str, words: Sequence[str] = CONFIG, seeds: int = 3, arms: Sequence[Asked] = (LLAMA, UNIFIED)
 ) -> tuple[Comparison, str]:
-    """The comparison and what it said while running; `fake` are further words of the stand-in."""
+    """Return the comparison and its output; `fake` are more arguments of the fake training."""
     said = Console(file=io.StringIO(), width=400)
     figure = compared_figure(arms, words, seeds)
     found = compare(figure, RunStore(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
@@ -46,13 +46,13 @@ def run(
 
 
 def run_dir(out: Path, strategy: str, seed: int) -> Path:
-    """Where a run of `tiny` lies; its name ends with a hash of its configuration."""
+    """Return the directory of a run of `tiny`, whose name ends with a hash."""
     (found,) = (out / "runs").glob(f"tiny-{strategy}-seed{seed}-*")
     return found
 
 
-def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path) -> None:
-    """Not by where these lie: the same path may come to hold others, another path the same."""
+def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
+    """The key does not depend on the path of the weights."""
 
     def keys(start: Path) -> set[str]:
         figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
@@ -67,7 +67,7 @@ def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path)
         keys(tmp_path / "absent")
 
 
-def test_a_directory_that_cannot_be_made_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_directory_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_sv.experiments.compare.train", lambda *args, **kwargs: pytest.fail("trained"))
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
@@ -76,7 +76,7 @@ def test_a_directory_that_cannot_be_made_is_found_out_first(tmp_path: Path, monk
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of a comparison of no training is its report: that of `three` is written, before this."""
+    """Skip reports, which take most of the time; `three` is created before and has one."""
     monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given, **named: None)
 
 
@@ -86,7 +86,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return run(tmp_path_factory.mktemp("three"))[0]
 
 
-def test_figures_equal_the_hand_computation(three: Comparison) -> None:
+def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
     (pair,) = three.pairs
     assert pair.difference.mean == pytest.approx(-0.03, abs=1e-6)
@@ -101,18 +101,18 @@ def test_figures_equal_the_hand_computation(three: Comparison) -> None:
     assert found["difference"]["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified"]
     assert figures["arms"][0]["val_loss_per_seed"] == pytest.approx([3.0, 3.01, 3.02])
-    # B gains 0.1 nats per 1,000 tokens, so it is there 200, 400 and 300 tokens earlier
+    # both gain 0.1 nats per 1,000 tokens, so B reaches the target 200, 400 and 300 tokens earlier
     tokens = found["tokens_to_higher_final_loss"]
     assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
     assert figures["warnings"] == [] and figures["corpus_hash"] == "c0ffee"
     unexpected = [d["key"] for d in figures["config_differences"] if not d["expected"]]
-    assert unexpected == []  # neither the shuffle seed nor a path under the run's directory
+    assert unexpected == []  # neither the shuffle seed nor a path in the run directory
     assert len(figures["runs"]) == 6 and "--seed_everything 2" in figures["runs"][5]["command"]
     assert (three.out / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_a_comparison_is_found_again_where_it_was_moved(three: Comparison, tmp_path: Path) -> None:
+def test_moved_comparison_is_read(three: Comparison, tmp_path: Path) -> None:
     runs = Path(json.loads((three.out / COMPARISON).read_text())["runs"][0]["dir"])
     assert not runs.is_absolute()
     root = Path(os.path.commonpath([three.out.resolve(), (three.out / runs).resolve()]))
@@ -122,26 +122,15 @@ def test_a_comparison_is_found_again_where_it_was_moved(three: Comparison, tmp_p
     assert {run.dir.resolve().is_relative_to(moved) for arm in panel.arms for run in arm.runs} == {True}
 
 
-def test_the_table_shows_every_seed(three: Comparison) -> None:
-    """Means, seeds, difference and verdict reach the reader."""
-    console = Console(file=io.StringIO(), width=160)
-    three.print(console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", three.pairs[0].sentence()):
-        assert words in text
-    factor = three.pairs[0].efficiency.factor
-    assert factor is not None and text.count(f"{factor:.2f}") == 2  # in the table and in the sentence
-
-
-def test_a_comparison_is_reported_and_read_again(three: Comparison) -> None:
-    """The page has one table, of no empty column, in plain words; `report` finds the runs wherever they are."""
+def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
+    """The page has one table without empty columns and no words of claims; `report` finds the runs."""
     (pair,) = three.pairs
     page = (three.out / "report.md").read_text()
     assert "## unified against llama" in page and f"{pair.sentence()} {pair.tokens_sentence()}" in page
     assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
     assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert len(tables) == 2  # where the runs are from, and what they came to
+    assert len(tables) == 2  # source of the runs, and results
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
@@ -150,7 +139,7 @@ def test_a_comparison_is_reported_and_read_again(three: Comparison) -> None:
     assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
 
 
-def test_a_full_disk_leaves_the_figures_as_they_were(three: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_previous_comparison(three: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (three.out / "comparison.json").read_bytes()
     monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
     monkeypatch.setattr("os.fsync", disk_full)
@@ -160,7 +149,7 @@ def test_a_full_disk_leaves_the_figures_as_they_were(three: Comparison, monkeypa
 
 
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
-    """Every other arm gets the figures of its own pair with A, whose runs are trained once."""
+    """Each other arm has its own pair with A, whose runs are trained once; the table has all seeds."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
@@ -188,17 +177,20 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for pair in four.pairs:
         assert pair.title in text and pair.sentence() in text and pair.tokens_sentence() in text
+        assert all(f"{x:+.4f}" in text for x in (pair.difference.mean, *pair.per_seed))
+        assert text.count(f"{pair.efficiency.factor:.2f}") >= 2  # in the table and in the sentence
+    assert all(f"{x:.4f}" in text for arm in four.arms for x in arm.losses)
 
 
-def test_default_directory_names_every_arm() -> None:
-    """And model and corpus. What a file system dislikes in a name becomes a dash."""
+def test_default_directory_has_all_arms() -> None:
+    """And model and corpus; special characters become dashes."""
     arms = [LLAMA, UNIFIED, asked("nop", "--model.optim.lr 0.1", None)]
     found = default_out(compared_figure(arms, CONFIG, 1), "tiny", "/data/my text/")
     assert found == Path("runs/compare/tiny-my-text/llama_vs_unified_nop-lr=0.1")
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
-    """The same arms train nothing, in whatever comparison and spelling; another setting is another run."""
+    """Equal arms are not trained again, whatever their comparison and spelling; a different setting is a new run."""
     config = tmp_path / "config.yaml"
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
@@ -219,11 +211,10 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     assert run(out, words=words, seeds=1)[0].reused == set()
 
 
-def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is named by what it trains, whichever door asked for it."""
+def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     budget = load_budget("cpu")
-    plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # what `compare` is not told
+    plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
     figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
@@ -231,7 +222,7 @@ def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.Mon
 
 
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
-    """Differences 0.01 and -0.02 resolve nothing; tokens are compared to the loss that both reach."""
+    """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
     (pair,) = found.pairs
     assert pair.to_dict()["difference"]["verdict"] == "not resolved"
@@ -242,17 +233,17 @@ def test_interval_that_covers_zero(tmp_path: Path) -> None:
     assert pair.efficiency.factor == pytest.approx((9900 / 10000 * 10000 / 9800) ** 0.5, rel=1e-3)
 
 
-def test_failed_run_shows_its_log_and_can_be_repeated(tmp_path: Path) -> None:
-    """The log's end is in the error; finished runs stay, the failed one starts afresh."""
-    with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*lid of the corpus"):
+def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
+    """The error has the end of the log; complete runs are kept, the failed one restarts."""
+    with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
     assert (run_dir(tmp_path, "hg+dnp+or+iwd", 0) / "summary.json").exists()
-    with pytest.raises(RuntimeError, match="lid of the corpus"):
+    with pytest.raises(RuntimeError, match="simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
 
 
-def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
-    """Different corpora are refused; configs that differ unasked are named with both values."""
+def test_incomparable_runs(tmp_path: Path) -> None:
+    """Different corpora are refused; unexpected differences of configs are named with both values."""
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
@@ -264,7 +255,7 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_refused_requests(tmp_path: Path) -> None:
-    """Nothing starts when the request makes no sense, and foreign folders stay untouched."""
+    """Wrong requests start nothing, and other folders stay unchanged."""
 
     def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG) -> None:
         with pytest.raises(ValueError, match=match):
@@ -272,8 +263,8 @@ def test_refused_requests(tmp_path: Path) -> None:
 
     refused(LLAMA, LLAMA, match="called 'llama'")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="called 'unified'")
-    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' come to the same runs")
-    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="come to the same runs; leave one out")
+    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' resolve to the same")
+    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="resolve to the same configuration; remove one")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="every run has its own --run_dir")
     refused(LLAMA, UNIFIED, words=["--seed_everything", "3", *CONFIG], match="--seed_everything")
@@ -284,14 +275,14 @@ def test_refused_requests(tmp_path: Path) -> None:
     (foreign / "thesis.tex").touch()
     refused(LLAMA, UNIFIED, match="not a run of this comparison")
     (tmp_path / "report.md").write_text("# Mine")
-    refused(LLAMA, UNIFIED, match="holds a report.md that is of no report; name another folder with --out")
+    refused(LLAMA, UNIFIED, match="contains a report.md that lightning-sv did not write; choose a different --out")
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
-def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) -> None:
-    """Ctrl-C during seed 1: both children of it die, seed 0 is reused by the next call."""
+def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path) -> None:
+    """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (
         "from tests.experiments.test_compare import *\n"
         f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
@@ -313,7 +304,7 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
     assert "llama, seed 0: reused" in said and "unified, seed 0: reused" in said
 
 
-def test_sharpness_is_drawn_where_every_run_has_it(three: Comparison, tmp_path: Path) -> None:
+def test_sharpness_is_drawn_if_all_runs_logged_it(three: Comparison, tmp_path: Path) -> None:
     assert not (three.out / "sharpness.png").exists()
     found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=2)
     assert (found.out / "sharpness.png").stat().st_size > 20_000
@@ -325,10 +316,7 @@ def test_sharpness_is_drawn_where_every_run_has_it(three: Comparison, tmp_path: 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_arms_that_lack_scale_vectors_are_drawn_where_they_have_some(order: int, tmp_path: Path) -> None:
-    arms = (LLAMA, asked("nop", "", None))[::order]
-    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=1, arms=arms)
-    rows = (found.out / "sharpness.csv").read_text().splitlines()
-    assert {tuple(row.split(",")[:3]) for row in rows[1:]} == {
-        ("llama", "0", "all"), ("llama", "0", "scale_input"), ("nop", "0", "all"),
-    }  # fmt: skip
+def test_sharpness_of_arms_without_scale_vectors(order: int, tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "--sharp", "50", seeds=1, arms=(LLAMA, asked("nop", "", None))[::order])
+    rows = {row.rsplit(",", 4)[0] for row in (found.out / "sharpness.csv").read_text().splitlines()[1:]}
+    assert rows == {"llama,0,all", "llama,0,scale_input", "nop,0,all"}

@@ -1,4 +1,4 @@
-"""Figures end to end with the stand-in for training: shared runs, resumption, what a grid tunes, the command."""
+"""Figures end to end with fake training: shared runs, resumption, tuning by grids, the command."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_plan import FIGURE, ROOT, conf
+from tests.experiments.test_plan import FIGURE, ROOT, conf, plan_mine
 
 __all__ = ["conf"]  # a fixture
 
@@ -39,7 +39,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cpu() -> Budget:
-    """The budget as it is where nothing was tuned, with three seeds."""
+    """The budget `cpu` without tuned optima, with three seeds."""
     budget = load_budget("cpu")
     models = {role: replace(model, tuned="") for role, model in budget.models.items()}
     return replace(budget, models=models, seeds=3, first_seed=0)
@@ -51,7 +51,7 @@ def plan(*names: str) -> list[Figure]:
 
 
 def judged(figure: Figure, runs: RunStore) -> Figure:
-    """A figure by itself."""
+    """Evaluate one figure."""
     (found,) = evaluate([figure], runs)
     return found
 
@@ -61,7 +61,7 @@ def job(run_dir: Path, *, torch: str = "2.13.0", launcher: tuple[str, ...] = FAK
     return Job("hg, seed 0", launcher, words, run_dir, {"torch": torch})
 
 
-def test_an_interrupted_run_is_resumed_and_that_of_another_torch_begins_again(tmp_path: Path) -> None:
+def test_interrupted_run_is_resumed_or_restarted_under_a_different_torch(tmp_path: Path) -> None:
     first = job(tmp_path / "r")
     assert first.state() == "new" and first.command[-2:] == ["--ckpt_path", "last"]
     first.prepare()
@@ -77,7 +77,7 @@ def test_an_interrupted_run_is_resumed_and_that_of_another_torch_begins_again(tm
     assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_run_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 0.1)
     first, other = job(tmp_path / "r"), job(tmp_path / "r", torch="2.14.0")
     first.prepare()
@@ -92,7 +92,7 @@ def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
-def test_a_signal_is_no_failure_of_the_run(tmp_path: Path, code: str) -> None:
+def test_signal_is_not_a_failure_of_the_run(tmp_path: Path, code: str) -> None:
     launcher = (sys.executable, "-c", f"import os, sys; {code}")
     with pytest.raises(RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"):
         run_jobs([job(tmp_path / "r", launcher=launcher)], parallel=1, console=quiet())
@@ -104,13 +104,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
     return RunStore(tmp_path_factory.mktemp("paper"), launcher=FAKE)
 
 
-def test_arms_are_trained_once_and_skipped_when_complete(shared: RunStore) -> None:
+def test_arms_are_trained_once_and_skipped_if_complete(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     before = {path.name: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
     assert len(list((shared.out / "runs").iterdir())) == 9
     stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
-    # one run is lost; qkv-dynamics adds unified, and unified with dp at the lm_head
+    # one run is removed; qkv-dynamics adds unified, and unified with dp at the lm_head
     gone = shared.dir(*figure.requests()[0]) / "summary.json"
     gone.unlink()
     said = Console(file=io.StringIO(), width=200)
@@ -118,19 +118,19 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: RunStore) -> No
     text = said.file.getvalue()  # type: ignore[attr-defined]
     assert "8 of 27 runs are complete" in text and text.count(": done in") == 19 and before
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
-    # another torch would train otherwise, and reads what is there all the same
+    # a different torch refuses to train, and still reads the runs
     with pytest.raises(ValueError, match="torch was None, now 9"):
         RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.requests())
     assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
 
 
-def test_what_another_budget_has_trained_is_not_trained_again(shared: RunStore, tmp_path: Path) -> None:
-    """A budget of its own folder takes finished runs of one beside it, unless they are of another corpus or torch."""
+def test_complete_runs_of_other_budgets_are_reused(shared: RunStore, tmp_path: Path) -> None:
+    """Runs of a different corpus or torch are not reused."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     lost = shared.dir(*figure.requests()[0])
     other = RunStore(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
-    (lost / "summary.json").rename(lost / "kept.json")  # not whole there: it is trained here
+    (lost / "summary.json").rename(lost / "kept.json")  # incomplete there, so that it is trained here
     try:
         said = Console(file=io.StringIO(), width=200)
         train([figure], other, parallel=2, console=said)
@@ -141,20 +141,19 @@ def test_what_another_budget_has_trained_is_not_trained_again(shared: RunStore, 
     assert [path.name for path in (other.out / "runs").iterdir()] == [lost.name]
     assert [v.n for v in judged(figure, other).verdicts] == [3]
     beside = RunStore(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
-    assert len(beside.missing(figure.requests())) == 9  # another torch would train otherwise
+    assert len(beside.missing(figure.requests())) == 9
     assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.requests()) == []
 
 
-def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
-    """The key is that of the resolved configuration; a value that changes is another run."""
-    (conf / "paper/mine.yaml").write_text(FIGURE)
+def test_comment_in_a_config_keeps_the_run_key(conf: Path, tmp_path: Path) -> None:
+    """The key is that of the resolved configuration; a different value is a different run."""
     tiny = (ROOT / "conf/model/tiny.yaml").read_text()
     (conf / "model").unlink()
     (conf / "model").mkdir()
 
     def planned(text: str) -> Figure:
         (conf / "model/tiny.yaml").write_text(text)
-        return plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+        return plan_mine(conf, FIGURE)
 
     runs = RunStore(tmp_path / "out", launcher=FAKE)
     train([planned(tiny)], runs, parallel=2, console=quiet())
@@ -162,17 +161,20 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).requests())) == 4
 
 
-def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
-    """Seed 1 of every arm fails: all others are trained and judged; where none is left, the claim says why."""
+def test_failed_runs_do_not_stop_the_evaluation(tmp_path: Path) -> None:
+    """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
     said = Console(file=io.StringIO(), width=200)
     failed = train([figure], runs, parallel=2, console=said)
-    assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
+    assert len(failed) == 3 and all("simulated failure" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
     found = judged(figure, runs)
     (verdict,), (warning,) = found.verdicts, found.warnings
-    assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
+    assert (
+        verdict.n == 2
+        and "has only the seeds for which all runs are available: 3 of its runs did not finish" in warning
+    )
     for arm in figure.panels[0].arms:
         (runs.dir(arm.run_spec, 0) / "summary.json").unlink()
         (runs.dir(arm.run_spec, 2) / "summary.json").unlink()
@@ -200,8 +202,8 @@ TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
 
 
 @pytest.mark.long
-def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
-    """The stand-in's optimum is found on seeds that judge nothing, written, and what every arm has from then on."""
+def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
+    """The optimum of the fake losses is found on tuning seeds and written; then all arms have it."""
     small = TINY.replace(
         "tiny, ",
         "tiny, overrides: {model.backbone.name: small, model.backbone.d_model: 16, model.optim.lr: 0.006}, ",
@@ -222,19 +224,22 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     assert len(grid.requests()) == 2 * 9 * 2 and {seed for _, seed in grid.requests()} == {TUNING_SEED, TUNING_SEED + 1}
     before = planned("other")
     assert "have one learning rate and initial std: conf/paper/tuned/tiny-3000.yaml" in before.panels[0].warnings[0]
-    assert "is not there yet" in str(planned("other", "tuned_as own").panels[0].why_not)
+    assert "does not exist yet" in str(planned("other", "tuned_as own").panels[0].why_not)
     train([grid], runs, parallel=2, console=quiet())
     found = judged(grid, runs)
     write_tuned([found], conf / "paper")
     text = (conf / "paper/tuned/tiny-3000.yaml").read_text()
     assert "; seeds 100 to 101, commit " in text and "# times or over 1." in text
     tuning = replace(found, spec=replace(found.spec, name="tuning"), command="by tuning")
-    for several in ([found, tuning], [tuning, found]):  # of two grids of one length that of `tuning` counts
+    for several in ([found, tuning], [tuning, found]):  # if two grids have one length, `tuning` is written
         write_tuned(several, tmp_path)
         assert (tmp_path / "tuned/tiny-3000.yaml").read_text().startswith('source: "by tuning; ')
     (panel,) = found.panels
     point = replace(panel.series[0], label="llama, elsewhere", arms=panel.series[0].arms[:1], points=((0.0011, 0.01),))
-    for order in ((point, panel.series[0]), (panel.series[0], point)):  # of two arms of one strategy the lower one
+    for order in (
+        (point, panel.series[0]),
+        (panel.series[0], point),
+    ):  # if two arms have one strategy, the lower one is written
         write_tuned([replace(found, panels=(replace(panel, series=order),))], tmp_path / "twice")
         text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
         assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
@@ -268,13 +273,9 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: Path) -> None:
-    """It is left out of its grid and not trained again; a figure of other kind says that a seed diverged."""
-    (conf / "paper/mine.yaml").write_text(GRID)
-    figures = [
-        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)),
-        *plan("heterogeneity"),
-    ]
+def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> None:
+    """They are not trained again; a panel of a different kind has a warning."""
+    figures = [plan_mine(conf, GRID), *plan("heterogeneity")]
     runs = RunStore(tmp_path / "out", launcher=FAKE)
     train(figures, runs, parallel=2, console=quiet())
 
@@ -295,8 +296,8 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
     assert other_one.verdicts[0].n == 2
 
 
-def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
-    """Their name is a hash of the configuration: a new torch must not cost days of training."""
+def test_unfinished_runs_of_a_different_version_are_kept(tmp_path: Path) -> None:
+    """A new torch does not restart them."""
     (figure,) = plan("heterogeneity")
     run = figure.requests()[0]
     old, new = (RunStore(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
@@ -308,8 +309,8 @@ def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
     assert (old.run_dir / "checkpoints").is_dir() and old.state() == "resume"
 
 
-def test_a_strategy_of_ones_own_is_part_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module is hashed, not imported: after an edit, finished seeds do not join new ones."""
+def test_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is hashed, not imported: after an edit, complete runs are not reused."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
     module.write_text("raise RuntimeError('imported')\n")
@@ -322,7 +323,7 @@ def test_a_strategy_of_ones_own_is_part_of_its_runs(tmp_path: Path, monkeypatch:
         mine.state()
 
 
-def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """if 1:
         import os, sys, time, pathlib
         run = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
@@ -337,10 +338,10 @@ def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
 
 
-def test_time_is_measured_on_finished_runs(shared: RunStore) -> None:
+def test_time_is_measured_on_complete_runs(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    assert measured_ratio(figure.requests(), shared) is None  # the stand-in takes no time
+    assert measured_ratio(figure.requests(), shared) is None  # fake training states no time
     for factor, (run_spec, seed) in zip((1.5, 2.0, 9.0), figure.requests(), strict=False):
         edit(shared.dir(run_spec, seed) / "summary.json", {"seconds": factor * run_spec.cost})
     assert measured_ratio(figure.requests(), shared) == pytest.approx(2.0)
@@ -350,8 +351,8 @@ def test_time_is_measured_on_finished_runs(shared: RunStore) -> None:
 
 
 @pytest.mark.parametrize(("name", "width"), [("cpu", 80), ("cpu", 110), ("paper", 80)])
-def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
-    """No number, heading or word is cut off, and none of the table's lines is longer than the terminal."""
+def test_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
+    """Nothing is truncated, and no line of the table is longer than the terminal."""
     budget = load_budget(name)
     figure = plan_figure(load_figure("dense-scaling"), RunResolver(budget, {}))
     said = Console(file=io.StringIO(), width=width)
@@ -365,8 +366,8 @@ def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> Non
     assert {"steps", "tokens", "runs", "done"} <= shown
 
 
-def test_a_figure_is_judged(shared: RunStore) -> None:
-    """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
+def test_figure_is_evaluated(shared: RunStore) -> None:
+    """The fake differences are -0.02, -0.04, -0.03 for each strategy except llama."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     found = replace(judged(figure, shared), command="lightning-sv paper --fig heterogeneity")
@@ -385,7 +386,7 @@ def edit(path: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_incomparable_runs_are_refused_with_the_reason(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
@@ -416,7 +417,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.long
-def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
+def test_sizes_of_a_law_need_one_corpus_and_warn_about_validation_sets(tmp_path: Path) -> None:
     figure = plan_figure(load_figure("dense-scaling"), RunResolver(replace(cpu(), seeds=2), {}))
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
@@ -427,7 +428,7 @@ def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_pa
             path = runs.dir(run_spec, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
-    assert "the laws run through sizes with data.seq_len 64 and 128." in warning
+    assert "the sizes of one law have data.seq_len 64 and 128." in warning
     for run_spec, seed in figure.requests():
         if run_spec.model == "tiny":
             edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
@@ -438,7 +439,7 @@ def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_pa
 def test_the_command(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Dry run: nothing starts; SLURM: a script and claimed folders; then runs, verdicts and the report."""
+    """A dry run, a SLURM script, then runs, verdicts and the report."""
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]
@@ -482,10 +483,10 @@ def test_the_command(
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
-    (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere holds no run of these figures"),
+    (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere has no run of these figures"),
     (["--dry-run", "--json"], "--json"),
     (["--dry-run", "--slurm"], "--dry_run"),
 ])  # fmt: skip
-def test_wrong_words(words: list[str], message: str) -> None:
+def test_wrong_arguments(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_paper(words)

@@ -1,4 +1,4 @@
-"""Whose optimum an arm takes that was not tuned itself."""
+"""Optima of arms that were not tuned."""
 
 import pytest
 
@@ -27,8 +27,8 @@ TUNED = Tuned("tiny-1", "s", "adamw", "cos", 64, {name: {LR: lr} for name, lr in
     ("hg+ap", "", "hg+dp+or"),
     ("hg+iwd", "", "llama"),
 ])  # fmt: skip
-def test_the_nearest_kin_is_taken(scale: str, exceptions: str, of: str) -> None:
-    """Of the same strategy the one with most of the arm's exceptions, and none of its own; else by placement."""
+def test_untuned_arm_has_the_values_of_a_related_arm(scale: str, exceptions: str, of: str) -> None:
+    """That of the same strategy with most of its exceptions and no other; else by placement."""
     strategy = ScaleStrategy.parse(scale)
     label = f"{strategy}{exceptions}"
     values, note = tuned_keys(TUNED, strategy, label, 64)
@@ -36,6 +36,6 @@ def test_the_nearest_kin_is_taken(scale: str, exceptions: str, of: str) -> None:
     assert note == ("" if of == label else f"{label} is not tuned itself: it has the values of {of}.")
 
 
-def test_an_arm_without_kin_is_named() -> None:
+def test_arm_without_related_arm_is_an_error() -> None:
     with pytest.raises(ValueError, match="tiny-1.yaml"):
         tuned_keys(TUNED, ScaleStrategy.parse("nop"), "nop", 64)

@@ -1,4 +1,4 @@
-"""conf/paper at all budgets, without training: what is run, what is shared, what is refused."""
+"""conf/paper under all budgets, without training: runs, shared runs, errors."""
 
 import subprocess
 from pathlib import Path
@@ -43,8 +43,8 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
-def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
-    """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
+def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figure]]) -> None:
+    """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
     assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
     run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}
@@ -62,10 +62,10 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.requests()] for f in figures.values()}
-    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
+    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # steps are whole: 5% above, 3% below
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
     panels = [panel for f in figures.values() for panel in f.panels if panel.spec.kind != "grid"]
@@ -73,8 +73,8 @@ def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
-    """Two cores: all figures in 105 minutes, each alone under 25; cpu-long in a night."""
+def test_cpu_budgets_keep_their_time(planned: tuple[str, dict[str, Figure]]) -> None:
+    """On two cores: all figures in 105 minutes, each in less than 25; cpu-long in 12 hours."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
     total = cost(requests_of(list(figures.values())), spec)
@@ -86,7 +86,7 @@ def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Fig
 
 
 def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
-    """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
+    """A baseline is trained once: its key does not depend on figure, label and spelling of the strategy."""
     _, figures = planned
     keys = {name: {r.key(s) for r, s in figure.requests()} for name, figure in figures.items()}
     llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
@@ -97,7 +97,7 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> Non
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.requests()})
 
 
-def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_unavailable_panels_have_a_reason(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
@@ -106,13 +106,13 @@ def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> 
 
 
 def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
-    """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
+    """`bash -n` accepts it, and the arguments of a task are those of its run."""
     budget, figures = planned
     chosen = figures["placement"].requests()
     jobs = [Job("t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
     text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
     script = tmp_path / "slurm.sh"
-    # srun prints the words it is given
+    # print the arguments instead of running srun
     srun = 'exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "$PROGRAM" fit "${args[@]}"'
     script.write_text(text.replace(srun, 'printf "%s\\n" "${args[@]}"'))
     subprocess.run(["bash", "-n", str(script)], check=True)
@@ -146,70 +146,65 @@ CROSS = FIGURE.replace(
 )
 
 
-def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path) -> None:
-    text = FIGURE.replace("scale: hg", "scale: hg, skip_under: {cpu: it waits for longer runs}")
-    (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
-    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
-    assert [arm.label for arm in figure.panels[0].arms] == ["a"]
-    ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
-    assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
-
-
 CLAIM = "  claims: [{kind: %s, a: b, b: a, margin: 0.01, paper: x}]\n"
 
 
-def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: Path) -> None:
+def plan_mine(conf: Path, text: str = "") -> Figure:
+    """Plan the figure `mine` of `conf`, after writing `text` to its file."""
+    if text:
+        (conf / "paper/mine.yaml").write_text(text)
+    return plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+
+
+@pytest.mark.parametrize(("key", "reason"), [
+    ("skip_under: {cpu: it needs longer runs}", "it needs longer runs"),
+    ("model: dense-large", "one size is trained"),
+])  # fmt: skip
+def test_arm_that_a_budget_does_not_train_has_a_reason(conf: Path, tmp_path: Path, key: str, reason: str) -> None:
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
         file.write("unavailable: {dense-large: one size is trained}\n")
-    (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
-    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+    figure = plan_mine(conf, FIGURE.replace("scale: hg", f"scale: hg, {key}") + CLAIM % "less")
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
     ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
-    assert verdict.verdict == NOT_TESTABLE and "one size is trained" in verdict.sentence
+    assert verdict.verdict == NOT_TESTABLE and reason in verdict.sentence
 
 
-def test_pairs_that_can_decide_no_claim_are_refused_before_training(conf: Path) -> None:
-    (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}") + CLAIM % "less")
-    resolver = RunResolver(load_budget("cpu", conf), {}, conf)
+def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
+    one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
     with pytest.raises(
-        ValueError, match=r"mine: panel 'p': budget cpu trains 1 pair for it, too few to decide a claim; give it two"
+        ValueError, match=r"mine: panel 'p': seeds under budget cpu is 1; expected two or more to decide a claim"
     ):
-        plan_figure(load_figure("mine", conf), resolver)
-    (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}"))
-    assert len(plan_figure(load_figure("mine", conf), resolver).requests()) == 2  # it asks nothing
+        plan_mine(conf, one + CLAIM % "less")
+    assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
-def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> None:
+def test_too_few_pairs_for_equality_are_warned_about_before_training(conf: Path) -> None:
     """1.645 sd sqrt(2 / n) against the margin of 0.01: two pairs of runs that scatter by 0.005 may show it.
 
-    As many as show it in 8 of 10 cases where arms are equal: (1.645 + 1.282)² 2 sd² / 0.01².
+    The stated pairs show it in 8 of 10 cases if arms are equal: (1.645 + 1.282)² 2 sd² / 0.01².
     """
-    (conf / "paper/mine.yaml").write_text(FIGURE + CLAIM % "equal")
     path = conf / "paper/budgets/cpu.yaml"
-    text = path.read_text()
+    budget = path.read_text()
     for scatter, pairs in ((0.005, None), (0.02, 69)):
-        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, residual_std: {scatter},"))
-        (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
+        path.write_text(budget.replace("{config: tiny,", f"{{config: tiny, residual_std: {scatter},"))
+        (panel,) = plan_mine(conf, FIGURE + CLAIM % "equal").panels
         said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
         assert said == [True] * (pairs is not None)
-    text = (conf / "paper/mine.yaml").read_text()
-    (conf / "paper/mine.yaml").write_text(text + "  optim: muon\n")  # whose scatter is another
-    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
+    (panel,) = plan_mine(conf, FIGURE + CLAIM % "equal" + "  optim: muon\n").panels  # a different scatter
     assert panel.warnings == ()
 
 
 @pytest.mark.long
-def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
+def test_budget_plans_figures_of_other_budgets() -> None:
     budget = load_budget("cpu-100")
     resolver = RunResolver(budget, {})
     planned = {name: len(plan_figure(load_figure(name), resolver).requests()) for name in figure_names()}
     assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
 
 
-def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
-    """Through the first of the others' values."""
-    (conf / "paper/mine.yaml").write_text(CROSS)
-    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
+def test_cross_varies_one_setting_at_a_time(conf: Path) -> None:
+    """Through the first values of the others."""
+    (panel,) = plan_mine(conf, CROSS).panels
     assert set(panel.series[0].points) == {(2, 0.02), (1, 0.02), (4, 0.02), (2, 0.01), (2, 0.03)}
     assert len(panel.series[0].points) == 5 and len(panel.arms) == 10
 
@@ -224,8 +219,8 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "'les'"),
     (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
-    (FIGURE + "  claims: [{kind: crosses, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; a share of the tokens is"),
-    (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; a share of the tokens is"),
+    (FIGURE + "  claims: [{kind: crosses, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
+    (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; expected a share"),
     (FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",
      "panel 'p': claim 'less': skip_under: budget 'gpuu' is unknown; known: cpu"),
     (FIGURE.replace("title: p", "title: p\n  seeds: {cup: 3}"), "panel 'p': seeds: budget 'cup' is unknown"),
@@ -236,31 +231,30 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
      "'apart'"),
     (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
      "'cost' needs a margin above 0"),
-    (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': it names no tag and its kind is 'scal"),
+    (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': tag is '' and kind is 'scalar'; expected a tag"),
     (FIGURE.replace("  arms", "  tag: a/b\n  arms"), "'a/b'"),
     (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
     (FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
-     "arm 'b' has values of model.optim.lr, which the panel does not vary"),
+     "axes of arm 'b' is model.optim.lr; expected an axis of the panel"),
     (FIGURE.replace("scale: hg", "scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
     (FIGURE.replace("scale: hg", "scale: hg, baseline: true").replace("scale: llama", "scale: llama, baseline: true"),
-     "a and b are all `baseline: true`; leave it at one arm"),
-    (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "no arm is `baseline: true`; set it at the one"),
+     "`baseline: true` is set for a and b; expected one arm"),
+    (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
     (FIGURE.replace("title: p", "title: p\n  one_at_a_time: [cup]"), "one_at_a_time: budget 'cup' is unknown"),
     (FIGURE + "  model: dnse\n", "'dnse'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
-    (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),
+    (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration; remove one"),
     (FIGURE.replace("scale: hg", "scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
 ])  # fmt: skip
-def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
-    (conf / "paper/mine.yaml").write_text(text)
+def test_error_in_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+        plan_mine(conf, text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", thinned([*FIGURES, "budgets/cpu"], ["tuning", "placement", "budgets/cpu"]))
-def test_any_misspelt_key_of_a_file_is_named(conf: Path, name: str) -> None:
-    """Of the figure, of its first panel, and of an arm and a claim of it; or of a budget and its first model."""
+def test_misspelt_key_is_named(conf: Path, name: str) -> None:
+    """In the figure, its first panel, and an arm and a claim of it; or in a budget and its first model."""
     given = yaml.safe_load((ROOT / f"conf/paper/{name}.yaml").read_text())
     panel = given.get("panels", [{}])[0]
     inner = [
@@ -279,15 +273,14 @@ def test_any_misspelt_key_of_a_file_is_named(conf: Path, name: str) -> None:
 
 
 def test_one_configuration_has_one_key(conf: Path) -> None:
-    """However it is spelled: a value that the file has already, another name of the strategy, another label."""
+    """With a value that the file also has, a different spelling of the strategy, or a different label."""
     spelled = FIGURE.replace("scale: hg", "scale: unified") + (
         "- title: q\n  arms:\n"
         "    c: {scale: iwd+or+dnp+hg, overrides: {model.backbone.init_std: 0.08, model.optim.lr: 0.006}}\n"
         "    d: {scale: unified, overrides: {model.backbone.init_std: 0.05}}\n"
         "    e: {scale: unified, longer: 1.5}\n"
     )
-    (conf / "paper/mine.yaml").write_text(spelled)
-    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+    figure = plan_mine(conf, spelled)
     b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500

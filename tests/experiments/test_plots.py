@@ -1,4 +1,4 @@
-"""Pictures of panels: what the lines, legends and marks say, and one colour for every baseline."""
+"""Plots of panels: lines, legends and marks, and one colour for each baseline."""
 
 import csv
 from dataclasses import replace
@@ -33,15 +33,15 @@ from tests.experiments import fake_results as fake
 
 
 def legend(axes: Axes) -> dict[str, tuple[str, str]]:
-    """Name -> colour and line style of the axes' legend."""
+    """Return name -> colour and line style of the legend."""
     lines: list[Line2D]
     lines, names = axes.get_legend_handles_labels()
     return {n: (to_hex(x.get_color()).upper(), x.get_linestyle()) for n, x in zip(names, lines, strict=True)}
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_curves_answer_three_questions(seeds: int) -> None:
-    """Every arm in its look in each picture, ours by name; the difference and the end state the runs' own figures."""
+def test_curves_have_three_plots(seeds: int) -> None:
+    """Arms have the same look in each plot; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
     loss, difference, end = (plot.figure.axes[0] for plot in plots)
@@ -66,14 +66,14 @@ def test_curves_answer_three_questions(seeds: int) -> None:
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
 
 
-def test_a_difference_that_is_not_resolved_says_so() -> None:
+def test_unresolved_difference_is_labelled() -> None:
     arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("alike", 0.0), fake.arm("lower", -0.1))
     legends = list(legend(curve_plots(Panel(PanelSpec("p"), arms))[0][1].figure.axes[0]))
     assert [words.endswith(", not resolved") for words in legends] == [True, False]
 
 
-def test_a_difference_of_one_point_is_a_bar() -> None:
-    """A recording may hold the last losses alone: they and their intervals are seen, side by side."""
+def test_difference_at_one_point_is_a_bar() -> None:
+    """If recordings have only the last losses, bars of the arms are side by side."""
     panel = fake.curves_panel()
     for run in (run for arm in panel.arms for run in arm.runs):
         run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
@@ -85,8 +85,8 @@ def test_a_difference_of_one_point_is_a_bar() -> None:
         assert low.get_ydata()[0] < high.get_ydata()[0]
 
 
-def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
-    """Blue and solid whatever its name, also where llama is another arm; others never are."""
+def test_baseline_has_one_colour_in_all_plots(tmp_path: Path) -> None:
+    """Blue and solid whatever its name, also if llama is a different arm; other arms are not."""
     for base in ("llama", "wd", "nop", "unified", "gemma"):
         looks = looks_of([Arm(label, baseline=label == base) for label in ("llama", "unified", "nop", base)][-4:])
         assert looks[3] == (BLUE, "-")
@@ -104,8 +104,8 @@ def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_arms_that_cannot_be_paired_are_named() -> None:
-    """Another end: the losses are drawn, the difference is in the table alone; no baseline, no difference."""
+def test_unpaired_arms_are_named() -> None:
+    """With different tokens, losses are drawn and the difference is not; without a baseline there is no difference."""
     panel = fake.curves_panel()
     longer = fake.arm("longer", 0.0)
     for run in longer.runs:
@@ -115,16 +115,14 @@ def test_arms_that_cannot_be_paired_are_named() -> None:
     assert "longer" in legend(plots[0].figure.axes[0])
     assert not any("longer" in word for word in legend(plots[1].figure.axes[0]))
     (note,) = notes
-    assert note.startswith(
-        "longer ends at 3.1M tokens, llama at 1.5M: its difference, from end to end, is in the table"
-    )
+    assert note.startswith("longer ends at 3.1M tokens, llama at 1.5M: only the table has")
     alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
     assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
 
 
 @pytest.mark.long
-def test_scaling_shows_both_fits_and_the_difference() -> None:
-    """Means at the sizes, two laws an arm, the fitted numbers in the notes, an interval at every size."""
+def test_scaling_has_both_fits_and_the_difference() -> None:
+    """Means at the sizes, two laws per arm, fitted numbers in the table, an interval at each size."""
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)
     axes = fit.figure.axes[0]
@@ -141,7 +139,7 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
     bars = gap.figure.axes[0].containers
     assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    assert [plot.name for plot in sizes] == [f"loss-{size}" for size in panel.sizes]  # points have no way there
+    assert [plot.name for plot in sizes] == [f"loss-{size}" for size in panel.sizes]  # no difference plot
     few = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
     assert "unified: The scaling fit has 3 sizes, fewer than 4" in few[0]
     one_size, notes = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
@@ -149,8 +147,8 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     assert "at least two sizes" in notes[0]
 
 
-def test_lengths_show_the_difference_at_each() -> None:
-    """A point and an interval an arm at every length, the means those of the pairs; the baseline is the zero line."""
+def test_lengths_have_a_difference_each() -> None:
+    """A point and an interval per arm and length, with the means of the pairs; the baseline is the zero line."""
     panel = fake.scaling_panel()
     lengths = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
     panel = replace(panel, spec=replace(panel.spec, kind="lengths"), series=lengths)
@@ -166,8 +164,7 @@ def test_lengths_show_the_difference_at_each() -> None:
     assert len(panel_table(panel)[1]) == 12
 
 
-def test_two_panels_of_lengths_have_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read side by side."""
+def test_panels_of_lengths_have_one_vertical_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     panels = []
     for more in (0.0, 0.3):
         panel = fake.scaling_panel()
@@ -195,7 +192,7 @@ def test_two_panels_of_lengths_have_one_range(tmp_path: Path, monkeypatch: pytes
         [0.01],
     ],
 )
-def test_labels_of_rates_that_lie_close_do_not_touch(rates: list[float]) -> None:
+def test_labels_of_close_rates_do_not_touch(rates: list[float]) -> None:
     axes = new_figure(panels=1).subplots()
     axes.plot(rates, rates, "o")
     _set_log_axis(axes, rates, lambda x: f"{x:g}")
@@ -205,8 +202,8 @@ def test_labels_of_rates_that_lie_close_do_not_touch(rates: list[float]) -> None
     assert len(boxes) >= min(len(rates), 5)
 
 
-def test_a_grid_rings_the_optimum() -> None:
-    """The fitted optimum is named and ringed; one at the grid's end is said and has no ring."""
+def test_grid_has_a_ring_at_the_optimum() -> None:
+    """The legend has the fitted optimum; an optimum at the end of the grid has a note and no ring."""
     panel = fake.grid_panel()
     (plot,), notes = grid_plots(panel)
     axes = plot.figure.axes[0]
@@ -222,8 +219,8 @@ def test_a_grid_rings_the_optimum() -> None:
     assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 
 
-def test_branches_share_one_scale() -> None:
-    """A picture an arm with Q, K and V relative to their start; arms without branch norms are named."""
+def test_branches_have_one_scale() -> None:
+    """One plot per arm with Q, K and V relative to their start; arms without branch norms are named."""
     bare = fake.point("nop", 3.0)
     panel = Panel(
         PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
@@ -236,8 +233,8 @@ def test_branches_share_one_scale() -> None:
     assert f"V, x {run[-1] / run[0]:.2f} at the end" in legend(first)
 
 
-def test_a_scalar_is_drawn_in_logarithms() -> None:
-    """The geometric mean at each probe after the first step, an arm a line, its end in legend and table."""
+def test_scalar_is_drawn_in_logarithms() -> None:
+    """The geometric mean at each probe after the first step; legend and table have the last value."""
     arms = []
     for label, times in (("hg", 2.0), ("llama", 1.0)):
         whole = fake.arm(label, 0.0, baseline=label == "llama")
@@ -262,7 +259,7 @@ def test_a_scalar_is_drawn_in_logarithms() -> None:
 
 
 def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:
-    """The panel with measurements of copying: `formed` is the index of the point at which an arm's circuit forms."""
+    """Add measurements of copying; `formed` has the index of the point at which the circuit of an arm forms."""
     tokens = np.arange(1, 6) * 1_000_000
     arms = []
     for arm in panel.arms:
@@ -278,7 +275,7 @@ def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:
     return replace(panel, arms=tuple(arms))
 
 
-def test_copying_parts_add_up_and_the_circuit_is_dated(tmp_path: Path) -> None:
+def test_copying_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
     panel = with_copying(fake.curves_panel(), {"llama": 4, "dp": 5, "hg+dp+or": 2})
     columns, rows = copying_table(panel)
     table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}

@@ -1,4 +1,4 @@
-"""Which arms share their scatter: those that are compared with one another, directly or through others."""
+"""Pools of arms that share their scatter: those that are compared directly or through other arms."""
 
 import math
 from collections.abc import Mapping
@@ -26,16 +26,13 @@ def pool_of(runs: Mapping[str, Mapping[int, Run]], *panels: str) -> Pool:
     return pool
 
 
-def test_a_pool_is_the_arms_that_are_compared_with_one_another() -> None:
-    """Two panels share an arm, so their three arms pool; a third panel's do not, nor arms of two panels."""
+def test_pool_has_the_arms_that_are_compared() -> None:
+    """Panels that share an arm have one pool; other panels have their own."""
     runs = {"a": of(1.0), "b": of(2.0, 3), "c": of(3.0), "x": of(4.0), "y": of(5.0)}
     pool = pool_of(runs, "ab", "bc", "xy")
     d = pool.difference("a", "c", FINAL, 0.9)
-    assert (d.mean, d.confidence, d.scatter) == (
-        pytest.approx(-2.0, abs=0.05),
-        0.9,
-        "scatter of 3 arms, 2 degrees of freedom",
-    )
+    assert d.mean == pytest.approx(-2.0, abs=0.05) and d.confidence == 0.9
+    assert d.scatter == "scatter of 3 arms, 2 degrees of freedom"
     assert pool.difference("x", "y", FINAL, 0.9).scatter == "" == pool.difference("a", "x", FINAL, 0.9).scatter
     runs["c"] = of(math.nan)
     pool = pool_of(runs, "ab", "bc", "xy")

@@ -1,4 +1,4 @@
-"""Every configuration of Section 4 and Appendix B is one set of layers with the printed learning rate and budget."""
+"""Configurations of Section 4 and Appendix B: layers of conf/ have the learning rates and tokens of the paper."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_recipe(
         assert trainer["max_steps"] * data.tokens_per_step == pytest.approx(billions * 1e9, rel=0.02)
 
 
-def test_what_the_paper_trains_and_does_not_report_is_said() -> None:
+def test_settings_that_the_paper_does_not_report_are_refused() -> None:
     with pytest.raises(ValueError, match="the paper trains it .* and does not report its learning rate"):
         parse_run(layers("llama-0.5b", "muon", "cos", "llama"), check_corpus=False)
     with pytest.raises(ValueError, match="trains Gemma with Muon alone"):

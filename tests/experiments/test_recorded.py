@@ -1,4 +1,4 @@
-"""A recording in place of the runs: the same verdicts, trained is what it lacks, and what is none is refused."""
+"""Recordings instead of runs: the same verdicts; missing runs are trained, invalid recordings are refused."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
-    """The report of a figure that was trained, and the figure as it was judged."""
+    """Return the report of a trained figure, and the evaluated figure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         (figure,) = plan("heterogeneity")
@@ -38,8 +38,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
     return runs.out / "report", found
 
 
-def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """And the same curves, whose report is a recording in its turn."""
+def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """And the same curves; their report is again a recording."""
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
@@ -56,8 +56,8 @@ def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     assert read[0].replace(str(report.parent), "") == read[1].replace(str(tmp_path / "here"), "")
 
 
-def test_what_a_recording_lacks_is_trained(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """A run that lies here counts more than its row, and the two are compared without a word on their configs."""
+def test_runs_missing_in_a_recording_are_trained(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """An existing run has priority over its row; no warning compares its config with recorded runs."""
     report, before = trained
     rows = (report / "results.csv").read_text().splitlines(keepends=True)
     (tmp_path / "some").mkdir()
@@ -73,14 +73,14 @@ def test_what_a_recording_lacks_is_trained(trained: tuple[Path, Figure], tmp_pat
     (found,) = evaluate([figure], here)
     assert [v.n for v in found.verdicts] == [3] and found.warnings == ()
     losses = [(a.losses, b.losses) for a, b in zip(found.panels[0].arms, before.panels[0].arms, strict=True)]
-    assert sum(int((a != b).sum()) for a, b in losses) == 2  # those of this launcher are worse by 1
+    assert sum(int((a != b).sum()) for a, b in losses) == 2  # this launcher adds 1 to its losses
     both = replace(here, recorded=read_recorded([report]))
     (again,) = evaluate([figure], both)
     assert [v.estimate for v in again.verdicts] == [v.estimate for v in found.verdicts]
 
 
-def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """As in recordings from before: the difference is there, its course is not."""
+def test_row_without_a_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """As in older recordings."""
     report, before = trained
     with (report / "results.csv").open(newline="") as file:
         rows = [{**row, "curve": ""} for row in csv.DictReader(file)]
@@ -95,10 +95,10 @@ def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_pa
     assert len(run.curve("val/loss").tokens) == 1
     with pytest.raises(ValueError, match="'branch_norm/q'"):
         run.curve("branch_norm/q")
-    write_report([found], tmp_path / "report", "cpu")  # it is drawn all the same
+    write_report([found], tmp_path / "report", "cpu")  # it is still drawn
 
 
-def test_a_recording_with_a_damaged_cell_is_named(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+def test_damaged_cell_of_a_recording_is_named(trained: tuple[Path, Figure], tmp_path: Path) -> None:
     text = (trained[0] / "results.csv").read_text()
     (tmp_path / "results.csv").write_text(text + '"' + "x" * 200_000 + '"\n')
     with pytest.raises(ConfigError, match=r"results\.csv, line \d+"):
@@ -133,7 +133,7 @@ def test_the_command_takes_recordings(
     ((",10000,", ",many,"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
     ((" ", ",,,"), r"line 2: the number of cells differs from the header"),
 ])  # fmt: skip
-def test_what_is_no_recording_is_named(
+def test_invalid_recordings_are_named(
     trained: tuple[Path, Figure], tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     text = (trained[0] / "results.csv").read_text()

@@ -1,4 +1,4 @@
-"""A report is complete in itself, safe to open, and its figures are those of the event files."""
+"""Reports: self-contained, safe to open, with the numbers of the event files."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ from tests.experiments.fake_results import disk_full, figure, write_run
 
 
 class Page(HTMLParser):
-    """Tags opened and closed, attributes that load something, and the text."""
+    """Tags, attributes that load something, and the text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_page_needs_nothing_else(report: Path) -> None:
-    """Balanced tags, every picture inside, nothing loaded from elsewhere, hostile text as text."""
+def test_page_is_self_contained(report: Path) -> None:
+    """Balanced tags, embedded pictures, nothing is loaded, markup in texts is escaped."""
     text = (report / "report.html").read_text()
     page = Page(text)
     assert page.open == [] and page.tags.count("script") == 1 and "<script>alert" not in text
@@ -97,7 +97,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
 
 
 def test_verdicts_are_counted_and_coloured(report: Path) -> None:
-    """Counts of all claims at the top; every verdict in a colour of its own, far enough from white."""
+    """Counts of all claims at the top; each verdict has its own colour with enough contrast to white."""
     text = (report / "report.html").read_text()
     counts = re.findall(r'<li class="verdict ([\w-]+)">(.*?): (\d+)</li>', text)
     assert counts == [
@@ -107,7 +107,7 @@ def test_verdicts_are_counted_and_coloured(report: Path) -> None:
         ("not-testable", "not testable here", "1"),
     ]
     cells = re.findall(r'<td data-column="verdict" class="verdict ([\w-]+)">(.*?)</td>', text)
-    assert cells == 2 * [(colour, word) for colour, word, _ in counts]  # of all claims, of the only figure's
+    assert cells == 2 * [(colour, word) for colour, word, _ in counts]  # of all claims, and of the only figure
     colours = dict(re.findall(r"^\.([\w-]+) { color: #(\w{6}); }$", text, re.MULTILINE))
     assert len(set(colours.values())) == len(colours) == 5 and {colour for colour, *_ in counts} < set(colours)
     for colour in colours.values():  # relative luminance and contrast as WCAG 2.2 defines them
@@ -126,8 +126,8 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 @example(words="\\| <script>alert(1)</script>", command="a\n```\n<script>")
 @example(words="1. a", command="")
 @settings(max_examples=40, deadline=None)
-def test_any_text_is_shown_as_it_is(words: str, command: str) -> None:
-    """In headings, paragraphs, warnings, cells, descriptions and commands, whatever it marks up elsewhere."""
+def test_any_text_is_escaped(words: str, command: str) -> None:
+    """In headings, paragraphs, warnings, cells, alternative texts and commands."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
     spec = replace(figure().spec, title=words)
     result = replace(figure(), spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
@@ -145,8 +145,8 @@ def test_any_text_is_shown_as_it_is(words: str, command: str) -> None:
     assert unescape(code).rstrip("\n") == command.rstrip("\n")
 
 
-def test_markdown_links_pictures_that_exist(report: Path) -> None:
-    """Relative links to PNGs, each beside an SVG; tables keep their columns whatever a label holds."""
+def test_markdown_links_existing_pictures(report: Path) -> None:
+    """Relative links to PNGs, each with an SVG; tables keep their columns."""
     text = (report / "report.md").read_text()
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
     assert len(links) == 12 and {Path(link).suffix for link in links} == {".png"}
@@ -158,8 +158,8 @@ def test_markdown_links_pictures_that_exist(report: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
 
-def test_tables_hold_every_final_figure(report: Path) -> None:
-    """A row a run, a difference with its interval, a claim; as many as were given."""
+def test_csv_files_have_all_numbers(report: Path) -> None:
+    """One row per run, difference and claim."""
     given = figure()
     assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
     differences = rows(report / "differences.csv")
@@ -175,7 +175,7 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
 
 
-def test_a_full_disk_leaves_a_report_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(figure(), panels=())
     write_report([one], tmp_path, "laptop")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -189,8 +189,8 @@ def test_a_full_disk_leaves_a_report_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path != table} == before
 
 
-def test_a_report_whose_table_was_cut_short_is_written_again(report: Path, tmp_path: Path) -> None:
-    """By the rows that are left it is of these runs, or of others."""
+def test_report_with_a_truncated_table_is_replaced(report: Path, tmp_path: Path) -> None:
+    """The remaining rows decide whether it is a report of these runs."""
     text = (report / "results.csv").read_text()
     mine, *_, last = (Path(row["run"]) for row in rows(report / "results.csv"))
     (tmp_path / "results.csv").write_text(text[: text.rindex(str(last))])
@@ -218,13 +218,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_own_runs_are_drawn_from_their_event_files(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder of runs: arms by label, pairs by seed, the CSV is the event files' last validation."""
+    """Arms by label, pairs by seed; the CSV has the last validation losses of the event files."""
     begun = runs / "begun"
     begun.mkdir()
     (begun / "config.yaml").touch()
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "Left out, for they are not finished:" in out
+    assert "Left out because they are not complete:" in out
     shutil.rmtree(begun)
     assert "unified is lower than llama by 0.030 nats" in out and "report.html" in out
     found = rows(tmp_path / "results.csv")
@@ -251,10 +251,10 @@ def test_own_runs_are_drawn_from_their_event_files(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
 
 
-def test_a_report_of_other_runs_is_not_replaced(
+def test_report_of_other_runs_is_not_replaced(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that is named is written to where its report is of some of these runs, or there is none."""
+    """A folder given by --out is overwritten only if its report has some of these runs."""
     monkeypatch.chdir(tmp_path)
     one, other = (f"{runs}/{name}" for name in ("llama0", "unified0"))
     assert main(["report", one, "--out", "mine"]) == 0
@@ -262,31 +262,31 @@ def test_a_report_of_other_runs_is_not_replaced(
     capsys.readouterr()
     assert main(["report", other, "--out", "mine"]) == 2
     said = capsys.readouterr().err
-    assert said == f"error: mine holds a report of other runs ({one}); name another folder with --out.\n"
+    assert said == f"error: mine contains a report of other runs ({one}); choose a different --out.\n"
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
-    assert main(["report", one, other, "--out", "mine"]) == 0  # more runs: the same report, further
-    assert main(["report", one]) == main(["report", other]) == 0  # nobody named it: the last one
+    assert main(["report", one, other, "--out", "mine"]) == 0  # more runs of the same report
+    assert main(["report", one]) == main(["report", other]) == 0  # the default folder is overwritten
     for name, text in (("results.csv", "mine,too\n1,2\n"), ("report.md", "# Mine"), ("report.html", "<p>")):
         Path("notes").mkdir()
         Path("notes", name).write_text(text)
         assert main(["report", one, "--out", "notes"]) == 2
-        assert f"notes holds a {name} that is of no report" in capsys.readouterr().err
+        assert f"notes contains a {name} that lightning-sv did not write" in capsys.readouterr().err
         assert [(path.name, path.read_text()) for path in Path("notes").iterdir()] == [(name, text)]
         shutil.rmtree("notes")
 
 
-def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
-    """One run: a loss and no difference. Each arm is paired with the baseline on all the seeds that both have."""
+def test_single_run_and_seeds_without_a_pair(runs: Path) -> None:
+    """A single run has no difference. Each arm is paired with the baseline on the seeds of both."""
     alone = own_figure([runs / "llama0"])
     assert pairs_of(alone.panels[0]) == ([], []) and not alone.panels[0].arms[0].baseline
     figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
     assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
     ((pair,), _) = pairs_of(figure.panels[0])
     assert pair.sentence().startswith("Not resolved: one pair")
-    assert figure.warnings == ("unified and llama are paired on seed 1; seed 0 only one of them has.",)
+    assert figure.warnings == ("unified and llama are paired on seed 1; only one of them has seed 0.",)
 
 
-def test_a_run_that_is_damaged_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
+def test_damaged_run_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
     few = [write_run(tmp_path / "a", "unified", 0), runs / "llama0"]
     (events,) = few[0].glob("*tfevents*")
     events.write_bytes(events.read_bytes()[:-7])
@@ -297,15 +297,15 @@ def test_a_run_that_is_damaged_is_left_out_with_a_warning(runs: Path, tmp_path: 
         own_figure(few[:1])
 
 
-def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: Path) -> None:
-    """Three pairs of two arms stay three beside an arm of one run; the words and figures say how many each has."""
+def test_arm_of_one_seed_keeps_the_pairs_of_others(runs: Path, tmp_path: Path) -> None:
+    """Two arms keep their three pairs next to an arm of one run; texts and tables have the pairs of each arm."""
     ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
     (of_three, of_one), _ = pairs_of(figure.panels[0])
     assert (of_three.sentence(), of_three.difference.n) == (whole.sentence(), 3)
     assert of_one.difference.n == 1 and of_one.sentence().startswith("Not resolved: one pair")
-    assert figure.warnings == ("hg and llama are paired on seed 1; seeds 0, 2 only one of them has.",)
+    assert figure.warnings == ("hg and llama are paired on seed 1; only one of them has seeds 0, 2.",)
     assert figure.spec.summary == "3 arms, one seed or 3 seeds."
     write_report([figure], tmp_path / "out", "")
     text = (tmp_path / "out/report.md").read_text()
@@ -315,8 +315,10 @@ def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: 
     assert float(pair["estimate"]) == b - a
 
 
-def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each in one sentence with exit code 2; other settings are a warning that names them."""
+def test_incomparable_run_directories_are_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each error is one sentence with exit code 2; different settings are a warning."""
 
     def fails(*argv: str | Path) -> str:
         assert main(["report", *map(str, argv), "--out", str(tmp_path / "never")]) == 2
@@ -331,10 +333,10 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: 
     for file in bare.glob("*tfevents*"):
         file.unlink()
     assert "holds no TensorBoard scalars" in fails(bare)
-    assert "are both 'llama' with seed 0; leave one out" in fails(runs / "llama0", runs / "llama0")
+    assert "are both 'llama' with seed 0; remove one" in fails(runs / "llama0", runs / "llama0")
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
-    assert "--baseline takes one of llama" in fails(runs / "llama0", "--baseline", "hg")
-    assert "--labels names 1 runs and there are 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
+    assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
+    assert "--labels is 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
     other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     assert "used different corpora" in fails(runs / "llama0", other)
     tokens = write_run(tmp_path / "tokens", "hg", 0)

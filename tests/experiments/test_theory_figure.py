@@ -1,4 +1,4 @@
-"""Figure 11 of `make paper`: the claims of OR's theorem as `make theory` recorded them."""
+"""Figure 11 of `make paper`: recorded claims on the theorem of OR from `make theory`."""
 
 import json
 from base64 import b64encode
@@ -27,8 +27,8 @@ def test_figure_11_has_the_recorded_claims() -> None:
     assert ratio.startswith("0.9999")  # below 1, and not rounded to it
 
 
-def test_the_report_shows_the_panels_of_figure_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they were drawn, beside the page and in it; without them it says what draws them."""
+def test_report_shows_the_picture_of_figure_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file and in the page; a missing picture has a note."""
     monkeypatch.chdir(ROOT)
     spec = load_figure("or-theorem")
     panel = Panel(spec.panels[0], table=measured_table(RECORDED))
@@ -39,23 +39,18 @@ def test_the_report_shows_the_panels_of_figure_11(tmp_path: Path, monkeypatch: p
     assert f"data:image/png;base64,{b64encode(drawn).decode()}" in (tmp_path / "report.html").read_text()
     none = replace(panel, spec=replace(panel.spec, picture="results/none.png"))
     write_report([Figure(spec, (none,))], tmp_path / "without", "")
-    assert "There is no results/none.png to show" in (tmp_path / "without/report.md").read_text()
+    assert "results/none.png does not exist" in (tmp_path / "without/report.md").read_text()
 
 
-def test_what_is_recorded_is_what_is_claimed() -> None:
-    """A claim that was added or reworded needs `make theory` once more."""
+def test_recorded_claims_are_the_current_ones() -> None:
+    """A new or changed claim needs another `make theory`."""
     recorded = [(row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())]
     assert sorted(recorded) == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
     assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})
 
 
-def test_files_that_hold_no_claims(tmp_path: Path) -> None:
-    file = tmp_path / "theory.json"
-    with pytest.raises(ValueError, match="theory.json"):
-        measured_table(file)
-    file.write_text("[]")
-    with pytest.raises(ValueError, match="theory.json"):
-        measured_table(file)
-    file.write_text('[{"claim": "or"}]')
-    with pytest.raises(ValueError, match="theory.json"):
-        measured_table(file)
+@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
+def test_files_without_claims(tmp_path: Path, text: str) -> None:
+    (tmp_path / "theory.json").write_text(text)
+    with pytest.raises(ValueError, match=r"theory\.json"):
+        measured_table(tmp_path / "theory.json")

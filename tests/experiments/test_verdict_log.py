@@ -1,4 +1,4 @@
-"""The record of verdicts: only added to, and what it tells of a claim."""
+"""The log of verdicts: rows are only added, and reports show earlier verdicts."""
 
 import csv
 from dataclasses import replace
@@ -26,15 +26,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def moved(to: Figure) -> Figure:
-    """The same claims with another first word and another estimate."""
+    """Return the claims with a different verdict and estimate of the first."""
     first = replace(to.verdicts[0], verdict="contradicted", estimate=0.1)
     return replace(to, verdicts=(first, *to.verdicts[1:]))
 
 
-def test_a_record_is_only_added_to(tmp_path: Path) -> None:
-    """What stands there is not added again, whatever its date; what says something else is, below it."""
+def test_log_is_only_added_to(tmp_path: Path) -> None:
+    """Known rows are not added again, whatever their date; different ones are appended."""
     log, one = tmp_path / "results" / "log.csv", figure()
-    assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # what cannot be tested is no record
+    assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # without the untestable one
     first = log.read_text()
     assert add_to_log([{**row, "date": "2030-01-01"} for row in log_rows([one], "cpu")], log) == 0
     assert log.read_text() == first
@@ -49,10 +49,8 @@ def test_a_record_is_only_added_to(tmp_path: Path) -> None:
         add_to_log(rows, log)
 
 
-def test_a_log_that_is_damaged_or_cannot_be_written_is_not_cut_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line without its end is named; a full disk leaves the file as it was; a last line break is no matter."""
+def test_damaged_log_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truncated line is named; a full disk keeps the file; a missing last line break is accepted."""
     log, one = tmp_path / "log.csv", figure()
     add_to_log(log_rows([one], "cpu"), log)
     text = log.read_text()
@@ -69,8 +67,8 @@ def test_a_log_that_is_damaged_or_cannot_be_written_is_not_cut_short(
     assert len(read_log(log)) == 6
 
 
-def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
-    """By records of the same claim and budget that are not its own."""
+def test_earlier_verdicts_are_shown(tmp_path: Path) -> None:
+    """Those of the same claim and budget, without the current one."""
     log, one = tmp_path / "log.csv", figure()
     other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
     add_to_log(log_rows([one], "cpu"), log)
@@ -80,11 +78,8 @@ def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
 
 
-def test_the_log_of_the_repository_holds_its_reports() -> None:
-    """Every verdict of results/*/verdicts.csv that was judged stands there, with its number.
-
-    A folder is called as its budget is, with words behind where it holds an earlier recording.
-    """
+def test_log_of_the_repository_has_its_reports() -> None:
+    """Each tested verdict of results/*/verdicts.csv is in the log; names of folders begin with their budget."""
     logged = {
         (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
     }
@@ -96,9 +91,7 @@ def test_the_log_of_the_repository_holds_its_reports() -> None:
         assert ours and ours <= logged, sorted(ours - logged)
 
 
-def test_a_log_that_is_none_is_refused_before_anything_is_trained(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/log.csv").write_text("mine\n")
@@ -109,8 +102,8 @@ def test_a_log_that_is_none_is_refused_before_anything_is_trained(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_custom_budget_has_a_log_of_its_own(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the repository is read and written for its own budgets alone."""
+def test_custom_budget_has_its_own_log(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only budgets of the repository use its log."""
     assert set(BUDGETS) <= set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
     (tmp_path / "conf/paper/budgets").mkdir(parents=True)
     for path in (ROOT / "conf").iterdir():
