@@ -12,28 +12,10 @@ from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style, share_y
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.report import plots, tables
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.plots import (
-    Plot,
-    branch_plots,
-    copying_plot,
-    curve_plots,
-    grid_plots,
-    length_plots,
-    scalar_plots,
-    scaling_plots,
-)
-from lightning_sv.experiments.report.tables import (
-    PAGES,
-    copying_table,
-    difference_rows,
-    measured,
-    panel_table,
-    run_rows,
-    table_rows,
-    verdict_rows,
-    write_csv,
-)
+from lightning_sv.experiments.report.plots import Plot
+from lightning_sv.experiments.report.tables import PAGES, measured, write_csv
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.sources.from_yaml import rounded
 from lightning_sv.experiments.spec import PanelKind
@@ -48,12 +30,12 @@ COPYING_NOTE = (
 )
 
 _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
-    "curves": curve_plots,
-    "scaling": scaling_plots,
-    "lengths": length_plots,
-    "grid": grid_plots,
-    "qkv": branch_plots,
-    "scalar": scalar_plots,
+    "curves": plots.curve_plots,
+    "scaling": plots.scaling_plots,
+    "lengths": plots.length_plots,
+    "grid": plots.grid_plots,
+    "qkv": plots.branch_plots,
+    "scalar": plots.scalar_plots,
     "table": lambda panel: ([], []),
 }
 
@@ -80,7 +62,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     for figure in figures:
         drawn = [(panel, *_draw(panel)) for panel in figure.panels]
         # panels of lengths have the same arms with different tuning
-        share_y([plot.figure for panel, plots, _ in drawn if panel.kind == "lengths" for plot in plots])
+        share_y([plot.figure for panel, several, _ in drawn if panel.kind == "lengths" for plot in several])
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
@@ -88,10 +70,10 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         write_atomically(out / name, page)
     write_tuned(figures, out)
     for name, rows in (
-        (RESULTS, run_rows),
-        ("differences.csv", difference_rows),
-        ("verdicts.csv", verdict_rows),
-        ("tables.csv", table_rows),
+        (RESULTS, tables.run_rows),
+        ("differences.csv", tables.difference_rows),
+        ("verdicts.csv", tables.verdict_rows),
+        ("tables.csv", tables.table_rows),
     ):
         write_csv(out / name, rows(figures))
 
@@ -103,27 +85,27 @@ def _draw(panel: Panel) -> tuple[list[Plot], list[str]]:
         return [], [f"This panel cannot be drawn: {error}"]
 
 
-def _save(panel: Panel, plots: Sequence[Plot], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
-    pictures = _saved(plots, out, stem)
-    if drawn := panel.spec.picture:
-        if Path(drawn).is_file():
+def _save(panel: Panel, drawn: Sequence[Plot], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
+    pictures = _saved(drawn, out, stem)
+    if picture := panel.spec.picture:
+        if Path(picture).is_file():
             pictures.append((f"{stem}.png", panel.title))
             (out / "figures").mkdir(exist_ok=True)
-            shutil.copyfile(drawn, out / f"{stem}.png")
+            shutil.copyfile(picture, out / f"{stem}.png")
         else:
-            notes = [*notes, f"{drawn} does not exist, so that it is not shown."]
-    sections = [Section(panel.title, pictures, *panel_table(panel), (*notes, *panel.notes))]
+            notes = [*notes, f"{picture} does not exist, so that it is not shown."]
+    sections = [Section(panel.title, pictures, *tables.panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
-        pictures, title = _saved([copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
-        sections.append(Section(title, pictures, *copying_table(panel), [COPYING_NOTE]))
+        pictures, title = _saved([plots.copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
+        sections.append(Section(title, pictures, *tables.copying_table(panel), [COPYING_NOTE]))
     return sections
 
 
-def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]:
+def _saved(drawn: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]:
     """Write pictures; return their paths relative to the report, with alternative texts."""
-    for plot in plots:
+    for plot in drawn:
         plot.save(out / f"{stem}-{plot.name}")
-    return [(f"{stem}-{plot.name}.png", plot.alt) for plot in plots]
+    return [(f"{stem}-{plot.name}.png", plot.alt) for plot in drawn]
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
