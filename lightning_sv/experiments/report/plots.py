@@ -13,23 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
+from lightning_sv.analysis import style
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.scaling import Scaling
-from lightning_sv.analysis.style import (
-    GREY,
-    LINES,
-    colours,
-    draw_seeds,
-    human_tokens,
-    legend_below,
-    new_figure,
-    set_limits,
-    set_style,
-    set_token_axis,
-    share_y,
-)
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.tables import FORMED, GAIN
@@ -61,8 +49,8 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     """Style the axes, add the legend below, and return the plot; its text ends with the names of the lines."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    set_style(axes)
-    legend_below(figure, axes, legend)
+    style.set_style(axes)
+    style.legend_below(figure, axes, legend)
     return Plot(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
 
 
@@ -70,9 +58,9 @@ def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
     """Return colour and line style of each arm; the baseline has those of llama."""
     other = "llama, not the baseline" if any(arm.baseline for arm in arms) else "llama"
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
-    styles = cycle(LINES[1:])
+    styles = cycle(style.LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
-    return list(zip(colours(names), lines, strict=True))
+    return list(zip(style.colours(names), lines, strict=True))
 
 
 def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
@@ -95,21 +83,21 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
     """Plot the mean of each arm, and a thin line per seed; limits cover the later part of the training."""
-    axes = new_figure(panels=1).subplots()
+    axes = style.new_figure(panels=1).subplots()
     for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
         tokens, values = on_one_grid(arm.curves)
         mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may have only the last loss
-        draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
+        style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
     curves = [curve for arm in arms for curve in arm.curves]
     ends = [float(curve.tokens[-1]) for curve in curves]
     from_share = _END if name == "end" else 0.2
-    set_limits(axes, curves, from_share * min(ends) / max(ends))
+    style.set_limits(axes, curves, from_share * min(ends) / max(ends))
     axes.set_ylabel("validation loss, nats per token")
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
     if name == "end":
         axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
-    set_token_axis(axes)
+    style.set_token_axis(axes)
     return finished(name, alt, axes, legend)
 
 
@@ -121,7 +109,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
     pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
     for arm, look in zip(others, looks_of(arms)[1:], strict=True):
         if arm.runs[0].tokens != base.runs[0].tokens:
-            ends = [human_tokens(each.runs[0].tokens) for each in (arm, base)]
+            ends = [style.human_tokens(each.runs[0].tokens) for each in (arm, base)]
             notes.append(
                 f"{arm.name} ends at {ends[0]} tokens, {base.name} at {ends[1]}: only the table has the difference "
                 "of their final losses."
@@ -134,10 +122,10 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
     if not pairs:
         return [], notes
-    axes = new_figure(panels=1).subplots()
-    axes.axhline(0, color=GREY, linewidth=1)
+    axes = style.new_figure(panels=1).subplots()
+    axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({pair.n for _, _, pair in pairs})
-    for i, (arm, (colour, style), pair) in enumerate(pairs):
+    for i, (arm, (colour, line_style), pair) in enumerate(pairs):
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += ", not resolved" if pair.low[-1] * pair.high[-1] <= 0 else ""  # NaN for one pair
@@ -147,11 +135,11 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             continue
         if pair.n > 1:
             axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+        axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
-    set_limits(axes, lines, from_share=0.2, include=0.0)
-    set_token_axis(axes)
+    style.set_limits(axes, lines, from_share=0.2, include=0.0)
+    style.set_token_axis(axes)
     several = f"{counts[0]} to " if len(counts) > 1 else ""
     band = f"band: 95% interval of {several}{counts[-1]} pairs"
     legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
@@ -170,21 +158,21 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         for projection in norms[0]:
             tokens, values = on_one_grid([norm[projection] for norm in norms])
             means[projection] = Curve(tokens, values.mean(axis=0))
-        figure = new_figure(panels=1)
+        figure = style.new_figure(panels=1)
         axes = figure.subplots()
         draw_branches(axes, means)
         axes.set_title(f"{arm.name}: do Q, K and V grow together?" if len(arm.name) < 15 else arm.name)
-        set_token_axis(axes)
-        set_style(axes)
+        style.set_token_axis(axes)
+        style.set_style(axes)
         ends = "; ".join(axes.get_legend_handles_labels()[1])
         plots.append(Plot(f"qkv{len(plots) + 1}", f"{panel.title}, {arm.name}: {ends}", figure))
-    share_y([plot.figure for plot in plots])
+    style.share_y([plot.figure for plot in plots])
     return plots, notes
 
 
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
-    axes = new_figure(panels=1).subplots()
+    axes = style.new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
     for arm, look in zip(arms, looks_of(arms), strict=True):
         if not all(tag in run.curves for run in arm.runs):
@@ -197,11 +185,11 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
             continue
         mean, mark = np.exp(np.log(values).mean(0))[later], {"marker": "o", "markersize": 3}
         label = f"{arm.name}  {mean[-1]:.3g} at the end"
-        draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
+        style.draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
         return [], notes
     axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
-    set_token_axis(axes, "log")
+    style.set_token_axis(axes, "log")
     n = len(arms[0].runs)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
@@ -209,15 +197,15 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def copying_plot(panel: Panel) -> Plot:
     """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
-    axes, arms = new_figure(panels=1).subplots(), baseline_first(panel.arms)
+    axes, arms = style.new_figure(panels=1).subplots(), baseline_first(panel.arms)
     for arm, look in zip(arms, looks_of(arms), strict=True):
         tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(0)
-        draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
-    axes.axhline(0, color=GREY, linewidth=1, zorder=1)
-    axes.axhline(FORMED, color=GREY, linewidth=1, linestyle=":", zorder=1)
+        style.draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
+    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)
+    axes.axhline(FORMED, color=style.GREY, linewidth=1, linestyle=":", zorder=1)
     axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
-    set_token_axis(axes)
+    style.set_token_axis(axes)
     return finished(
         "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
     )
@@ -249,8 +237,8 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     all_series = baseline_first(panel.series)
-    axes = new_figure(panels=1).subplots()
-    for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
+    axes = style.new_figure(panels=1).subplots()
+    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
         sizes, losses = np.array(series.values, float), panel.losses(series)
         for size, values in zip(sizes, losses, strict=True):
             axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
@@ -261,11 +249,11 @@ def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
         for form in fit.fits if fit else ():
             law = form.a if series.baseline else form.b
             if form.form == "power":
-                axes.plot(grid, law(grid), linestyle=style, color=colour, linewidth=2, label=law.formula())
+                axes.plot(grid, law(grid), linestyle=line_style, color=colour, linewidth=2, label=law.formula())
             else:
                 label = law.formula() if fit and fit.power is None else None
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
-    axes.plot([], [], linestyle=_DOTS, color=GREY, linewidth=1.2, label="linear in ln N")
+    axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
     _set_size_axis(axes, panel.series[0])
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
@@ -273,8 +261,8 @@ def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
 
 def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     base, *others = all_series = baseline_first(panel.series)
-    axes = new_figure(panels=1).subplots()
-    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
+    axes = style.new_figure(panels=1).subplots()
+    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         if series.label not in fits:
             continue
         sizes = np.array(series.values) * 1.03**i  # side by side, so that intervals do not overlap
@@ -282,7 +270,7 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
         axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
         grid = _around(sizes)
         for form in fits[series.label].fits:
-            line = style if form.form == "power" else _DOTS
+            line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     axes.set_title("Does the difference grow with size?")
     _set_size_axis(axes, panel.series[0])
@@ -292,12 +280,12 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the difference to the baseline against tokens per parameter; each point is a separate training."""
     base, *others = all_series = baseline_first(panel.series)
-    axes = new_figure(panels=1).subplots()
-    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
+    axes = style.new_figure(panels=1).subplots()
+    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         means, half = _gaps(panel, series, base)
         along = np.array(base.values) * 1.04**i  # side by side, so that intervals do not overlap
         label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
-        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
+        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=line_style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
     axes.set(xlabel="training tokens per parameter", title=f"The difference by length of training\n{panel.title}")
     return [_gap_picture("lengths", panel, base, axes)], []
@@ -311,7 +299,7 @@ def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list
 
 
 def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
-    axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind the curves
+    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
     axes.set_ylabel(f"difference to {base.label}, nats per token")
     n = len(panel.losses(base)[0])
     legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
@@ -325,7 +313,7 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _set_size_axis(axes: Axes, first: Series) -> None:
     # ticks are the sizes of the first series; those of others differ by their scale vectors
-    _set_log_axis(axes, first.values, human_tokens)
+    _set_log_axis(axes, first.values, style.human_tokens)
     axes.set_xlabel("parameters")
 
 
@@ -361,8 +349,8 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> Plot:
     all_series = baseline_first(panel.series)
-    axes = new_figure(panels=1).subplots()
-    for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
+    axes = style.new_figure(panels=1).subplots()
+    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
         lowest: dict[float, NDArray[np.float64]] = {}
         for point, losses in zip(series.points, panel.losses(series), strict=True):
             if point[k] not in lowest or losses.mean() < lowest[point[k]].mean():
@@ -373,7 +361,7 @@ def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
         best = optima[series.label]
         label = f"{series.name}: {best.loss:.4f} at {best.values[k]:.3g}"
         means = [lowest[x].mean() for x in values]
-        axes.plot(values, means, "o", linestyle=style, color=colour, linewidth=2, markersize=4, label=label)
+        axes.plot(values, means, "o", linestyle=line_style, color=colour, linewidth=2, markersize=4, label=label)
         if not best.why_not:
             off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
             axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
