@@ -138,7 +138,7 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
         if extended := lengths(run.summary):
             warnings.append(
                 f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
-                "learning rate does not follow one schedule."
+                "learning rate is that of no single schedule."
             )
     return warnings
 
