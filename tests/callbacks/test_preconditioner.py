@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import Preconditioner, preconditioner_figures
+from lightning_sv.callbacks import preconditioner_figures
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
@@ -26,7 +26,7 @@ def dense_ends(weight: torch.Tensor, gamma: torch.Tensor) -> tuple[float, float]
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "ap", "hg+dnp+er"])
-def test_figures_of_a_branch(text: str, config: BackboneConfig) -> None:
+def test_preconditioner_figures_of_a_branch_equal_dense_ones(text: str, config: BackboneConfig) -> None:
     model = perturbed(Backbone(config, text))
     figures = preconditioner_figures(model)
     per_layer = []
@@ -55,7 +55,7 @@ def test_figures_of_a_branch(text: str, config: BackboneConfig) -> None:
         assert figures["layer0/up_proj/beta_out"].item() == pytest.approx(beta[0].item())
 
 
-def test_dead_and_negative_entries_experts_and_norms_without_branches(config: BackboneConfig) -> None:
+def test_preconditioner_figures_of_dead_entries_experts_and_gemma_norms(config: BackboneConfig) -> None:
     model = perturbed(Backbone(replace(config, **GEMMA, **MOE), "hg+dp"))
     with torch.no_grad():
         model.layers[0].attn.q_norm.scale.gamma[:4] *= -1
@@ -101,7 +101,7 @@ def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, con
     assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_gradient_of_the_input_beta_vanishes_under_dnp_alone(config: BackboneConfig) -> None:
+def test_gradient_of_input_beta_vanishes_under_dnp_only(config: BackboneConfig) -> None:
     """The loss depends on it through the norm's eps only, which is made small here."""
     tokens = torch.randint(0, config.vocab_size, (4, 33))
     ratios = {}
@@ -111,8 +111,3 @@ def test_the_gradient_of_the_input_beta_vanishes_under_dnp_alone(config: Backbon
         gradients = beta_gradients(model)
         ratios[text] = gradients["mean/up_proj/beta_in_grad"] / gradients["mean/up_proj/beta_out_grad"]
     assert ratios["hg+dnp+or"] < 1e-8 < 1e-2 < ratios["hg+dp+or"]
-
-
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="every_n_steps of Preconditioner is 0"):
-        Preconditioner(every_n_steps=0)

@@ -1,17 +1,17 @@
-"""The steps of a run as a callback sees them: after micro-batches, once each."""
+"""The steps at which callbacks act."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lightning_sv.callbacks import BranchNorms, RouterMonitor, TrainingMonitor
+from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, TrainingMonitor
 from lightning_sv.callbacks.step_trigger import StepTrigger
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
-def test_every_second_step_and_the_last_once_each(accumulate: int, begin: int) -> None:
+def test_step_trigger_acts_once_at_every_second_step_and_the_last(accumulate: int, begin: int) -> None:
     clock, trainer = StepTrigger("x.every_n_steps", 2), SimpleNamespace(global_step=begin, estimated_stepping_batches=7)
     acted: list[tuple[int, int]] = []
     clock.start(trainer)  # type: ignore[arg-type]
@@ -26,8 +26,13 @@ def test_every_second_step_and_the_last_once_each(accumulate: int, begin: int) -
 
 @pytest.mark.parametrize(
     ("callback", "key"),
-    [(TrainingMonitor, "scalars"), (BranchNorms, "branch_norms"), (RouterMonitor, "experts")],
+    [
+        (TrainingMonitor, r"scalars\.every_n_steps"),
+        (BranchNorms, r"branch_norms\.every_n_steps"),
+        (RouterMonitor, r"experts\.every_n_steps"),
+        (Preconditioner, "every_n_steps of Preconditioner"),
+    ],
 )
-def test_a_distance_below_one_is_refused(callback: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{key}\.every_n_steps is 0;"):
+def test_callback_interval_below_one_is_refused(callback: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key} is 0;"):
         callback(every_n_steps=0)
