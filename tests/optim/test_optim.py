@@ -12,7 +12,9 @@ from tests.conftest import EVERY_STRATEGY
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("text", EVERY_STRATEGY)
-def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -> None:
+def test_role_groups_of_every_strategy_partition_parameters_by_role_and_decay(
+    text: str, config: BackboneConfig
+) -> None:
     strategy = ScaleStrategy.parse(text)
     model = Backbone(config, strategy)
     groups = role_groups(model, strategy.decayed_roles)
@@ -35,19 +37,19 @@ def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -
         assert (decays["input"], decays["output"]) == (0.1, 0.0)
 
 
-def test_a_parameter_without_a_role_is_refused() -> None:
+def test_role_groups_parameter_without_role_is_refused() -> None:
     with pytest.raises(ValueError, match=r"parameter 1.weight of LayerNorm has no role"):
         role_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
 
 
-def test_frozen_parameters_stay_out(config: BackboneConfig) -> None:
+def test_role_groups_frozen_parameter_is_left_out(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.embed.weight.requires_grad_(False)
     assert "embedding" not in {g.role for g in role_groups(model, frozenset())}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConfig) -> None:
+def test_group_table_of_every_optimizer_shows_kind_rate_and_decay(name: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse("unified")
     model = Backbone(config, strategy)
     optimizer = build_optimizer(role_groups(model, strategy.decayed_roles), OptimConfig(name), 3e-3)
@@ -60,7 +62,7 @@ def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConf
     assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
 
 
-def test_roles_that_do_not_decay(config: BackboneConfig) -> None:
+def test_build_optimizer_undecayed_roles_have_no_decay(config: BackboneConfig) -> None:
     """The settings take roles out of decay, and the strategy's word on scale vectors stands."""
     groups = role_groups(Backbone(config, "unified"), frozenset({"input"}))
     optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
@@ -101,12 +103,12 @@ def test_tuned_learning_rates() -> None:
         {"muon_roles": []},
     ],
 )
-def test_optim_errors(kwargs: dict) -> None:
+def test_optim_config_setting_out_of_range_is_refused(kwargs: dict) -> None:
     with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} "):
         OptimConfig(**kwargs)
 
 
-def test_an_unknown_optimizer_is_refused_with_or_without_a_learning_rate(config: BackboneConfig) -> None:
+def test_unknown_optimizer_is_refused_with_and_without_a_learning_rate(config: BackboneConfig) -> None:
     known = "model.optim.name 'sgd' is unknown; known: adamw muon"
     model = Backbone(config)
     with pytest.raises(ValueError, match=known):
