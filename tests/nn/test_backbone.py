@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
@@ -32,7 +33,7 @@ def count(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_parameter_counts_of_the_paper() -> None:
+def test_backbone_parameter_counts_are_those_of_the_paper() -> None:
     one_b = meta_backbone(LLAMA_1B)
     assert count(one_b) == 1_028_065_024  # Section 2.1
     assert sum(p.numel() for n, p in one_b.named_parameters() if n.endswith("gamma")) == 80_640  # Section 2.1
@@ -45,7 +46,7 @@ def test_parameter_counts_of_the_paper() -> None:
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_every_strategy_but_dnp_starts_as_the_standard_model(text: str, family: dict, config: BackboneConfig) -> None:
+def test_every_strategy_without_output_norm_starts_as_llama(text: str, family: dict, config: BackboneConfig) -> None:
     config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     llama = Backbone(config, "llama", seed=3).double()(tokens)
@@ -57,21 +58,21 @@ def test_every_strategy_but_dnp_starts_as_the_standard_model(text: str, family: 
         torch.testing.assert_close(ours, llama, rtol=1e-9, atol=1e-12)
 
 
-def test_initialization_depends_on_seed_and_name_only(config: BackboneConfig) -> None:
+def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> None:
     a, b, c = Backbone(config, seed=1), Backbone(config, "unified", seed=1), Backbone(config, seed=2)
     weights = {n: p for n, p in b.named_parameters() if n.endswith("weight")}
     for name, parameter in a.named_parameters():
         if name in weights:
             assert torch.equal(parameter, weights[name])
             assert not torch.equal(parameter, c.get_parameter(name))
-    q = a.layers[0].attn
-    assert not torch.equal(q.qkv.q_proj.weight, q.qkv.k_proj.weight)
-    torch.testing.assert_close(q.qkv.q_proj.weight.std(), torch.tensor(0.02), rtol=0.1, atol=0)
-    torch.testing.assert_close(q.o_proj.weight.std(), torch.tensor(0.01), rtol=0.1, atol=0)
+    attn = a.layers[0].attn
+    assert not torch.equal(attn.qkv.q_proj.weight, attn.qkv.k_proj.weight)
+    torch.testing.assert_close(attn.qkv.q_proj.weight.std(), torch.tensor(0.02), rtol=0.1, atol=0)
+    torch.testing.assert_close(attn.o_proj.weight.std(), torch.tensor(0.01), rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
-def test_initialization_is_drawn_on_the_cpu_whatever_device_surrounds_it(family: dict, config: BackboneConfig) -> None:
+def test_init_weights_under_other_default_device_and_dtype_are_equal(family: dict, config: BackboneConfig) -> None:
     """Lightning builds the model in the context of its device, where a factory without a device makes tensors."""
     config = replace(config, **family)
     outside, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
@@ -90,7 +91,7 @@ def test_initialization_is_drawn_on_the_cpu_whatever_device_surrounds_it(family:
         assert torch.equal(parameter, expected.double()), name
 
 
-def test_causal_and_document_masks(config: BackboneConfig) -> None:
+def test_masks_hide_later_tokens_and_other_documents(config: BackboneConfig) -> None:
     model = Backbone(config).double()
     tokens = torch.randint(1, config.vocab_size, (1, 12))
     changed = tokens.clone()
@@ -107,49 +108,53 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
     assert not torch.allclose(model(other)[:, 6:], model(tokens)[:, 6:])
 
 
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
         ({"d_model": 30, "n_head": 4}, "d_model"),
-        ({"d_model": 6, "n_head": 2}, "head width is 3"),
-        ({"n_layer": 0}, "model.backbone.n_layer is 0"),
-        ({"init_std": 0.0}, "init_std is 0.0"),
+        ({"d_model": 6, "n_head": 2}, "d_head|head width"),
+        ({"n_layer": 0}, "n_layer"),
+        ({"init_std": 0.0}, "init_std"),
         ({"init_std": 2**64}, "init_std"),
-        ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
-        ({"n_expert": -1}, "n_expert is -1"),
-        ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active is 0"),
-        ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"),
-        ({"norm_eps": -1.0}, "norm_eps is -1.0"),
-        ({"rope_theta": float("inf")}, "rope_theta is inf"),
-        ({"router": {"balance": "bias"}}, "router is set, but n_expert is 0"),
+        ({"norm_eps": -1.0}, "norm_eps"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"n_kv_head": 0}, "n_kv_head"),
+        ({"n_kv_head": 3}, "n_kv_head"),
+        ({"n_kv_head": 8}, "n_kv_head"),
+        ({"rope_scaling": SCALING | {"factor": 0.0}}, "rope_scaling.factor"),
+        ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor"),
+        ({"rope_scaling": SCALING | {"original_context": float("nan")}}, "rope_scaling.original_context"),
+        ({"n_expert": -1}, "n_expert"),
+        ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
         ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"),
-        ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared needs a shared expert"),
-        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef is nan; "),
-        ({"router": {"balance": "auction"}}, "router.balance 'auction' is unknown; known: loss bias none"),
-        ({"router": {"z_coef": -1.0}}, "router.z_coef is -1.0"),
+        ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
+        ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"),
+        ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared"),
+        ({"router": {"balance": "bias"}}, "n_expert"),
+        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
+        ({"router": {"balance": "auction"}}, "router.balance"),
+        ({"router": {"z_coef": -1.0}}, "router.z_coef"),
     ],
 )
-def test_sizes_that_cannot_be(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 2} | change))
+def test_backbone_config_setting_out_of_range_is_refused(change: dict, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 4} | change))
 
 
-def test_loss_and_flops(config: BackboneConfig) -> None:
+def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
     logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(0, 7, (2, 5))
     picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
     torch.testing.assert_close(next_token_loss(logits, targets), -picked)
     model = Backbone(config)
     assert activated_parameters(model, config) == count(model)
-    matmul = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("embed"))
-    # torch counts a product of m x k and k x n as 2 m k n operations, forward and backward
-    from torch.utils.flop_counter import FlopCounterMode
-
     tokens = torch.randint(0, 48, (1, 16))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as flops:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
         model(tokens).sum().backward()
     ours = 16 * flops_per_token(activated_parameters(model, config), config, 16)
     assert ours == pytest.approx(flops.get_total_flops(), rel=0.02)
-    assert matmul * 6 * 16 < ours
 
 
 @pytest.mark.slow
@@ -163,7 +168,9 @@ def test_loss_and_flops(config: BackboneConfig) -> None:
     ],
     ids=["llama-dense", "llama-moe", "unified-dense", "unified-moe"],
 )
-def test_compiled_equals_eager_with_gradients(text: str, family: dict, backend: str, config: BackboneConfig) -> None:
+def test_compiled_model_equals_eager_with_gradients(
+    text: str, family: dict, backend: str, config: BackboneConfig
+) -> None:
     """In float64, where the gradients that nearly cancel show as well; experts compiled in float32: test_dispatch.
 
     Each family and strategy is compiled to kernels once; the two others are traced and differentiated as those are.
@@ -195,7 +202,7 @@ def test_compiled_equals_eager_with_gradients(text: str, family: dict, backend: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [{}, pytest.param(MOE, marks=pytest.mark.long)], ids=["dense", "moe"])
-def test_blocks_compile_once_whatever_their_number(
+def test_compile_block_compiles_once_for_any_number_of_layers(
     family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = torch.randint(0, config.vocab_size, (2, 16))
@@ -224,7 +231,7 @@ def test_blocks_compile_once_whatever_their_number(
 
 
 @pytest.mark.parametrize("family", [{}, MOE, {"qk_norm": True, "post_norm": True}], ids=["dense", "moe", "gemma"])
-def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(family: dict, config: BackboneConfig) -> None:
+def test_activation_checkpointing_saves_less_and_gives_equal_gradients(family: dict, config: BackboneConfig) -> None:
     tokens = torch.randint(0, config.vocab_size, (4, 64))
     kept, gradients = [], []
     for on in (False, True):
@@ -248,7 +255,7 @@ def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(family
 
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", ["hg+or", "unified"])
-def test_a_narrow_residual_is_bf16_under_autocast_alone(text: str, family: dict, config: BackboneConfig) -> None:
+def test_narrow_residual_is_bf16_under_autocast_only(text: str, family: dict, config: BackboneConfig) -> None:
     """Elsewhere the same bits; in bf16 as near to float64 as rounding each sum of the stream once more allows."""
     block, distances, seen = torch.randint(0, config.vocab_size, (4, 33)), [], []
     model = Backbone(replace(config, n_layer=4, init_std=0.2, **family), text)

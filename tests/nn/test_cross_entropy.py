@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import cross_entropy, next_token_loss
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
-from lightning_sv.scale import fold
 from tests.conftest import EVERY_BUILD, thinned
 from tests.tolerances import assert_near
 
@@ -34,7 +33,7 @@ def arguments(dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]
 
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("eps", [None, EPS], ids=["plain", "normalized"])
-def test_value_and_derivatives_are_the_definition(
+def test_linear_cross_entropy_and_derivatives_equal_the_definition(
     eps: float | None, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
@@ -59,7 +58,9 @@ def test_value_and_derivatives_are_the_definition(
 
 
 @pytest.mark.parametrize("road", ROAD)
-def test_in_bf16_it_is_as_right_as_the_plain_form(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_cross_entropy_in_bf16_is_as_accurate_as_the_plain_form(
+    road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     wide = [torch.randn(512, 32), torch.randn(256, 32), 1 + 0.3 * torch.randn(32), 1 + 0.3 * torch.randn(256)]
     wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
@@ -83,24 +84,12 @@ def test_in_bf16_it_is_as_right_as_the_plain_form(road: str, monkeypatch: pytest
         assert plain < 0.01
 
 
-def test_gradients_of_scale_vectors_are_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Tensor] = []
-
-    def fold_gradients(*given: Tensor) -> tuple[Tensor, ...]:
-        found.extend(made := fold.fold_gradients(*given))
-        return made
-
-    monkeypatch.setattr(cross_entropy, "fold_gradients", fold_gradients)
-    (x, weight, gamma_in, gamma_out), targets = arguments(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        linear_cross_entropy(x, weight, targets, gamma_in, gamma_out)
-    assert [gradient.dtype for gradient in found] == [torch.float32] * 3
-
-
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("text", EVERY_BUILD)
 @pytest.mark.filterwarnings("ignore:scale strategy")
-def test_a_model_loses_what_its_logits_lose(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_loss_of_every_strategy_equals_the_loss_of_its_logits(
+    text: str, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
     model = Backbone(config, text).double()
@@ -114,7 +103,7 @@ def test_a_model_loses_what_its_logits_lose(text: str, road: str, monkeypatch: p
         assert_near(ours, plain, terms=VOCAB * 100, size=1.0)
 
 
-def test_all_logits_are_never_there() -> None:
+def test_linear_cross_entropy_never_makes_all_logits() -> None:
     """The largest tensor that any operation makes is a chunk, or the weight's gradient."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -140,7 +129,7 @@ def test_all_logits_are_never_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("road", thinned(ROAD, ["by the Gram matrix"]))
-def test_compiled_is_eager(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_cross_entropy_compiled_equals_eager(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     monkeypatch.setitem(cross_entropy.CHUNK, "cpu", VOCAB * 20)
     (x, weight, gamma_in, gamma_out), targets = arguments()

@@ -25,7 +25,7 @@ def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
 
 @settings(deadline=None)
 @given(routings())
-def test_a_layout_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
+def test_layout_of_random_routings_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing
     (n, k), made = experts.shape, layout(experts, n_expert)
     blank = layout(torch.zeros_like(experts), n_expert)
@@ -74,7 +74,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
             torch.testing.assert_close(a, b)
 
 
-def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_combine_and_swiglu_pass_gradcheck_and_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
     made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
@@ -103,7 +103,7 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
 
 
 @pytest.mark.parametrize(("n", "compiled"), [(3, False), (60, False), pytest.param(60, True, marks=pytest.mark.long)])
-def test_a_block_equals_every_expert_on_every_token(n: int, compiled: bool) -> None:
+def test_expert_block_equals_every_expert_on_every_token(n: int, compiled: bool) -> None:
     """In float32, for which the kernels are, against plain products in float64."""
     leaves = [torch.randn(*s, requires_grad=True) for s in [(n, 24), (6, 24), (6, 21, 24), (6, 21, 24), (6, 24, 21)]]
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]

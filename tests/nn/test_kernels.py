@@ -21,7 +21,7 @@ has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton come
 
 @has_triton
 @pytest.mark.slow
-def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
+def test_kernels_under_triton_interpreter_equal_plain_forms() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/nn/triton_interpreter.py"],
         cwd=ROOT,
@@ -33,7 +33,7 @@ def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-def test_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_without_gpu_or_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24), "unified")
     plain = model.layers[0].ffn.swiglu_outputs
     use_kernels(model, "plain")

@@ -28,7 +28,7 @@ def naive(group, name: str, x: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("share_out", [False, True])
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_group_equals_the_naive_formula_with_gradients(text: str, share_out: bool) -> None:
+def test_branch_group_and_gradients_equal_the_naive_formula(text: str, share_out: bool) -> None:
     options = ScaleOptions(share_scale_out=share_out)
     build = ScaleBuilder(ScaleStrategy.parse(text), options)
     group = build.group("norm", D, {"q": Branch(OUT, HEAD), "k": Branch(OUT, HEAD), "u": Branch(OUT, OUT)})
@@ -50,14 +50,14 @@ def make(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("sides", [(D, None), (None, OUT), (D, OUT)])
-def test_folded_product_has_first_and_second_derivatives(sides: tuple[int | None, int | None]) -> None:
+def test_folded_product_passes_gradcheck_and_gradgradcheck(sides: tuple[int | None, int | None]) -> None:
     gammas = [None if d is None else make(d) for d in sides]
     assert torch.autograd.gradcheck(scaled_product, (make(2, 3, D), make(OUT, D), *gammas))
     assert torch.autograd.gradgradcheck(scaled_product, (make(2, 3, D), make(OUT, D), *gammas))
 
 
 @pytest.mark.parametrize("shape", [None, (D,), (3, D)])
-def test_norm_has_first_and_second_derivatives_and_equals_torchs(shape: tuple[int, ...] | None) -> None:
+def test_norm_equals_torch_and_passes_gradcheck(shape: tuple[int, ...] | None) -> None:
     x, gamma = make(2, 3, D), None if shape is None else make(*shape)
     assert torch.autograd.gradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
     assert torch.autograd.gradgradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
@@ -65,8 +65,7 @@ def test_norm_has_first_and_second_derivatives_and_equals_torchs(shape: tuple[in
     torch.testing.assert_close(normalize(x, 0.1, gamma), theirs if gamma is None else theirs * gamma)
 
 
-def test_folded_product_keeps_no_folded_copy() -> None:
-    """What autograd saves is x, W and gamma themselves: no storage but theirs."""
+def test_folded_product_saves_only_its_arguments_for_backward() -> None:
     x, w, g, h = (torch.randn(*s, requires_grad=True) for s in ((64, D), (OUT, D), (D,), (OUT,)))
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
@@ -91,7 +90,7 @@ def test_small_changes_of_gamma_survive_bf16_autocast() -> None:
     assert before.dtype == torch.float32 and abs(ratio - 1.001) < 3e-4
 
 
-def test_options_change_their_site_and_refuse_unknown_ones() -> None:
+def test_scale_options_change_their_site_and_unknown_sites_are_refused() -> None:
     def build(scale: str, **options):
         builder = ScaleBuilder(ScaleStrategy.parse(scale), ScaleOptions(**options))
         group = builder.group("attn_norm", D, {"q_proj": Branch(OUT, HEAD), "v_proj": Branch(OUT, HEAD)})
@@ -114,7 +113,7 @@ def test_options_change_their_site_and_refuse_unknown_ones() -> None:
     assert label == "[lm_head=dp,v_proj.scale_out=input,share_scale_out]"
 
 
-def test_rms_norm_of_a_width_alone_is_torchs() -> None:
+def test_rms_norm_equals_torch() -> None:
     ours, theirs, x = RMSNorm(24), torch.nn.RMSNorm(24), torch.randn(3, 24)
     weight = torch.rand(24)
     assert ours.scale is not None

@@ -70,7 +70,7 @@ def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_
 @pytest.mark.parametrize("widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)]))
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["some", "none"]))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equals_a_plain_loop_with_gradients(
+def test_grouped_product_and_gradients_equal_a_plain_loop(
     dtype: torch.dtype, blocks: str, widths: tuple[int, int], sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
@@ -92,7 +92,9 @@ def test_equals_a_plain_loop_with_gradients(
 
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("sides", ["", "i", "o", "io"])
-def test_first_and_second_derivatives(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_product_passes_gradcheck_and_gradgradcheck(
+    sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
     x, weight, *gammas = inputs(rows, 3, 2, sides)
@@ -105,8 +107,8 @@ def test_first_and_second_derivatives(sides: str, fold: bool, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("widths", [(24, 21), (32, 24)])
-def test_second_derivatives_in_float32_are_those_of_float64(widths: tuple[int, int]) -> None:
-    """The kernels, which know no float64, in a Hessian-vector product."""
+def test_grouped_product_second_derivatives_in_float32_equal_float64(widths: tuple[int, int]) -> None:
+    """The kernels have no float64."""
     rows = rows_of(BLOCKS["some"])
     wide = inputs(rows, *widths, "io")
     with torch.no_grad():
@@ -124,7 +126,7 @@ def test_second_derivatives_in_float32_are_those_of_float64(widths: tuple[int, i
         assert_near(ours, theirs, terms)
 
 
-def test_autocast_computes_in_bf16_and_leaves_gradients_wide() -> None:
+def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None:
     rows = rows_of(BLOCKS["some"])
     x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
     exact = grouped_product(x, Factors(weight, *gammas), rows)
@@ -141,10 +143,9 @@ def test_autocast_computes_in_bf16_and_leaves_gradients_wide() -> None:
 
 @pytest.mark.parametrize("sides", [("io", "io"), ("i", "o"), ("", "io"), ("", "")], ids=str)
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["first and last"]))
-def test_products_made_as_one_are_the_same(
+def test_grouped_products_joined_equal_the_formula_with_derivatives(
     blocks: str, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of unequal widths, against the formula, with first and second derivatives."""
     monkeypatch.setattr(grouped, "_gains_as_one", lambda *_: True)
     rows = rows_of(BLOCKS[blocks])
     first, second = inputs(rows, 3, 2, sides[0]), inputs(rows, 3, 4, sides[1])
@@ -161,27 +162,7 @@ def test_products_made_as_one_are_the_same(
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_small_weights_are_one_product_where_they_are_cast(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "FOLD_FROM", 0)
-    rows = rows_of(BLOCKS["some"])
-    x, *gate = inputs(rows, 24, 21, "io", torch.float32)
-    up = inputs(rows, 24, 21, "io", torch.float32)[1:]
-    leaves, weight = [x, *gate, *up], torch.randn(2, len(rows.expert), 21)
-    calls, found = [], []
-    for most in (grouped.AS_ONE_BELOW, 24 * 21):
-        monkeypatch.setattr(grouped, "AS_ONE_BELOW", most)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.profiler.profile() as profiler:
-            pair = grouped_products(x, [Factors(*gate), Factors(*up)], rows)
-        calls.append(sum(e.count for e in profiler.key_averages() if e.key == "lightning_sv::grouped_mm"))
-        found.append([*pair, *torch.autograd.grad((torch.stack(pair) * weight).sum(), leaves)])
-    assert calls == [1 if autocast else 2, 2]
-    for one, two in zip(*found, strict=True):
-        assert one.dtype == two.dtype
-        assert_near(one.bfloat16() if autocast else one, two, terms=8)
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
+def test_grouped_products_save_only_their_arguments_for_backward(autocast: bool) -> None:
     rows = rows_of(BLOCKS["some"])
     tensors = inputs(rows, 43, 21, "io", torch.float32)
     x, weight, *gammas = tensors
@@ -196,7 +177,7 @@ def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
-def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.dtype) -> None:
+def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     """Shapes, strides and derivatives as the compiler is told (torch.library.opcheck)."""
     ends = rows_of(BLOCKS["some"]).ends
     x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
@@ -205,8 +186,8 @@ def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.d
 
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
-def test_rows_past_the_end_are_cleared_without_a_look_at_it(blocks: tuple[int, ...]) -> None:
-    """As on CUDA; of NaN, which fresh memory may hold."""
+def test_rows_past_the_end_are_cleared_as_on_cuda(blocks: tuple[int, ...]) -> None:
+    """Fresh memory may contain NaN."""
     rows = rows_of(blocks)
     past = torch.arange(len(rows.expert)) >= rows.ends[-1]
     for filled in (0, rows.filled, int(rows.ends[-1])):

@@ -16,7 +16,7 @@ WITH_OUT = thinned([text for text in BUILDS if ScaleStrategy.parse(text).placeme
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize(("sites", "across"), [(Q_AND_K, False), (ALL, True)])
 @pytest.mark.parametrize("text", WITH_OUT)
-def test_heads_that_share_a_vector_equal_heads_with_the_same(
+def test_shared_heads_equal_heads_with_equal_vectors(
     text: str, sites: list[str], across: bool, config: BackboneConfig
 ) -> None:
     """Logits and gradients: that of what is shared is the sum over the heads. `across`: between q, k and v as well."""
@@ -38,7 +38,7 @@ def test_heads_that_share_a_vector_equal_heads_with_the_same(
         torch.testing.assert_close(grad, expected.reshape(-1, *grad.shape).sum(0), rtol=1e-9, atol=1e-12)
 
 
-def test_it_counts_and_is_labelled(config: BackboneConfig) -> None:
+def test_shared_heads_are_counted_and_in_the_label(config: BackboneConfig) -> None:
     options = ScaleOptions(share_heads=["q_proj", "k_proj"])
     book, full = count_parameters(config, "dnp", options), count_parameters(config, "dnp")
     d_head, inner = config.head_width, config.n_head * config.head_width
@@ -47,7 +47,7 @@ def test_it_counts_and_is_labelled(config: BackboneConfig) -> None:
     assert ScaleOptions(share_heads=["k_proj", "q_proj", "k_proj"]).label() == options.label()
 
 
-def test_what_has_no_heads_or_no_vector_is_refused(config: BackboneConfig) -> None:
+def test_share_heads_site_without_heads_or_vector_is_refused(config: BackboneConfig) -> None:
     for sites in (["gate_proj"], ["lm_head"], ["o_proj"]):
         with pytest.raises(ValueError, match=f"names '{sites[0]}'.*: k_proj q_proj v_proj"):
             Backbone(config, "dp", ScaleOptions(share_heads=sites))
@@ -57,7 +57,7 @@ def test_what_has_no_heads_or_no_vector_is_refused(config: BackboneConfig) -> No
         Backbone(config, "hg+dp", ScaleOptions({"q_proj": "bp"}, share_heads=Q_AND_K))
 
 
-def test_a_gamma_that_differs_between_heads_is_refused() -> None:
+def test_set_gamma_different_between_heads_is_refused() -> None:
     vector = HeadShared(DirectScale(3, "output"), 2)
     vector.set_gamma(torch.tensor([1.0, 2, 3, 1, 2, 3]))
     assert vector.vector.gamma.tolist() == [1, 2, 3] and vector.magnitude is None

@@ -42,7 +42,7 @@ def test_presets_and_canonical_text() -> None:
         ("math:pi", "scale strategy"),
     ],
 )
-def test_errors_name_the_token_and_list_the_known(text: str, message: str) -> None:
+def test_parse_wrong_strategy_names_the_token_and_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScaleStrategy.parse(text)
     if "dpn" in text:
@@ -51,7 +51,7 @@ def test_errors_name_the_token_and_list_the_known(text: str, message: str) -> No
 
 
 @given(st.text(max_size=20))
-def test_any_text_parses_or_is_a_value_error(text: str) -> None:
+def test_parse_any_text_round_trips_or_raises_value_error(text: str) -> None:
     try:
         strategy = ScaleStrategy.parse(text)
     except ValueError:
@@ -60,7 +60,7 @@ def test_any_text_parses_or_is_a_value_error(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-def test_a_users_own_rows_join_from_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parse_custom_rows_are_imported_from_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("my_ideas")
 
     class Halved(DirectScale):
@@ -100,7 +100,3 @@ def test_equal_models_have_one_canonical_strategy_and_warn(text: str, canonical:
         return
     with pytest.warns(UserWarning, match="is the same model as"):
         assert str(Backbone(config, text).canonical) == canonical
-
-
-def test_every_axis_is_a_field() -> None:
-    assert list(AXES) == list(ScaleStrategy.__dataclass_fields__)

@@ -14,7 +14,7 @@ EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 @EVERY
 @pytest.mark.parametrize("batch_dims", [(), (3,)])
 @pytest.mark.parametrize("d", [1, 5, 768, 853])
-def test_starts_at_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
+def test_scale_vector_starts_at_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
     vector = kind(d, "input", batch_dims)
     assert torch.equal(vector(), torch.ones(*batch_dims, d))
     with torch.no_grad():
@@ -26,14 +26,14 @@ def test_starts_at_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, .
 
 @EVERY
 @given(values=st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8))
-def test_set_gamma_is_the_inverse(kind: type[ScaleVector], values: list[float]) -> None:
+def test_set_gamma_is_the_inverse_of_forward(kind: type[ScaleVector], values: list[float]) -> None:
     gamma = torch.tensor(values, dtype=torch.float64)
     vector = kind(len(values), "output").double()
     vector.set_gamma(gamma)
     torch.testing.assert_close(vector(), gamma, rtol=1e-12, atol=0)
 
 
-def test_formulas() -> None:
+def test_or_and_er_equal_their_formulas() -> None:
     alpha, beta = torch.randn(7, dtype=torch.float64), torch.tensor([1.7], dtype=torch.float64)
     r, e = OriginalSpaceScale(7, "input").double(), ExponentialScale(7, "input").double()
     for vector in (r, e):
@@ -46,7 +46,7 @@ def test_formulas() -> None:
     alpha=st.lists(st.floats(-5, 5), min_size=2, max_size=9).filter(lambda a: sum(x * x for x in a) > 0.01),
     beta=st.floats(-3, 3).filter(lambda b: abs(b) > 0.01),
 )
-def test_jacobian_of_or_is_the_papers_preconditioner(alpha: list[float], beta: float) -> None:
+def test_or_jacobian_gives_the_preconditioner_of_the_paper(alpha: list[float], beta: float) -> None:
     """J J^T = d g g^T + rho (I - g g^T), rho = beta^2 d / ||alpha||^2 (paper, Section 3.3)."""
     d = len(alpha)
     a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_jacobian_of_or_is_the_papers_preconditioner(alpha: list[float], beta: f
     torch.testing.assert_close(jacobian @ jacobian.T, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_what_cannot_be_represented_is_refused() -> None:
+def test_set_gamma_not_representable_is_refused() -> None:
     with pytest.raises(ValueError, match="'or' cannot represent a zero"):
         OriginalSpaceScale(3, "input").set_gamma(torch.zeros(3))
     with pytest.raises(ValueError, match="'er' cannot represent"):
