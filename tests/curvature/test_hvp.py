@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv import Backbone
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos, twice_differentiable
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
 from lightning_sv.nn import next_token_loss
 from tests.curvature.oracle import CASES, CONFIG, STRATEGY_ROWS, SUBSETS, case, split_like
 
@@ -16,7 +16,7 @@ def flat(vector: tuple[Tensor, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_ROWS)
-def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
+def test_hessian_product_of_every_subset_equals_the_dense_hessian(strategy: str) -> None:
     c = case(strategy)
     torch.testing.assert_close(c.loss(), c.plain_value, rtol=1e-12, atol=0)
     for subset in SUBSETS:
@@ -34,7 +34,7 @@ def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
         assert (difference - want).norm() < 1e-6 * want.norm()
 
 
-def test_a_part_of_a_block_shares_its_graph() -> None:
+def test_hessian_product_subset_equals_its_own_product() -> None:
     c = case("hg+dnp+or")
     whole = HessianProduct(c.loss, c.subset("all"))
     for subset in ("input", "output", "branch"):
@@ -47,7 +47,7 @@ def test_a_part_of_a_block_shares_its_graph() -> None:
         whole.subset(c.subset("input")).subset(c.subset("output"))
 
 
-def test_differences_in_float32_leave_the_model_as_it_was() -> None:
+def test_difference_product_in_float32_leaves_the_model_unchanged() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or")
     model.load_state_dict(c.model.state_dict())
@@ -76,22 +76,8 @@ def test_differences_in_float32_leave_the_model_as_it_was() -> None:
     assert torch.equal(parameters[0].grad, torch.ones_like(parameters[0]))
 
 
-def test_fused_attention_has_no_second_derivative_and_the_math_kernel_has() -> None:
-    """The reason for `twice_differentiable`; when torch learns it, this test says so."""
-    q = torch.randn(1, 2, 8, 4, requires_grad=True)
-
-    def loss() -> Tensor:
-        return F.scaled_dot_product_attention(q, q, q).square().sum()
-
-    with pytest.raises(RuntimeError, match="not implemented"):
-        (gradient,) = torch.autograd.grad(loss(), q, create_graph=True)
-        torch.autograd.grad(gradient.sum(), q)
-    (image,) = HessianProduct(loss, [q])([torch.ones_like(q)])
-    assert image.isfinite().all()
-
-
 @pytest.mark.long
-def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
+def test_hessian_product_of_compiled_model_equals_the_dense_hessian() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or").double()
     model.load_state_dict(c.model.state_dict())
@@ -110,16 +96,8 @@ def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
         found = flat(HessianProduct(loss, parameters)(split_like(v, parameters)))
     torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
 
-    @torch.compile(backend="eager", fullgraph=False)
-    def inside(x: Tensor) -> Tensor:
-        with twice_differentiable():
-            return x + 1
 
-    with pytest.raises(Exception, match="call it outside|set_stance|skipped|twice_differentiable"):
-        inside(torch.ones(2))
-
-
-def test_parameters_without_curvature() -> None:
+def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
     used, linear, unused = (nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(3))
     ones = tuple(torch.ones(2, dtype=torch.float64) for _ in range(3))
     product = HessianProduct(lambda: used.pow(3).sum() + 2 * linear.sum(), [used, linear, unused])
@@ -130,7 +108,7 @@ def test_parameters_without_curvature() -> None:
     assert lanczos(product, ends="both").largest.value == pytest.approx(6)
 
 
-def test_a_model_that_moved_on() -> None:
+def test_hessian_product_after_a_step_is_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     product = HessianProduct(lambda: p.pow(3).sum(), [p])
     with torch.no_grad():
@@ -151,7 +129,7 @@ class _Once(torch.autograd.Function):
         return 2 * grad * ctx.saved_tensors[0]
 
 
-def test_what_cannot_be_asked() -> None:
+def test_products_of_wrong_input_are_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     for make, message in (
@@ -169,7 +147,7 @@ def test_what_cannot_be_asked() -> None:
     torch.testing.assert_close(image, torch.full((3,), 12.0), rtol=1e-3, atol=0)
 
 
-def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
+def test_difference_product_with_dropout_uses_one_mask() -> None:
     """Dropout drawn anew on both sides would give their difference over 2h: a curvature of its own, and a false one."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 1)).double()
@@ -191,7 +169,7 @@ def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
 
 
 @pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
-def test_a_vector_of_other_shapes_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+def test_product_vector_of_wrong_shape_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
     with pytest.raises(ValueError, match="1 tensors"):

@@ -26,7 +26,7 @@ def quick(agrees: bool) -> tuple:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
-def test_exit_code_and_json(
+def test_theory_writes_json_and_pictures_and_its_exit_code_tells_the_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool, code: int
 ) -> None:
     monkeypatch.setattr(command, "CLAIMS", quick(agrees))
@@ -39,7 +39,7 @@ def test_exit_code_and_json(
     assert row["verdict"] in capsys.readouterr().out
 
 
-def test_what_cannot_be_written_is_found_out_before_the_checks(
+def test_theory_unwritable_folder_is_refused_before_the_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder below a file, and a theory.json of something else; nothing is created."""
@@ -55,23 +55,6 @@ def test_what_cannot_be_written_is_found_out_before_the_checks(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "theory.json"]
 
 
-@pytest.mark.parametrize("width", [80, 110])
-def test_tables_fit_a_terminal(
-    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Statements have most of it, numbers are not broken."""
-    monkeypatch.setattr(command, "CLAIMS", quick(True))
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert main(["theory", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    claim = CLAIMS[0]
-    assert len(said.splitlines()) < 15 and f"{claim.claim}" in said and "stated 1, measured 1, error 0" in said
-    assert main(["theory", "--teacher", "8 1; 3 1/3", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= width and "…" not in said
-    assert {"student", "3.03e+01", "863498/243", "-444889/243"} <= set(said.split())
-
-
 class Tanh(ScaledInput):
     """A reparameterization that the derivatives do not cover."""
 
@@ -84,7 +67,7 @@ class Tanh(ScaledInput):
         return 1 + np.tanh(scale[0])  # type: ignore[call-overload]
 
 
-def test_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_wrong_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["theorem9"], ["--teacher", "1 2; 3"], ["--teacher", "0"], ["dp", "--teacher", "1"]):
         assert main(["theory", *words]) == 2, words
     assert main(["theory", "--teacher", "1", "--student", "os:getcwd"]) == 2
@@ -95,7 +78,7 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "known: theorem1 weight-decay descent hg ap dp or" in capsys.readouterr().err
 
 
-def test_own_student_on_own_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_custom_student_on_custom_teacher_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """γ = v² doubles γ's speed: P = 4 v² = 4 at the start, and the t³ coefficient is exact."""
     args = ["--teacher", "1 1/2; 0 -1", "--student", "tests.theory.test_series:Squared", "--out", str(tmp_path)]
     assert main(["theory", *args, "--json"]) == 0
@@ -124,7 +107,9 @@ FEW = ["theorem1", "table1"]
     pytest.param([LONG], marks=pytest.mark.faults),
 ])  # fmt: skip
 @pytest.mark.slow
-def test_every_claim_is_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_every_claim_is_as_expected(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The whole command, every check at full size."""
     assert main(["theory", *words, "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -14,7 +14,7 @@ TIMES = np.array([0.05, 0.3, 1.0, 2.0])
 
 @given(rational_teachers())
 @settings(max_examples=15, deadline=None)
-def test_invariants_and_closed_form(teacher: np.ndarray) -> None:
+def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
     """What the proofs conserve, along flows that do not know of it."""
     total = float((teacher**2).sum())
     assert flow(STUDENTS["g"], teacher, TIMES).loss == pytest.approx(0.5 * total * np.exp(-2 * TIMES), rel=1e-9)
@@ -29,7 +29,7 @@ def test_invariants_and_closed_form(teacher: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_power_series_agree_with_another_integrator(name: str) -> None:
+def test_power_series_equal_an_implicit_integrator(name: str) -> None:
     """Order 10 at t = 0.03 against an implicit method; the remainder is of order t^11."""
     teacher = [[1, 0.5, -2], [0, 1.5, 1]]
     loss = flow(STUDENTS[name], teacher, [0.03], method="Radau", rtol=1e-11, atol=1e-13).loss[0]
@@ -45,13 +45,13 @@ def double_speed(a: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "speed"), [("f", lambda a: np.sqrt(1 + 4 * a * a)), ("dp", double_speed)])
-def test_scalar_flows_against_the_proof_s_reduction(name: str, speed) -> None:  # type: ignore[no-untyped-def]
+def test_scalar_flow_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
     """c = d = 1: ȧ = q(a)(w* − a) (Appendix D.1, claim (iii))."""
     w = 1.5
     a = solve_ivp(lambda _, a: [speed(a[0]) * (w - a[0])], (0, 2), [0.0], rtol=1e-10, atol=1e-12).y[0, -1]
     assert flow(STUDENTS[name], [[w]], [2.0]).loss[0] == pytest.approx(0.5 * (w - a) ** 2, rel=1e-6)
 
 
-def test_what_is_no_teacher_is_refused() -> None:
+def test_flow_wrong_teacher_is_refused() -> None:
     with pytest.raises(ValueError, match="the teacher is"):
         flow(STUDENTS["f"], [1.0, 2.0], [1.0])

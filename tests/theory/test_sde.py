@@ -12,7 +12,7 @@ from lightning_sv.theory.sde import NoisyTraining, simulate
 SHORT = NoisyTraining(dt=0.002, end=10.0, paths=500, mus=(0.0, 0.3))
 
 
-def test_scale_difference_follows_ito() -> None:
+def test_simulate_scale_difference_follows_ito() -> None:
     """E[s(T) − s(0)] = 2 ∫ E[λ‖w‖² − μ‖γ‖²] dt, s = ‖γ‖² − ‖w‖² (Appendix C.2), for both μ."""
     paths = simulate(SHORT, records=200)
     s = paths.gamma - paths.w
@@ -24,7 +24,7 @@ def test_scale_difference_follows_ito() -> None:
         assert abs(drift.mean()) > 10 * error
 
 
-def test_moments_do_not_depend_on_the_step() -> None:
+def test_simulate_moments_do_not_depend_on_the_time_step() -> None:
     """Halving dt moves the means within their noise; the same seed gives the same paths."""
     coarse, fine = (simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005))
     for a, b in ((coarse.gamma, fine.gamma), (coarse.w, fine.w), (coarse.trace, fine.trace)):
@@ -34,7 +34,7 @@ def test_moments_do_not_depend_on_the_step() -> None:
     assert np.array_equal(again.gamma, coarse.gamma)
 
 
-def test_bound_and_refusals() -> None:
+def test_bound_has_its_limits_and_wrong_settings_are_refused() -> None:
     """The bound starts at the start, settles at (dq + ½‖a*‖²) / 2μ, and is infinite without decay."""
     setting = NoisyTraining()
     times = np.array([0.0, 1e6])
@@ -51,7 +51,7 @@ vectors = arrays(float, (3, 4), elements=st.floats(-3, 3))
 
 @given(vectors)
 @settings(max_examples=30, deadline=None)
-def test_closed_forms_against_the_dense_hessian(state: np.ndarray) -> None:
+def test_sharpness_closed_forms_equal_the_dense_hessian(state: np.ndarray) -> None:
     w, gamma, target = state
     hessian = dense_hessian(w, gamma, target)
     ours, oracle = sharpness(w, gamma, target), dense_sharpness(hessian)

@@ -20,7 +20,7 @@ coefficients = st.lists(entries, min_size=5, max_size=5)
 
 @given(coefficients, coefficients.filter(lambda c: c[0] != 0))
 @example([Fraction(k == 3) for k in range(5)], [Fraction(k == 0) for k in range(5)])
-def test_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
+def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
     """Products against numpy's convolution; division and the root undo products."""
     x, y = Series(a), Series(b)
     assert (x * y).coefficients == tuple(np.convolve(np.array(a, object), np.array(b, object))[:5])
@@ -31,7 +31,7 @@ def test_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
     assert (e * (-Series([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
 
 
-def test_known_series_and_refusals() -> None:
+def test_series_of_known_functions_and_wrong_constant_terms() -> None:
     assert Series([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
     assert (1 - Series([0, 1, 0])).coefficients == (1, -1, 0)
     assert Series([1, 2, 3])(0.5) == 1 + 1 + 0.75
@@ -53,7 +53,7 @@ ORACLES: dict[str, Callable[[int, Role], ScaleVector]] = {
 @pytest.mark.parametrize("name", STUDENTS)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_gradients_against_autograd_and_the_package_s_own_scale_vectors(name: str, data: st.DataObject) -> None:
+def test_student_gradients_and_preconditioners_equal_autograd(name: str, data: st.DataObject) -> None:
     """The loss, its gradient and J Jᵀ of every student, with torch and lightning_sv.scale as oracle."""
     student = STUDENTS[name]
     blocks, teacher = data.draw(states(student))
@@ -96,6 +96,6 @@ class Squared(ScaledInput):
         return scale[0] ** 2  # type: ignore[operator]
 
 
-def test_one_s_own_reparameterization_has_its_preconditioner() -> None:
+def test_custom_student_has_its_preconditioner() -> None:
     v = np.array([0.5, -2.0, 3.0])
     assert Squared().gamma_preconditioner(v) == pytest.approx(np.diag(4 * v**2))

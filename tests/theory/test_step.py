@@ -6,11 +6,10 @@ import torch
 
 from lightning_sv.theory import toy_training
 from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius, update_rms
-from lightning_sv.theory.claims import descent, initial_std
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
 
 
-def test_gradient_and_hessian_against_autograd() -> None:
+def test_gradient_and_hessian_equal_autograd() -> None:
     point = random_point(np.random.default_rng(0), d=3)
     w, gamma = np.split(point.theta, 2)
     np.testing.assert_allclose(point.hessian, dense_hessian(w, gamma, point.target), atol=1e-12)
@@ -22,7 +21,7 @@ def test_gradient_and_hessian_against_autograd() -> None:
     assert float(point.loss()) == pytest.approx(loss.item(), rel=1e-12)
 
 
-def test_expected_loss_is_the_mean_over_the_covariance() -> None:
+def test_expected_loss_equals_the_mean_of_samples() -> None:
     """To second order in the noise any noise of this covariance does; sampled normals, within their error."""
     rng = np.random.default_rng(1)
     point, factor = random_point(rng), 0.3 * rng.standard_normal((8, 5))
@@ -37,7 +36,7 @@ def test_expected_loss_is_the_mean_over_the_covariance() -> None:
     assert abs(exact - second_order) < abs(exact - point.after_descent(eta))
 
 
-def test_covariance_of_single_samples() -> None:
+def test_one_sample_covariance_equals_samples_on_the_sphere() -> None:
     """Against sampled z on the sphere, entry by entry within five standard errors."""
     rng = np.random.default_rng(2)
     point = near_interpolation(rng, 0.5, d=3)
@@ -49,22 +48,7 @@ def test_covariance_of_single_samples() -> None:
     assert (np.abs(products.mean(0) - point.one_sample_covariance()) < 5 * error + 1e-12).all()
 
 
-@pytest.mark.parametrize("part", ["1 bounded", "5 Hessian", "5 as printed", "5, 6 anywhere", "6 and SGD"])
-def test_claims_of_the_appendix(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "COUNT", 100)
-    claim = next(c for c in descent.CLAIMS if c.part == part)
-    assert claim.run().verdict == ("holds" if claim.expected == "holds" else "fails, as expected")
-
-
-def test_a_noise_model_that_is_wrong_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound with half the trace, and an identity with another σ²."""
-    monkeypatch.setattr(descent, "COUNT", 20)
-    wrong = descent._equal(True, lambda p: 0.7 * p.hessian, lambda p: 0.8 * descent._square(p), lambda share: None)
-    assert not wrong.agrees
-    assert descent._bounded(lambda point: 0.7, lambda share: None).agrees
-
-
-def test_closed_form_of_the_radius() -> None:
+def test_radii_have_their_limits() -> None:
     """Its limits: the random walk, the equilibrium of any start, and the memory where half of r² is the optimizer's."""
     flat = np.full(4000, 0.01)
     assert radii(0.0, flat[:100], 0.0)[-1] == pytest.approx(0.1)
@@ -77,7 +61,7 @@ def test_closed_form_of_the_radius() -> None:
     assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
 
 
-def test_simulated_radius_against_torch() -> None:
+def test_simulate_radius_equals_adamw_of_torch() -> None:
     """The same noise into torch's AdamW; then the closed form, within the scatter of its entries."""
     start, rate, decay, steps, n = 0.05, 0.01, 0.2, 30, 400
     rng = np.random.default_rng(0)
@@ -96,17 +80,8 @@ def test_simulated_radius_against_torch() -> None:
     assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
 
 
-def test_an_initial_std_is_a_learning_rate_under_dnp() -> None:
+def test_initial_std_under_dnp_is_a_learning_rate() -> None:
     """Product: c times the matrices and rates, 1/c of the decay: the same losses under dnp, others under llama."""
     for arm, same in (("dnp", True), ("llama", False)):
         one, four = (toy_training.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
         assert (np.abs(one - four).max() < 1e-9) == same
-
-
-def test_a_short_run_records_what_it_says() -> None:
-    run = toy_training.train("dnp", 0.02, steps=3, peak=0.006, decay=0.1)
-    assert run.radii.shape == (4, 10) and run.steps.shape == (3, 10) and 4 < run.loss < 6.5
-    assert run.radii[0] == pytest.approx(0.02, rel=0.05)
-    rate = toy_training.rates(3, 0.006)[0]  # AdamW's first update is the sign of the gradient
-    assert run.steps[0] == pytest.approx(rate / run.radii[0], rel=0.02)
-    assert len(initial_std.CLAIMS) == 5
