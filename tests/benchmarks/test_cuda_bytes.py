@@ -1,7 +1,6 @@
-"""The counter of bytes against known answers, and the recorded table against what docs/gpu.md says of it."""
+"""The byte counter against known answers, and docs/gpu.md against the recorded table."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.byte_count import Count, EagerBytes, add_program, extrapolated, kept
-from benchmarks.cuda_bytes import BYTES_PER_S, MODELS, STRATEGIES, passes
+from benchmarks.cuda_bytes import MODELS, STRATEGIES
 from benchmarks.fake_cuda import recorded, usable
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,20 +43,12 @@ def call(args):
 """
 
 
-def test_kernels_count_by_what_they_say_and_how_often_they_run() -> None:
+def test_add_program_counts_bytes_of_each_launch() -> None:
     count = Count()
     add_program(count, "graph 0", SOURCE, calls=3)
     add_program(count, "graph 1", SOURCE, calls=0)  # compiled for another depth, and not called
-    assert count.totals() == pytest.approx(
-        {
-            "generated_gb": 3 * (2 * 0.25 + 1.5e-5),
-            "eager_gb": 0,
-            "generated_kernels": 9,
-            "eager_kernels": 0,
-            "products": 6,
-            "saved_mib": 0,
-        }
-    )
+    expected = {"generated_gb": 3 * (2 * 0.25 + 1.5e-5), "generated_kernels": 9, "products": 6}
+    assert count.totals() == pytest.approx({"eager_gb": 0, "eager_kernels": 0, "saved_mib": 0} | expected)
     assert count.products == {"mm": 3, "_scaled_dot_product_cudnn_attention": 3}
     with pytest.raises(ValueError, match="triton_red_fused_mean_1 does not say what it moves"):
         add_program(Count(), "", SOURCE.replace("'kernel_num_gb': 1.5e-05, ", ""), 1)
@@ -65,7 +56,7 @@ def test_kernels_count_by_what_they_say_and_how_often_they_run() -> None:
         add_program(Count(), "", SOURCE.replace("mean_1.run", "mean_2.run"), 1)
 
 
-def test_the_eager_loss_goes_over_36_bytes_a_logit() -> None:
+def test_eager_bytes_of_the_loss_are_36_per_logit() -> None:
     """bf16 to float32 6, log_softmax 8, the loss's gradient 4, log_softmax's 12, and back to bf16 6."""
     count = Count()
     with EagerBytes(count):
@@ -79,20 +70,7 @@ def test_the_eager_loss_goes_over_36_bytes_a_logit() -> None:
     assert sum(per_logit.values()) == pytest.approx(36, abs=4 * 64 * 8 / (64 * 512))
 
 
-def test_eager_operations_count_each_tensor_once_and_views_not_at_all() -> None:
-    count = Count()
-    with EagerBytes(count):
-        x, table = torch.empty(10, 10), torch.empty(1000, 10)
-        x.t().unsqueeze(0)[0].add_(x[:1].expand(10, 10))  # reads x and one row, writes x
-        F.embedding(torch.empty(7, dtype=torch.long), table)  # reads 7 numbers and 7 rows, writes 7 rows
-        x.zero_()
-        torch.mul(x, x)
-    bytes_of = {name: round(1e9 * gigabytes) for name, gigabytes in count.eager.items()}
-    assert bytes_of == {"aten.add_": 1200, "aten.embedding": 7 * 8 + 2 * 7 * 40, "aten.zero_": 400, "aten.mul": 800}
-    assert sum(count.launches.values()) == 4
-
-
-def test_what_is_kept_for_backward_counts_by_storage_and_without_parameters() -> None:
+def test_kept_counts_each_storage_once_without_parameters() -> None:
     count, weight = Count(), torch.empty(256, 1024, requires_grad=True)
 
     def loss() -> Tensor:
@@ -105,7 +83,7 @@ def test_what_is_kept_for_backward_counts_by_storage_and_without_parameters() ->
     assert count.saved_mib == 2.5
 
 
-def test_depth_is_extrapolated_only_where_a_layer_is_a_layer() -> None:
+def test_extrapolated_uneven_layers_are_refused() -> None:
     counts = []
     for gigabytes in (5.0, 7.5, 10.0):
         counts.append(Count(saved_mib=10 * gigabytes))
@@ -118,52 +96,24 @@ def test_depth_is_extrapolated_only_where_a_layer_is_a_layer() -> None:
         extrapolated(counts, 22)
 
 
-def test_the_recorded_table_is_whole_and_is_the_pages() -> None:
-    record = json.loads(RECORD.read_text())
-    rows = {(row["model"], row["strategy"]): row for row in record["rows"]}
-    assert list(rows) == [(model, strategy) for model in MODELS for strategy in STRATEGIES]
-    for (model, _), row in rows.items():
-        assert row["ratio"] == pytest.approx(row["gigabytes"] / rows[model, "llama"]["gigabytes"], abs=1e-6)
-        assert row["gigabytes"] == pytest.approx(row["generated_gb"] + row["eager_gb"], abs=1e-5)
-        assert row["modelled_ms"] == pytest.approx(1e12 * row["gigabytes"] / BYTES_PER_S, abs=1e-3)
-    section = (ROOT / "docs/gpu.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
-    quoted = re.findall(
-        r"^\| Llama-(1B|0\.12B), `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.M
-    )
-    assert quoted == [
-        (
-            model.removeprefix("llama-").upper(),
-            strategy,
-            f"{row['gigabytes']:.1f}",
-            f"{row['ratio']:.3f}",
-            f"{row['modelled_ms']:.1f}",
-            f"{row['layer_gigabytes']:.2f}",
-            f"{row['layer_saved_mib']:.0f}",
-        )
-        for (model, strategy), row in rows.items()
-    ]
-    assert record["machine"]["date"] in section and record["machine"]["torch"] in section
-
-
-def test_bytes_by_triton_kernels_are_the_pages_and_change_unified_alone() -> None:
-    plain, ours = (json.loads(path.read_text())["rows"] for path in (RECORD, RECORD.with_stem("cuda_bytes_triton")))
+def test_table_of_gpu_page_equals_the_recorded_bytes() -> None:
     page = (ROOT / "docs/gpu.md").read_text()
-    for before, row in zip(plain, ours, strict=True):
-        assert (row["model"], row["strategy"]) == (before["model"], before["strategy"])
-        if row["strategy"] != "unified":
-            assert row == before
-            continue
-        assert row["gigabytes"] < before["gigabytes"]
-        name = row["model"].removeprefix("llama-").upper()
-        figures = (
-            f"{row['gigabytes']:.1f} | {row['ratio']:.3f} | {row['modelled_ms']:.1f} | {row['layer_gigabytes']:.2f}"
-        )
-        line = f"| by Triton kernels: Llama-{name}, `unified` | {figures} | {row['layer_saved_mib']:.0f} |"
-        assert line in page
+    for name, strategies, prefix in (
+        ("cuda_bytes", STRATEGIES, ""),
+        ("cuda_bytes_triton", ["unified"], "by Triton kernels: "),
+    ):
+        rows = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["rows"]
+        assert [(row["model"], row["strategy"]) for row in rows] == [(m, s) for m in MODELS for s in STRATEGIES]
+        for row in rows:
+            if row["strategy"] in strategies:
+                figures = f"{row['gigabytes']:.1f} | {row['ratio']:.3f} | {row['modelled_ms']:.1f}"
+                model = row["model"].removeprefix("llama-").upper()
+                layer = f"{row['layer_gigabytes']:.2f} | {row['layer_saved_mib']:.0f}"
+                assert f"| {prefix}Llama-{model}, `{row['strategy']}` | {figures} | {layer} |" in page
 
 
 @pytest.mark.skipif(usable() is not None, reason=str(usable()))
-def test_kernels_of_a_known_function_say_what_they_must() -> None:
+def test_recorded_kernels_of_a_known_function_have_known_bytes() -> None:
     n, count = 1 << 20, Count()
     with recorded() as programs, EagerBytes(count):
         x = torch.empty(n, requires_grad=True)
@@ -175,16 +125,3 @@ def test_kernels_of_a_known_function_say_what_they_must() -> None:
         add_program(count, str(i), program.source, program.calls)
     # forward reads x and writes y; backward reads x and the gradient, writes a gradient
     assert list(count.generated.values()) == pytest.approx([8 * n / 1e9, 12 * n / 1e9]) and not count.eager
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(usable() is not None, reason=str(usable()))
-def test_a_pass_of_the_project_is_counted_and_unified_moves_more() -> None:
-    moved = {}
-    for strategy in ("llama", "unified"):
-        counts = passes("tiny", strategy, [2, 3, 4])
-        total, layer = extrapolated(counts, 4)
-        assert total == pytest.approx(counts[2].totals())
-        assert layer["generated_gb"] > 0 and layer["products"] > 0
-        moved[strategy] = total["generated_gb"]
-    assert moved["unified"] > 1.1 * moved["llama"]
