@@ -1,4 +1,4 @@
-"""Fixtures that several floors share."""
+"""Fixtures and matrices that several folders share."""
 
 import itertools
 import logging
@@ -12,18 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.log import start_logging
 from lightning_sv.scale.strategy import AXES
 
+# Tests never assert on time.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 # Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def thinned(rows: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """Rows of a matrix of tests: all but the kept ones are left to `make test-all`."""
+    """Return the rows of a test matrix; `make test` runs the kept ones, `make test-all` every row."""
     return [row if row in kept else pytest.param(row, marks=pytest.mark.long) for row in rows]
 
 
@@ -52,14 +56,14 @@ LLAMA_31: dict[str, Any] = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, the most of them first of all: no worker is left alone with one at the end."""
+    """Start with the files that have the most slow tests, so that no worker ends alone with one."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)
 def _logging() -> None:
-    """Messages go to stderr and to caplog, whatever an earlier test called."""
+    """Send messages to stderr and caplog, whatever an earlier test called."""
     start_logging()
     logging.getLogger("lightning_sv").propagate = True
 
@@ -71,25 +75,25 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of a short fit is its run.png: only fits of module-scoped fixtures and of other processes draw it."""
+    """Skip run.png, a third of a short fit; fits of module-scoped fixtures and other processes still draw it."""
     monkeypatch.setattr("lightning_sv.analysis.run_plot.draw_run", lambda run, path: None)
 
 
 @pytest.fixture
 def config() -> BackboneConfig:
-    """The smallest Llama with every part."""
+    """Return the smallest Llama with every part."""
     return BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48)
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty modules of the standard library: about 200,000 tokens."""
+    """Prepare forty modules of the standard library, about 200,000 tokens."""
     return make_corpus(tmp_path_factory.mktemp("corpus"), max_bytes=400_000)
 
 
 @pytest.fixture(scope="session")
 def short_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first of them: an epoch of `short_args` is five steps."""
+    """Prepare a few of them: an epoch of `short_args` has five steps."""
     return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000, val_fraction=0.25)
 
 
@@ -108,7 +112,7 @@ def make_corpus(root: Path, *, val_fraction: float = 0.2, **settings: int) -> Pa
 
 @pytest.fixture
 def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
-    """Arguments of a fit of short epochs, two micro-batches a step, with windows that end between checkpoints."""
+    """Return the arguments of a fit with short epochs and two micro-batches per step."""
     return [
         *write_run_args(short_corpus, tmp_path), "--data.global_batch", "32", "--data.micro_batch", "16",
         "--scalars.every_n_steps", "4",
@@ -117,7 +121,7 @@ def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def run_args(corpus: Path, tmp_path: Path) -> list[str]:
-    """Arguments of a fit that takes seconds; the train split is 12 steps long or more."""
+    """Return the arguments of a fit that takes seconds; the train split has at least 12 steps."""
     return write_run_args(corpus, tmp_path)
 
 
@@ -144,12 +148,12 @@ branch_norms: {{every_n_steps: 5}}
 
 
 def listen_to_interrupts() -> None:
-    """For `preexec_fn`: a test run in the background hands its children an ignored SIGINT."""
+    """Restore SIGINT, which a shell ignores for background processes; for `preexec_fn`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def perturbed(model: Backbone, size: float = 0.3) -> Backbone:
-    """Move every parameter, so that no scale vector is 1 any more."""
+    """Move every parameter, so that no scale vector is 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(size * torch.rand_like(parameter) * parameter.abs().mean().clamp(min=0.3))

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole, or not at all."""
+"""Atomic writes of files and folders."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,7 @@ from lightning_sv.atomic import atomic_path, check_writable, partial_of
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
-    """An error leaves what was there before, and nothing beside it or above; so does a process that was killed."""
+def test_atomic_path_after_an_error_keeps_the_old_content(folder: bool, tmp_path: Path) -> None:
 
     def write(path: Path, text: str) -> None:
         if folder:
@@ -40,8 +39,8 @@ def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
         assert write_to.read_text() == "first"
 
 
-def test_a_folder_is_checked_without_being_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the nearest one that exists; a link that leads nowhere is in its way."""
+def test_check_writable_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest existing folder decides. A broken link is refused."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     check_writable(tmp_path)
@@ -55,8 +54,8 @@ def test_a_folder_is_checked_without_being_created(tmp_path: Path, monkeypatch: 
         check_writable(tmp_path / "new/deep")
 
 
-def test_files_of_a_folder_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
-    """Libraries make some for their owner alone."""
+def test_atomic_path_of_a_folder_applies_the_umask(tmp_path: Path) -> None:
+    """Some libraries create files for their owner only."""
     before = os.umask(0o027)
     try:
         with atomic_path(tmp_path / "folder") as partial:

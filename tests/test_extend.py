@@ -15,7 +15,6 @@ from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, rol
 from lightning_sv.optim.build import OPTIMIZERS
 from lightning_sv.optim.schedule import SCHEDULES
 from lightning_sv.roles.ops import PRODUCTS
-from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
 
@@ -41,31 +40,31 @@ def run(word: str) -> dict[str, Any]:
     return names
 
 
-def test_every_block_is_run_here() -> None:
+def test_every_block_of_the_page_is_run_here() -> None:
     words = ("SoftplusScale(", '"anp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
     assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
 
 
-def test_a_parameterization_is_one_at_the_start_and_invertible() -> None:
+def test_parameterization_block_keeps_the_contract() -> None:
     names = run("SoftplusScale(")
     check_parameterization(names["SoftplusScale"])
     tokens = torch.arange(8)[None]
     torch.testing.assert_close(names["model"](tokens), Backbone(SMALL, "llama")(tokens), atol=1e-5, rtol=1e-5)
 
 
-def test_a_placement_and_a_decay_build_a_model() -> None:
+def test_placement_and_decay_blocks_build_a_model() -> None:
     with pytest.warns(UserWarning, match="the same model as 'anp'"):  # it has no input side that could decay
         model = Backbone(SMALL, run('"anp"')["strategy"])
     assert model.layers[0].attn.qkv.q_proj.scale_in is None and model.layers[0].attn.qkv.q_proj.norm_width == 16
 
 
-def test_options_and_a_group_of_your_own() -> None:
+def test_options_and_group_blocks_build_a_model() -> None:
     Backbone(SMALL, "hg+dp", run("ScaleOptions(")["options"])
     names = run("mixer =")
     assert names["key"].shape == (2, 8, 32) and names["value"].shape == (2, 8, 64)
 
 
-def test_an_optimizer_and_a_schedule_train() -> None:
+def test_optimizer_and_schedule_blocks_train() -> None:
     run("def sgd")
     model = Backbone(SMALL, "hg+dp")
     optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("sgd"), 0.1)
@@ -81,7 +80,7 @@ def test_an_optimizer_and_a_schedule_train() -> None:
     assert ScheduleConfig("linear", warmup_ratio=0.0).factor(5, 10) == 0.5
 
 
-def test_a_callback_logs_in_a_trainer(tmp_path: Path) -> None:
+def test_callback_block_logs_in_a_trainer(tmp_path: Path) -> None:
     callback = run("MatrixNorms")["MatrixNorms"]()
     module = PretrainModule(BackboneConfig(16, 1, 2, 32), lr=1e-3, seed=0)
     batches = torch.utils.data.DataLoader(torch.randint(0, 32, (4, 9)), batch_size=2)
@@ -94,13 +93,12 @@ def test_a_callback_logs_in_a_trainer(tmp_path: Path) -> None:
     assert "matrix_norm/backbone.embed.weight" in Path(logger.log_dir, "metrics.csv").read_text()
 
 
-def test_a_student_of_your_own_is_studied() -> None:
+def test_student_block_is_studied() -> None:
     names = run("Cubed")
     assert names["result"].students[-1].name == "cubed"
     assert names["Cubed"]().rate(names["Cubed"]().initial(1, 2), np.array([[2, 1]])) == -5  # of W alone, which is 0
 
 
-def test_a_traced_operation_is_a_row() -> None:
+def test_traced_operation_block_adds_a_product() -> None:
     run("fused_linear")
     assert PRODUCTS["my_library::fused_linear"] == ("input", "weight")
-    assert ScaleStrategy.parse("llama").placement == "bp"

@@ -53,7 +53,7 @@ QUICK = ["params", "report"]
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param([*COMMANDS], marks=pytest.mark.long)], ids=["few", "every"])
-def test_a_command_that_does_not_train_imports_no_lightning(names: list[str]) -> None:
+def test_command_without_training_imports_no_lightning(names: list[str]) -> None:
     commands = {name: COMMANDS[name][0] for name in names}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([HEAVY, commands])],
@@ -71,6 +71,6 @@ def test_a_command_that_does_not_train_imports_no_lightning(names: list[str]) ->
         "import lightning_sv.cli.theory",
     ],
 )
-def test_what_computes_nothing_with_torch_does_not_import_it(work: str) -> None:
+def test_command_without_tensors_does_not_import_torch(work: str) -> None:
     program = f"import sys; {work}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)

@@ -1,5 +1,6 @@
-"""The Makefile's variables: each target reads its own, a user's words reach the commands as they were typed."""
+"""The Makefile: variables of each target, and user input that reaches commands unchanged."""
 
+import json
 import os
 import re
 import shlex
@@ -7,10 +8,10 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from lightning_sv.runs.job import program
 from lightning_sv.scale.strategy import AXES
 
 ROOT = Path(__file__).parent.parent
@@ -27,49 +28,29 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "model=tiny"], r"there is no variable model; known: .* MODEL "),
-        (["train", "ARGS=--a b=c", "SEEd=1"], "there is no variable SEEd"),
-        (["train", "MODEL=tinny"], r"there is no MODEL 'tinny'; known: .* mini .* tiny\."),
-        (
-            ["compare", "DATA=mine"],
-            r"there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib",
-        ),
-        (["train", "PROBES=sharpness flatness"], "there is no PROBES 'flatness'"),
-        (["train", "MODEL=t*"], r"there is no MODEL 't\*'"),
-        (["train", "MODEL=tiny mini"], "MODEL is 'tiny mini'"),
-        (["train", "DATA=lightning_sv/*.py"], r"DATA is 'lightning_sv/\*.py'"),
-        (["paper", "BUDGET=cheap"], "there is no BUDGET 'cheap'"),
-        (["generate"], "give RUN, the directory of a run"),
-        (["export", "RUN=runs/mine"], "give OUT, the folder to write"),
+        ("trian", "there is no target trian; make help lists them"),
+        ("train model=tiny", "there is no variable model; known: .* MODEL "),
+        ("train MODEL=tinny", r"there is no MODEL 'tinny'; known: .* mini .* tiny\."),
+        ("train MODEL=t*", r"there is no MODEL 't\*'"),
+        ("train 'MODEL=tiny mini'", "MODEL is 'tiny mini'"),
+        ("train 'PROBES=sharpness flatness'", "there is no PROBES 'flatness'"),
+        ("compare DATA=mine", "there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib"),
+        ("train DATA=lightning_sv/*.py", r"DATA is 'lightning_sv/\*.py'"),
+        ("paper BUDGET=cheap", "there is no BUDGET 'cheap'"),
+        ("generate", "give RUN, the directory of a run"),
+        ("export RUN=runs/mine", "give OUT, the folder to write"),
+        ("train SEEDS=3", "make train does not read SEEDS; "),
+        ("compare SCALE=hg", "make compare does not read SCALE; "),
+        ("data theory SEED=3", "make data theory does not read SEED; "),
     ],
 )
-def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str) -> None:
-    done = make(*words)
+def test_make_wrong_target_or_variable_is_refused(words: str, message: str) -> None:
+    done = make(*shlex.split(words))
     assert done.returncode == 2 and re.search(message, done.stderr) and "lightning-sv" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("goals", "given"),
-    [("train", "SEEDS"), ("train", "A"), ("compare", "SEED"), ("compare", "SCALE"), ("sweep", "SEED"),
-     ("theory", "DATA"), ("paper", "DATA"), ("resume", "MODEL"), ("params", "LR"), ("report", "PROMPT"),
-     ("data theory", "SEED")],
-)  # fmt: skip
-def test_a_variable_that_no_target_reads_is_refused(goals: str, given: str) -> None:
-    done = make(*goals.split(), f"{given}=3")
-    assert done.returncode == 2 and f"make {goals} does not read {given}; " in done.stderr and not done.stdout
-    assert make("data", "train", "SEED=3", "DATA=stdlib").returncode == 0, "what one of several targets reads"
-
-
-def test_the_pages_give_targets_what_they_read() -> None:
-    text = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
-    reads = dict(re.findall(r"^reads-([\w-]+) := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for command in set(re.findall(r"^make .*?(?=  #|$)", text, re.MULTILINE)):
-        target, *rest = shlex.split(command)[1:]
-        names = reads.get(target, "ARGS").replace(
-            "$(LAYERED)", (ROOT / "Makefile").read_text().partition("LAYERED := ")[2].partition("\n")[0]
-        )
-        for name in (word.partition("=")[0] for word in rest if "=" in word):
-            assert name in (*names.split(), "PYTHON", "TORCH", "VENV"), command
+def test_make_variable_read_by_one_of_two_targets_is_accepted() -> None:
+    assert make("data", "train", "SEED=3", "DATA=stdlib").returncode == 0
 
 
 Run = Callable[..., list[list[str]]]
@@ -96,11 +77,6 @@ def run(tmp_path: Path) -> Run:
         return [words.split("\0")[:-1] for words in calls[:-1]]
 
     return call
-
-
-def test_an_unknown_target_is_answered_with_where_they_are_listed() -> None:
-    done = subprocess.run(["make", "trian"], cwd=ROOT, capture_output=True, text=True, env=ENV)
-    assert done.returncode == 2 and "there is no target trian; make help lists them" in done.stderr
 
 
 #: what a shell or make would read something into
@@ -130,7 +106,7 @@ HOSTILE = """it's "$HOME" `touch a` $(touch b) $5 $$ \\ ; touch c # & | > d * ? 
         (["paper", "FIG=iwd wsd"], "paper --budget cpu --fig iwd wsd"),
     ],
 )  # fmt: skip
-def test_targets_are_the_commands(words: list[str], command: str, run: Run) -> None:
+def test_make_target_runs_its_command(words: list[str], command: str, run: Run) -> None:
     """`...` stands for any words."""
     said = shlex.join(run(*words)[-1])
     before, dots, after = command.partition("...")
@@ -142,13 +118,13 @@ def test_targets_are_the_commands(words: list[str], command: str, run: Run) -> N
     [(["generate", "RUN=r"], "PROMPT"), (["generate"], "RUN"), (["export", "RUN=r"], "OUT"), (["train"], "SEED"),
      (["train"], "LR"), (["train"], "SCALE"), (["compare"], "A_ARGS"), (["compare"], "A"), (["plan"], "GPUS")],
 )  # fmt: skip
-def test_no_word_of_a_user_is_evaluated(words: list[str], given: str, run: Run, tmp_path: Path) -> None:
+def test_make_hostile_variable_is_not_evaluated(words: list[str], given: str, run: Run, tmp_path: Path) -> None:
     (said,) = (call for call in run(*words, f"{given}={HOSTILE}") if call[0] != "prepare")
     assert any(word.endswith(HOSTILE) for word in said), said
     assert {path.name for path in tmp_path.iterdir()} == {"calls", "conf", "venv"}
 
 
-def test_args_are_split_and_not_evaluated(run: Run, tmp_path: Path) -> None:
+def test_make_args_are_split_and_not_evaluated(run: Run, tmp_path: Path) -> None:
     (said,) = run("theory", f"ARGS=--a {shlex.quote(HOSTILE)} $(touch b) `touch a` $HOME;touch c *")
     assert said[3:] == ["--a", HOSTILE, "$(touch", "b)", "`touch", "a`", "$HOME;touch", "c", "*"]
     assert {path.name for path in tmp_path.iterdir()} == {"calls", "conf", "venv"}
@@ -161,7 +137,9 @@ def test_args_are_split_and_not_evaluated(run: Run, tmp_path: Path) -> None:
     [("./notes/", "notes", "data/notes"), ("notes/letters.txt", "notes/letters.txt", "data/letters"),
      ("my  notes", "my  notes", "data/my__notes"), ("it's, $5", "it's, $5", "data/it's,_$5")],
 )  # fmt: skip
-def test_data_is_a_name_or_ones_own_text(given: str, text: str, corpus: str, run: Run, tmp_path: Path) -> None:
+def test_make_data_of_own_text_is_prepared_and_trained_on(
+    given: str, text: str, corpus: str, run: Run, tmp_path: Path
+) -> None:
     """A folder or a file is prepared under its name, and trained on by that name or again by its path."""
     for folder in ("notes", "my  notes", "it's, $5"):
         (tmp_path / folder).mkdir()
@@ -177,58 +155,50 @@ def test_data_is_a_name_or_ones_own_text(given: str, text: str, corpus: str, run
     assert prepare == ["prepare", *layer] and fit[-2:] == layer
 
 
-def test_paper_prepares_what_its_budget_names(run: Run, tmp_path: Path) -> None:
-    """And no terabytes of the hub unasked."""
+def test_make_paper_prepares_the_corpora_of_its_budget(run: Run, tmp_path: Path) -> None:
+    """Corpora of the Hugging Face hub are terabytes, so they are not prepared."""
     (tmp_path / "conf").unlink()
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "conf/data/mine.yaml").write_text("data: {corpus: {dir: data/mine}}\n")
     for name, layers in (("mine", "[trainer/cpu, data/mine]"), ("none", "[trainer/cpu]")):
         (tmp_path / f"conf/paper/budgets/{name}.yaml").write_text(f"layers: {layers}\n")
-    for budget, prepared in (
-        ("mine", ["conf/data/mine.yaml"]),
-        ("none", []),
-        ("gpu", []),
-        ("cpu", ["conf/data/stdlib.yaml"]),
-    ):
+    prepares = {"mine": ["conf/data/mine.yaml"], "none": [], "gpu": [], "cpu": ["conf/data/stdlib.yaml"]}
+    for budget, prepared in prepares.items():
         *before, paper = run("paper", f"BUDGET={budget}")
         assert paper == ["paper", "--budget", budget]
         assert before == [["prepare", "--config", layer] for layer in prepared]
     assert run("paper", "ARGS=--dry_run") == [["paper", "--budget", "cpu", "--dry_run"]]
 
 
-def test_a_run_tells_to_type_what_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """make starts .venv/bin/lightning-sv, which is on no PATH; an activated environment's is."""
-    own = tmp_path / "bin/lightning-sv"
-    own.parent.mkdir()
-    own.touch(mode=0o755)
-    monkeypatch.setattr("sys.argv", [str(own), "fit"])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert program() == str(own)
-    monkeypatch.setenv("PATH", str(own.parent))
-    assert program() == "lightning-sv"
-    monkeypatch.setattr("sys.argv", ["lightning_sv/__main__.py", "fit"])
-    assert program() == "lightning-sv"
-
-
-def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> None:
-    """TensorBoard's exit code for it, from a stand-in; the link is that of the port that is asked for."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / ".run").touch()
-    stand_in = tmp_path / "bin/tensorboard"
-    stand_in.write_text("#!/bin/sh\necho $@\nexit $CODE\n")
-    stand_in.chmod(0o755)
-    for code, hint in (("255", True), ("1", False)):
-        words = ["make", "-o", f"{tmp_path}/.run", "tensorboard", f"VENV={tmp_path}", "ARGS=--port 7000"]
-        env = {**ENV, "CODE": code}
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
-        assert "http://127.0.0.1:7000/" in done.stdout and "--port 7000" in done.stdout
-        assert ('make tensorboard ARGS="--port 6016"' in done.stderr) == hint and done.returncode == 2
-
-
-def test_help_lists_what_there_is() -> None:
+def test_make_help_lists_configs_and_strategies() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, env=ENV).stdout
     for noun in ("model", "optim", "schedule", "trainer", "data", "probes", "paper", "paper/budgets"):
         listed = " ".join(sorted(path.stem for path in (ROOT / "conf" / noun).glob("*.yaml")))
         assert listed in said, noun
     words = {word for axis in AXES.values() for word in axis if word != "shared"}
     assert words <= set(re.findall(r"\w+", said)), "the strategies"
+
+
+@pytest.mark.parametrize(("code", "hint"), [("0", False), ("1", False), ("255", True)])
+def test_tensorboard_prints_its_link_and_a_hint_if_the_port_is_taken(code: str, hint: bool, tmp_path: Path) -> None:
+    """TensorBoard exits with 255 if its port is taken. The link pins the loss, then Q, K and V."""
+    stand_in = tmp_path / "bin/tensorboard"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f"#!/bin/sh\nexit {code}\n")
+    stand_in.chmod(0o755)
+    (tmp_path / ".run").touch()
+    words = [
+        "make",
+        "-o",
+        f"{tmp_path}/.run",
+        "tensorboard",
+        f"VENV={tmp_path}",
+        "ARGS=--reload_interval 5 --port=7000",
+    ]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=ENV)
+    assert ("--port 6016" in done.stderr) == hint and done.returncode == (2 if int(code) else 0)
+    (link,) = map(urlsplit, re.findall(r"http\S+", done.stdout))
+    pins = json.loads(parse_qs(link.query)["pinnedCards"][0])
+    assert link.netloc == "127.0.0.1:7000" and [pin["tag"] for pin in pins] == [
+        "val/loss", "train/loss", *(f"branch_norm/mean/{branch}_proj/effective" for branch in "qkv"),
+    ]  # fmt: skip

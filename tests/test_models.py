@@ -39,7 +39,7 @@ def row(path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_the_table_of_sizes_is_that_of_the_configs() -> None:
+def test_table_of_models_page_equals_the_configs() -> None:
     text = (ROOT / "docs/models.md").read_text()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert found[0] == list(HEAD)
@@ -50,7 +50,7 @@ def test_the_table_of_sizes_is_that_of_the_configs() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/model").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_model_says_nothing_that_is_the_default(path: Path) -> None:
+def test_model_config_omits_defaults(path: Path) -> None:
     """Of the backbone; a mixture of experts says all that its experts are."""
     said = yaml.safe_load(path.read_text())["model"]["backbone"]
     default = BackboneConfig(d_model=2, n_layer=1, n_head=1)

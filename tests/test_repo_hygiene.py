@@ -27,7 +27,7 @@ def jobs(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
-def test_a_workflow_runs_what_make_has(path: Path) -> None:
+def test_workflow_commands_are_make_targets(path: Path) -> None:
     commands = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
     assert commands and all("timeout-minutes" in job for job in jobs(path))
     for command in commands:
@@ -38,7 +38,7 @@ def test_a_workflow_runs_what_make_has(path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_workflows_try_what_is_promised() -> None:
+def test_workflows_test_the_oldest_supported_python_and_torch() -> None:
     """The oldest Python and torch of pyproject.toml, and the torch of the Makefile."""
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
     tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
@@ -49,13 +49,7 @@ def test_the_workflows_try_what_is_promised() -> None:
     assert {path.stem for path in WORKFLOWS} == {"check", "test", "faults"}
 
 
-def test_hooks_are_fast_and_in_the_environment() -> None:
-    """What takes seconds, or a download, is left to make."""
-    hooks = [hook for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
-    assert [hook["entry"].split()[:2] for hook in hooks] == [[".venv/bin/ruff", "format"], [".venv/bin/ruff", "check"]]
-
-
-def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
+def test_citation_has_this_version_and_the_paper() -> None:
     citation, front = read("CITATION.cff"), (ROOT / "README.md").read_text()
     paper = citation["preferred-citation"]
     assert citation["version"] == __version__
@@ -63,14 +57,7 @@ def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
     assert re.search("".join(f".*{author['family-names']}" for author in paper["authors"]), front.replace("\n", " "))
 
 
-def test_the_changelog_has_this_version_first_and_dates() -> None:
-    heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert heads[0].startswith(f"{__version__} ")
-    for head in heads:
-        assert re.fullmatch(r"\d+\.\d+\.\d+ \((\d{4}-\d{2}-\d{2}|not released)\)", head), head
-
-
-def test_the_site_shows_every_page() -> None:
+def test_site_navigation_has_every_page() -> None:
     def leaves(node: Any) -> list[str]:
         if isinstance(node, str):
             return [node]

@@ -88,7 +88,7 @@ def test_flow_preconditioner_gives_the_step_of_gradient_descent(has_in: bool, ha
 entries = st.lists(st.sampled_from([0.0, 0.5, 1.0, -1.0, 1.37, 2.0, -3.1, 1e-3]), min_size=1, max_size=9)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(entries, entries)
 def test_scale_field_equals_statistics_of_the_outer_product(u: list[float], v: list[float]) -> None:
     out, into = torch.tensor(u, dtype=torch.float64), torch.tensor(v, dtype=torch.float64)

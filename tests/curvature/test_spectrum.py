@@ -39,7 +39,7 @@ def test_lanczos_on_subsets_of_a_llama_equals_dense_eigenvalues(strategy: str, s
 values = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values, st.integers(1, 14), st.integers(0, 3))
 def test_lanczos_error_contains_an_eigenvalue(eigenvalues: list[float], n_steps: int, seed: int) -> None:
     product = Dense(with_eigenvalues(eigenvalues, seed))

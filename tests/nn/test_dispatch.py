@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +23,6 @@ def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
     return torch.tensor(flat).view(n, k), n_expert
 
 
-@settings(deadline=None)
 @given(routings())
 def test_layout_of_random_routings_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing
@@ -50,7 +49,6 @@ def plain_combine(y: Tensor, weights: Tensor, made: Layout) -> Tensor:
     return torch.einsum("nk,nkd->nd", weights, y[made.position])
 
 
-@settings(deadline=None)
 @given(routings())
 def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing

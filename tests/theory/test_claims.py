@@ -23,7 +23,7 @@ F = STUDENTS["f"]
 
 @pytest.mark.long
 @given(rational_teachers())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_cubic_coefficient_of_every_design_equals_the_stated_one(teacher: np.ndarray) -> None:
     """(ii) of every design in exact rationals; ER shares OR's, as its P is the same at γ = 1."""
     for name, stated in (
@@ -38,7 +38,7 @@ def test_cubic_coefficient_of_every_design_equals_the_stated_one(teacher: np.nda
 
 @pytest.mark.parametrize("name", PAIRINGS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pairing_of_guarded_states_never_violates(name: str, data: st.DataObject) -> None:
     """(i) wherever γa² ≥ 1 or ρ ≥ 1; and the effective matrices of the pairing are equal."""
     pairing = PAIRINGS[name]
@@ -53,7 +53,7 @@ def test_pairing_of_guarded_states_never_violates(name: str, data: st.DataObject
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_dp_difference_of_rates_equals_the_proof(data: st.DataObject) -> None:
     """DP: Σ (γa_i² − 1) γb_j² R_ij² + Σ ⟨A_i, R_i⟩² / γa_i² (Appendix D.1, claim (i))."""
     pairing = PAIRINGS["dp"]
@@ -70,7 +70,7 @@ def test_dp_difference_of_rates_equals_the_proof(data: st.DataObject) -> None:
     [("dp", "f", matchings()), ("or", "f", balanced()), ("f", "g", rational_teachers())],
 )
 @given(data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_student_under_its_condition_stays_below(
     student: str, other: str, teachers: st.SearchStrategy, data: st.DataObject
 ) -> None:

@@ -15,7 +15,7 @@ from tests.theory.strategies import rational_teachers, states
 
 @pytest.mark.parametrize("name", ["f", "hg", "ap", "dp", "or", "er"])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_table_1_rows_equal_preconditioners_of_the_students(name: str, data: st.DataObject) -> None:
     blocks, _ = data.draw(states(STUDENTS[name]))
     k = STUDENTS[name].preconditioner(blocks)
@@ -29,7 +29,7 @@ def test_table_1_with_a_wrong_row_is_contradicted(monkeypatch: pytest.MonkeyPatc
 
 
 @given(rational_teachers())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_ap_equals_f_of_the_transpose_and_hg_starts_no_lower(teacher: np.ndarray) -> None:
     """Exactly: L_AP for W* is L_f for W*ᵀ; HG starts no lower than f, and lower never."""
     assert loss_series(STUDENTS["ap"], teacher, 4).coefficients == loss_series(STUDENTS["f"], teacher.T, 4).coefficients
@@ -49,7 +49,7 @@ def test_hg_with_one_branch_equals_f() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_deep_linear_preconditioner_and_balance_equal_closed_forms(seed: int, c: int, d: int) -> None:
     rng = np.random.default_rng(seed)
     a, teacher = rng.standard_normal((2, c, d))

@@ -50,7 +50,7 @@ vectors = arrays(float, (3, 4), elements=st.floats(-3, 3))
 
 
 @given(vectors)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sharpness_closed_forms_equal_the_dense_hessian(state: np.ndarray) -> None:
     w, gamma, target = state
     hessian = dense_hessian(w, gamma, target)

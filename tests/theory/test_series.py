@@ -52,7 +52,7 @@ ORACLES: dict[str, Callable[[int, Role], ScaleVector]] = {
 
 @pytest.mark.parametrize("name", STUDENTS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_student_gradients_and_preconditioners_equal_autograd(name: str, data: st.DataObject) -> None:
     """The loss, its gradient and J Jᵀ of every student, with torch and lightning_sv.scale as oracle."""
     student = STUDENTS[name]

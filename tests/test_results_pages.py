@@ -1,0 +1,162 @@
+"""Numbers on the pages equal the recordings in results/."""
+
+import csv
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+VERDICTS = ("holds", "contradicted", "not resolved", "not testable here")
+
+
+def page(name: str) -> str:
+    """Return a page of docs/, or the page of a recording, with hyphens as minus signs."""
+    path = ROOT / f"docs/{name}.md"
+    return (path if path.exists() else ROOT / f"results/{name}/README.md").read_text().replace("−", "-")
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    with (ROOT / "results" / path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(text: str, head: str) -> list[list[str]]:
+    """Return the cells of the table whose head contains `head`."""
+    lines = text.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def interval(row: dict[str, str]) -> str:
+    mean, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def claims(folder: str) -> list[str]:
+    """Return the lines of a report's table of claims, the head first."""
+    section = (ROOT / f"results/{folder}/report.md").read_text().partition("## Claims")[2].partition("\n## ")[0]
+    return [line.replace("−", "-") for line in section.splitlines() if line.startswith("| ")]
+
+
+def test_reliability_table_sums_equal_faults_json() -> None:
+    """A row of the page may sum several faults, so the sums over all faults and over each word are compared."""
+    table = re.findall(r"^\| (.+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", page("reliability"), re.MULTILINE)
+    quoted = [(name, *(int(figure.replace(",", "")) for figure in figures)) for name, *figures in table]
+    measured = json.loads((ROOT / "results/faults.json").read_text())
+    columns = ("tries", "recovered", "lost")
+    for word in ("", "kill -9", "SIG", "shard", "worker killed", "left out", "hostile checkpoint"):
+        found = [row for row in measured if word in row["fault"] and (word != "shard" or "hostile" not in row["fault"])]
+        shown = [row[1:] for row in quoted if word in row[0] and (word != "shard" or "hostile" not in row[0])]
+        sums = [sum(row[column] for row in found) for column in columns]
+        assert sums == [sum(column) for column in zip(*shown, strict=True)], word
+
+
+def test_verdicts_of_cpu_page_equal_the_report() -> None:
+    """A row has the first claim of a figure, and the number of its claims per verdict."""
+    judged = list(zip(claims("cpu")[2:], rows("cpu/verdicts.csv"), strict=True))
+    expected = []
+    for figure in dict.fromkeys(row["figure"] for _, row in judged):
+        own = [(line, row) for line, row in judged if row["figure"] == figure]
+        first = next((line for line, row in own if row["primary"] == "True"), own[0][0])
+        counts = [sum(row["verdict"] == word for _, row in own) for word in VERDICTS]
+        expected.append(f"{first} {' · '.join(map(str, counts))} |")
+    assert [line for line in page("cpu").splitlines() if line.startswith("| ")][2:] == expected
+    words = [row["verdict"] for _, row in judged]
+    counts = re.search(
+        r"Of the (\d+) claims of `cpu` (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*?, (\d+) cannot ",
+        " ".join(page("results").split()),
+    )
+    assert counts and list(map(int, counts.groups())) == [len(words), *map(words.count, VERDICTS)]
+
+
+@pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])
+def test_verdicts_of_longer_runs_equal_the_report(budget: str) -> None:
+    section = page(budget).partition("\n## ")[0]
+    shown = [row for row in section.partition("| figure |")[2].splitlines() if row.startswith("| ")]
+    assert shown == claims(budget)[1:] and len(shown) > 2
+    assert f"{len({row['run'] for row in rows(f'{budget}/results.csv')})} runs" in section
+
+
+def test_differences_at_one_setting_equal_the_recording() -> None:
+    section = page("cpu-long").partition("## At one setting for all arms\n")[2].partition("\n#")[0]
+    quoted = re.findall(r"\| (-\S+ \(-\S+ to \S+\))", section)
+    assert sorted(quoted) == sorted(map(interval, rows("cpu-long-one-setting/differences.csv")))
+
+
+def test_readme_table_equals_the_recording() -> None:
+    """The first two rows are the two panels of own-optimum after 45,000 steps."""
+    readme = (ROOT / "README.md").read_text().replace("−", "-")
+    arms = re.findall(r"`([^`]+)`", readme.partition("| setting |")[2].partition("\n")[0])
+    panels = ("Each arm at its own optimum", "All arms at the optimum of llama")
+    for panel, (setting, *cells) in zip(panels, table(readme, "| setting |")[:2], strict=True):
+        found = {
+            row["arm"]: row
+            for row in rows("cpu-100/differences.csv")
+            if (row["figure"], row["panel"], row["quantity"]) == ("own-optimum", panel, "final loss")
+        }
+        assert cells == [interval(found[arm]) for arm in arms]
+        assert f", {found['unified']['n']} seeds" in setting
+
+
+def test_results_table_equals_the_recording() -> None:
+    """A row is an arm at its own optimum, a column a length."""
+    expected: dict[str, list[str]] = defaultdict(list)
+    for row in rows("cpu-100/differences.csv"):
+        if (row["figure"], row["panel"], row["quantity"]) == ("horizon", "Each arm at its own optimum", "final loss"):
+            expected[row["arm"].rpartition(", ")[0]].append(interval(row))
+    shown = table(page("results"), "| strategy - `llama`")
+    assert [cells for _, *cells in shown] == list(expected.values())
+    assert all(arm.partition(",")[0] in name for (name, *_), arm in zip(shown, expected, strict=True))
+
+
+def losses_by_rate(path: str, **only: str) -> dict[float, list[float]]:
+    losses: dict[float, list[float]] = defaultdict(list)
+    for row in rows(path):
+        if all(row[key].startswith(value) for key, value in only.items()):
+            losses[float(row["lr"])].append(float(row["val_loss"]))
+    return dict(sorted(losses.items()))
+
+
+def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs() -> None:
+    losses = losses_by_rate("cpu-100/runs.csv", figure="protocol-rates", panel="Initial std 0.02", arm="llama")
+    assert all(len(values) == 2 for values in losses.values())
+    best = min(losses, key=lambda lr: sum(losses[lr]))
+    spec = yaml.safe_load((ROOT / "conf/paper/protocol.yaml").read_text())
+    assert spec["panels"][0]["lr"]["cpu-100"] == spec["panels"][1]["lr"]["cpu-100"] == best
+    assert min(losses) < best < max(losses)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "losses"),
+    [
+        ("copying", "| learning rate | seed 100", losses_by_rate("cpu-small/runs.csv")),
+        (
+            "results",
+            "| rate of `llama` at std 0.02",
+            losses_by_rate("cpu-100/runs.csv", figure="protocol-rates", panel="Initial std 0.02", arm="llama"),
+        ),
+    ],
+    ids=["proxy", "protocol"],
+)
+def test_table_of_tuning_runs_equals_the_recording(name: str, head: str, losses: dict[float, list[float]]) -> None:
+    expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in losses.items()]
+    assert table(page(name), head) == expected
+
+
+def test_table_of_candidates_equals_the_recording() -> None:
+    """Two settings per arm on the seeds of tuning. A dash is a missing run."""
+    losses: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows("cpu-100/runs.csv"):
+        if row["kind"] == "grid":
+            losses[row["arm"].replace(", other", "")][row["seed"]] = row["val_loss"]
+    shown = table(page("cpu-100"), "| arm | rate, std |")
+    assert len(shown) == 10
+    for arm, setting, *cells in shown:
+        rate, std = map(float, setting.split(", "))
+        found = losses[f"{arm.replace('DP at', 'dp at')}, lr {rate:g}, init_std {std:g}"]
+        seeds = [f"{float(found[seed]):.4f}" if seed in found else "–" for seed in ("100", "101", "102")]
+        mean = f"{sum(map(float, found.values())) / 3:.4f}" if len(found) == 3 else "–"
+        assert cells[:4] == [*seeds, mean]
