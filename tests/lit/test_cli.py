@@ -21,7 +21,7 @@ from lightning_sv.settings.sections import SECTIONS
 ROOT = Path(__file__).parents[2]
 
 
-def test_help_fits_three_screens_and_help_all_lists_every_key(
+def test_help_is_short_and_help_all_lists_every_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -62,7 +62,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_a_command_line_of_the_users_trains_and_resumes(
+def test_derived_cli_trains_and_validates(
     own: Callable[..., Any], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -81,7 +81,7 @@ def test_a_command_line_of_the_users_trains_and_resumes(
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"]])
-def test_a_command_line_of_the_users_refuses_in_a_sentence(
+def test_derived_cli_wrong_words_are_one_error(
     words: list[str], own: Callable[..., Any], run_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -91,6 +91,6 @@ def test_a_command_line_of_the_users_refuses_in_a_sentence(
     assert said.startswith("error: ") and said.count("\n") == 1
 
 
-def test_called_from_python_it_raises(run_args: list[str]) -> None:
+def test_cli_called_from_python_raises(run_args: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"model\.optim\.lr"):
         PretrainCLI(PretrainModule, ["fit", *run_args, "--model.optim.lr", "nan"])

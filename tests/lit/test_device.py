@@ -1,4 +1,4 @@
-"""What a GPU asks of `fit`, without one: every tensor on its device, and no look at a value that is not needed."""
+"""`fit` on a device without values, and the micro-batch of a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu.runner import Runner
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import peak_flops
-from lightning_sv.lit import auto_micro_batch
 from lightning_sv.lit.auto_micro_batch import choose_micro_batch
-from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan.plan import MOST_LOGITS, make_plan
-from lightning_sv.settings.data import DataConfig
+from lightning_sv.plan.plan import make_plan
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
 from tests.lit.fake_device import valueless_device
@@ -23,25 +19,17 @@ from tests.lit.fake_device import valueless_device
 STEPS, ACCUMULATE = 6, 2
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
 GEMMA = ["--model.backbone.post_norm", "true", "--model.backbone.qk_norm", "true", "--model.scale", "hg+dp+or"]
+MUON = ["--model.optim.name", "muon", "--model.optim.lr", "1e-3"]
 MODELS = {
     "unified": ["--model.mask_documents", "true"],
     "probes": ["--config", "tests/lit/probes.yaml", "--model.backbone.n_layer", "1"],
-    "mixture, Gemma's norms and Muon": [
-        *MIXTURE,
-        *GEMMA,
-        "--model.optim.name",
-        "muon",
-        "--model.optim.lr",
-        "1e-3",
-        "--model.backbone.n_layer",
-        "1",
-    ],
+    "mixture, Gemma's norms and Muon": [*MIXTURE, *GEMMA, *MUON, "--model.backbone.n_layer", "1"],
 }
 
 
 @pytest.mark.filterwarnings("ignore:Total length of")  # its sum over processes is a value
 @pytest.mark.parametrize("name", thinned(MODELS, ["mixture, Gemma's norms and Muon"]))
-def test_all_of_a_run_is_on_its_device_and_waits_for_it_once_a_step(
+def test_fit_keeps_every_tensor_on_its_device_and_waits_once_per_step(
     name: str, run_args: list[str], tmp_path: Path
 ) -> None:
     """Every callback, validation, probe and checkpoint included."""
@@ -60,7 +48,7 @@ def test_all_of_a_run_is_on_its_device_and_waits_for_it_once_a_step(
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
-    """A CUDA device of so many bytes, as far as its memory is asked for."""
+    """Return a CUDA device with a given number of bytes."""
 
     def of(memory: int) -> torch.device:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
@@ -70,7 +58,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
 
 
 @pytest.mark.long
-def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
+def test_micro_batch_of_a_gpu_is_the_largest_that_fits(
     run_args: list[str], card: Callable[[int], torch.device]
 ) -> None:
     args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
@@ -96,20 +84,7 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
     assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
 
 
-def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, data, trainer = parse_run(run_args)
-    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1) is None
-    assert data.micro_batch is None and data.share(1).micro_batch == 4
-    data.global_batch = MOST_LOGITS  # of 32 x 300 logits each
-    asked: list[int] = []
-    monkeypatch.setattr(auto_micro_batch, "fitting_micro_batch", lambda *args: asked.append(args[3]) or 7)
-    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1)
-    assert data.micro_batch == 7 and asked[0] > 2**28
-
-
-def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_flops_are_those_of_the_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     cards = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA A100-SXM4-80GB": 312e12}
     cards |= {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12}
@@ -117,8 +92,6 @@ def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         found = peak_flops(cuda, "bf16-mixed")
         assert found is not None and found == pytest.approx(bf16, rel=1e-3), name
-        figures = {"ceilings": {"figures": {"versions": {"device": name}}}}
-        assert Runner._known(SimpleNamespace(report={"stages": figures}, out="x"))["peak_tflops"] == found / 1e12
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one of next year")
     with pytest.warns(UserWarning, match="FLOPs not found for 'one of next year'"):
         assert peak_flops(cuda, "bf16-mixed") is None
@@ -127,7 +100,7 @@ def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
-def test_a_missing_gpu_is_one_sentence(
+def test_fit_without_the_requested_gpu_is_refused(
     accelerator: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [*run_args, "--trainer.accelerator", accelerator, "--run_dir", str(tmp_path / "run")]
@@ -137,38 +110,9 @@ def test_a_missing_gpu_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_old_torch_is_one_sentence(
+def test_fit_with_old_torch_is_refused(
     run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
     assert main(["fit", *run_args]) == 2
     assert capsys.readouterr().err == "error: torch 2.10.1+cu128 is too old, 2.11 is needed; run 'make install'.\n"
-
-
-@pytest.mark.parametrize(
-    ("sequences", "ranks", "micro", "sizes"),
-    [
-        (512, 1, 60, {32}),  # a divisor of 512
-        (512, 8, 10, {8}),
-        (96, 1, 96, {96}),
-        (17, 1, 8, {5, 6}),  # a prime: as even as can be
-        (33, 2, 8, {8, 9}),  # devices have equally many batches
-    ],
-)
-def test_validation_batches_are_of_one_size(
-    sequences: int, ranks: int, micro: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 0)
-    monkeypatch.setattr("lightning_sv.lit.data.open_split", lambda *args, **kwargs: range(sequences))
-    found, read = [], []
-    for rank in range(ranks):
-        reads = DataConfig(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
-        reads.manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
-        data = TokenDataModule.from_batches(reads)
-        data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
-        data._share = reads.share(ranks, rank)
-        batches = list(data.val_dataloader().batch_sampler)  # type: ignore[arg-type]
-        found.append(batches)
-        read += [n for batch in batches for n in batch]
-    assert {len(batch) for batches in found for batch in batches} == sizes and len({len(b) for b in found}) == 1
-    assert len(read) == len(set(read)) == sequences

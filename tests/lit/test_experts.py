@@ -13,7 +13,7 @@ from lightning_sv.runs.events import read_run
 
 
 @pytest.mark.parametrize("balance", ["bias", "loss"])
-def test_losses_biases_and_logged_figures(
+def test_moe_run_losses_biases_and_figures_equal_the_routings(
     balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two micro-batches a step; everything against the routings that the training steps returned."""

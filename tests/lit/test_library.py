@@ -37,14 +37,11 @@ MIXTURE = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expe
 
 
 def trainer(out: Path, *callbacks: L.Callback, **changes: Any) -> L.Trainer:
-    made = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "log_every_n_steps": 1}
-    made |= {
-        "enable_model_summary": False,
-        "logger": CSVLogger(out),
-        "callbacks": list(callbacks),
-        "val_check_interval": 2,
-    }
-    return L.Trainer(**{**made, **changes})
+    made: dict[str, Any] = {
+        "max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "val_check_interval": 2,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return L.Trainer(**{**made, "logger": CSVLogger(out), "callbacks": list(callbacks), **changes})
 
 
 def rows(out: Path) -> list[dict[str, str]]:
@@ -70,7 +67,7 @@ def test_every_public_name_imports() -> None:
         assert getattr(lightning_sv, name) is not None
 
 
-def test_the_example_trains_and_reads_its_best_checkpoint(
+def test_lightning_trainer_example_trains_and_reads_its_best_checkpoint(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -80,14 +77,14 @@ def test_the_example_trains_and_reads_its_best_checkpoint(
     assert {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"} <= tags
 
 
-def test_the_example_of_a_module_of_ones_own_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples/own_lightning_module.py"))["main"](str(tmp_path), steps=40)
     losses = [float(row["loss"]) for row in rows(tmp_path) if row["loss"]]
     assert losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
 
 
-def test_losses_are_logged_and_a_checkpoint_is_the_module(data: TokenDataModule, tmp_path: Path) -> None:
+def test_trainer_logs_losses_and_its_checkpoint_restores_the_module(data: TokenDataModule, tmp_path: Path) -> None:
     made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
     run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
     run.fit(made, data)
@@ -103,7 +100,7 @@ def test_losses_are_logged_and_a_checkpoint_is_the_module(data: TokenDataModule,
     assert predicted is not None and predicted[0].shape[1:] == (8, 300)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     whole, half, resumed = module(), module(), module()
     trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
     first = trainer(tmp_path / "b", ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), max_steps=6,
@@ -131,7 +128,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(data: TokenDataModule, corpu
           "callbacks": [StochasticWeightAveraging(0.01), LearningRateMonitor()]}, 18),
     ],
 )  # fmt: skip
-def test_a_loader_of_the_users_trains_to_the_trainers_end(
+def test_custom_loader_trains_to_the_end_of_the_trainer(
     changes: dict[str, Any], steps: int | None, tmp_path: Path
 ) -> None:
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
@@ -142,7 +139,7 @@ def test_a_loader_of_the_users_trains_to_the_trainers_end(
     assert run.global_step == steps if steps is not None else run.global_step > 1
 
 
-def test_the_trainer_keeps_its_accumulation(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path, accumulate_grad_batches=3, val_check_interval=6)
     run.fit(module(), data)
     assert run.accumulate_grad_batches == 3 and run.val_check_interval == 6 and data.batches is not None
@@ -190,7 +187,9 @@ def foreign(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["applied", "backbone", "mixture"])
 @pytest.mark.parametrize("name", [None, "net"])
-def test_callbacks_work_on_a_module_of_the_users(kind: str, name: str | None, tmp_path: Path) -> None:
+def test_callbacks_on_a_custom_module_log_and_leave_training_unchanged(
+    kind: str, name: str | None, tmp_path: Path
+) -> None:
     user = Foreign(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
@@ -214,18 +213,15 @@ def test_callbacks_work_on_a_module_of_the_users(kind: str, name: str | None, tm
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
 
 
-@pytest.mark.parametrize("callback", [BranchNorms(), Preconditioner(), RouterMonitor(), BranchNorms(model="nett")])
-def test_a_callback_on_a_model_without_scale_vectors_is_refused(callback: L.Callback, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "callback", [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness()]
+)
+def test_callback_on_a_model_without_scale_vectors_or_loss_is_refused(callback: L.Callback, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         trainer(tmp_path, callback).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
 
 
-def test_sharpness_without_a_loss_is_refused_on_a_module_of_the_users(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="loss of Sharpness"):
-        trainer(tmp_path, Sharpness()).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
-
-
-def test_the_plain_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
+def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
     words = ["fit", "--model.backbone.d_model=16", "--model.backbone.n_layer=1", "--model.backbone.n_head=2"]
     words += ["--model.backbone.vocab_size=300", "--model.lr=0.01", f"--data.corpus={corpus}", "--data.seq_len=8"]
     words += ["--data.batch_size=2", "--data.val_sequences=4", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
@@ -234,15 +230,10 @@ def test_the_plain_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
     assert done.trainer.global_step == 2 and "train/loss" in done.trainer.callback_metrics
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: PretrainModule.from_preset("tinny"), lambda: PretrainModule.from_preset("tiny", width=3)]
-)
-def test_an_unknown_preset_or_change_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigError, match="tiny|width"):
-        make()
-
-
-def test_a_preset_with_changes_is_that_model() -> None:
+def test_preset_with_changes_is_that_model_and_unknown_ones_are_refused() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
     config = made.settings.backbone
     assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
+    for name, changes in (("tinny", {}), ("tiny", {"width": 3})):
+        with pytest.raises(ConfigError, match="tiny|width"):
+            PretrainModule.from_preset(name, **changes)

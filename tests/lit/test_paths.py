@@ -8,7 +8,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
 
 
-def test_a_run_is_one_folder_and_finds_its_corpus_from_elsewhere(
+def test_run_directory_is_expanded_and_finds_its_corpus_from_elsewhere(
     run_args: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"

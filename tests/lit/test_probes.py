@@ -1,4 +1,4 @@
-"""Runs with conf/probes/sharpness.yaml: what they log, that they train as without, and that they resume."""
+"""Runs with conf/probes/sharpness.yaml: their figures, unchanged training, and resuming."""
 
 import contextlib
 import io
@@ -78,6 +78,13 @@ def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, flo
     return figures
 
 
+def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: bool) -> None:
+    for key, value in sharpness_of(run.dir / "checkpoints/last.ckpt", corpus, mask=mask).items():
+        tokens, values = run.curve(f"sharpness/{key}")
+        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
+        assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
+
+
 def pages_of(run: Path) -> dict[str, list[str]]:
     accumulator = EventAccumulator(str(run)).Reload()
     (tensor,) = accumulator.Tensors("custom_scalars__config__")
@@ -91,7 +98,7 @@ def figures_of(run: Run) -> dict[str, list[tuple[int, float]]]:
     return {tag: list(zip(*run.curve(tag), strict=True)) for tag in tags if tag != "sharpness/seconds"}
 
 
-def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
+def test_probed_run_trains_as_without_and_logs_the_figures_of_its_checkpoint(
     probed_run: tuple[list[str], Path, Path, str], plain: list[str], corpus: Path, tmp_path: Path
 ) -> None:
     args, run, _, said = probed_run
@@ -107,12 +114,7 @@ def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
     assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
-    for key, value in sharpness_of(
-        run / "checkpoints/last.ckpt", corpus, mask="--model.mask_documents" in args
-    ).items():
-        tokens, values = record.curve(f"sharpness/{key}")
-        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
-        assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
+    assert_figures_are_those_of_the_checkpoint(record, corpus, mask="--model.mask_documents" in args)
     assert (record.curve("sharpness/seconds").values > 0).all()
     assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
     for key, figure in preconditioner_figures(load_backbone(str(run / "checkpoints/last.ckpt"))).items():
@@ -127,7 +129,9 @@ def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
         assert set(pages[page]) <= set(record.curves)
 
 
-def test_a_resumed_run_logs_the_same_figures(probed_run: tuple[list[str], Path, Path, str], probed: list[str]) -> None:
+def test_probed_run_resumed_logs_equal_figures(
+    probed_run: tuple[list[str], Path, Path, str], probed: list[str]
+) -> None:
     args, whole, killed, _ = probed_run
     assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0
     ours, theirs = figures_of(read_run(whole)), figures_of(read_run(killed))
@@ -136,59 +140,34 @@ def test_a_resumed_run_logs_the_same_figures(probed_run: tuple[list[str], Path, 
     assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
 
 
-@pytest.mark.long
-def test_a_resumed_run_goes_on_with_the_budget_of_the_first(
-    probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of four probes a budget of nothing leaves the first and the last; those skipped before the kill count on."""
-    config = tmp_path / "probes.yaml"
-    config.write_text(Path(probed[-1]).read_text().replace("budget: 1.0", "budget: 1.0e-9"))
-    fit = ["fit", *plain, "--config", str(config), "--checkpoint.every_n_steps", "3"]
-    with leaving(tmp_path / "killed", 3):
-        assert main([*fit, "--run_dir", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert main([*fit, "--run_dir", str(tmp_path / "killed"), "--ckpt_path", "last"]) == 0
-    assert "sharpness: 2 probes, 2 skipped" in capsys.readouterr().err
-    for run in ("run", "killed"):
-        tokens, skipped = read_run(tmp_path / run).curve("sharpness/skipped")
-        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128] and skipped.tolist() == [0, 1, 2, 2], run
-
-
-def test_a_wrong_subset_is_refused_before_the_first_step(
+def test_probe_with_wrong_setting_is_refused_before_the_first_step(
     probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path(probed[-1]).read_text()
     config = tmp_path / "probes.yaml"
-    probed = [*plain, "--config", str(config)]
-    for wrong, message in (
-        ("- scale_inptu", "subsets of Sharpness has 'scale_inptu'"),
-        ("- layer2", "subsets of Sharpness has 'layer2'"),
+    for right, wrong, message in (
+        ("- scale_input", "- scale_inptu", "subsets of Sharpness has 'scale_inptu'"),
+        ("- scale_input", "- layer2", "subsets of Sharpness has 'layer2'"),
+        ("budget: 1.0", "budget: 7", "budget of Sharpness is 7"),
     ):
-        config.write_text(text.replace("- scale_input", wrong))
-        assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
+        config.write_text(text.replace(right, wrong))
+        assert main(["fit", *plain, "--config", str(config), "--run_dir", str(tmp_path / "refused")]) == 2
         error = capsys.readouterr().err
-        assert f"error: {message}" in error and "Traceback" not in error, error
+        assert message in error and "Traceback" not in error, error
         assert not (tmp_path / "refused/config.yaml").exists()  # so the directory can be used again
-    config.write_text(text.replace("budget: 1.0", "budget: 7"))
-    assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
-    assert "budget of Sharpness is 7" in (error := capsys.readouterr().err) and "Traceback" not in error, error
 
 
 @pytest.mark.long
-def test_compiled_in_bf16_the_probe_is_of_the_weights(
+def test_probe_of_compiled_bf16_run_uses_the_float32_weights(
     probed: list[str],
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Inductor itself, half a minute of C++, is left out: the probe must not see what is compiled and cast."""
+    """The backend is aot_eager, because Inductor takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
     assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
     assert capsys.readouterr().err.count("sharpness: 4 probes of 3 held-out sequences") == 1
-    record = read_run(tmp_path / "run")
-    for key, value in sharpness_of(tmp_path / "run/checkpoints/last.ckpt", corpus, mask=False).items():
-        tokens, values = record.curve(f"sharpness/{key}")
-        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
-        assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
+    assert_figures_are_those_of_the_checkpoint(read_run(tmp_path / "run"), corpus, mask=False)

@@ -1,8 +1,6 @@
-"""A run killed at step k and resumed is the run that was never stopped, bit for bit."""
+"""Resumed runs: every family, longer runs, two processes."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,50 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.comparability import comparability_warnings
-from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run
-from tests.conftest import thinned, write_run_args
-from tests.lit.runs import kill, load, same_checkpoint, start, wait_for
-
-STEPS = 24
-
-
-@pytest.fixture
-def long_args(short_corpus: Path, tmp_path: Path) -> list[str]:
-    # 96 sequences a step, a twelfth of a second: the corpus holds one or two steps, so the run crosses many epochs.
-    return [
-        *write_run_args(short_corpus, tmp_path),
-        "--trainer.max_steps", str(STEPS), "--data.global_batch", "96", "--data.micro_batch", "48",
-        "--checkpoint.every_n_steps", "5", "--scalars.every_n_steps", "4", "--data.validations", "8",
-        "--progress.lines", str(STEPS),
-    ]  # fmt: skip
-
-
-@pytest.mark.long
-def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path: Path) -> None:
-    long_args = [*long_args, "--model.optim.name", "muon", "--model.optim.lr", "6e-3"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main(["fit", *long_args, "--run_dir", str(whole)]) == 0
-    process = start(long_args, killed)
-    wait_for(process, f"step 11/{STEPS}")
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    checkpoint = str(killed / "checkpoints/last.ckpt")
-    assert main(["fit", "--config", str(killed / "config.yaml"), "--ckpt_path", checkpoint]) == 0
-    a, b = read_run(whole), read_run(killed)
-    for tag in ("train/loss", "lr", "grad_norm", "val/loss"):
-        assert b.curve(tag).tokens.tolist() == a.curve(tag).tokens.tolist(), tag
-        assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
-    assert len(a.curve("train/loss").tokens) == STEPS // 4 and len(a.curve("val/loss").tokens) == 8
-    assert same_checkpoint(whole, killed)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 2
-
+from tests.conftest import thinned
+from tests.lit.runs import same_checkpoint
 
 MIXTURE = {"n_expert": 6, "n_expert_active": 2}
 RECIPES: dict[str, tuple[dict[str, Any], str, str, str]] = {
@@ -66,7 +29,7 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", thinned(RECIPES, ["moe-bias"]))
-def test_every_family_resumes_bit_for_bit(
+def test_resumed_run_of_every_family_equals_uninterrupted(
     name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, scale, optim, schedule = RECIPES[name]
@@ -96,26 +59,6 @@ def test_every_family_resumes_bit_for_bit(
         assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
 
 
-@pytest.mark.long
-def test_ctrl_c_ends_the_run_after_the_step_with_a_checkpoint(long_args: list[str], tmp_path: Path) -> None:
-    """As a terminal sends it, to the loader's worker as well; each start is a leg of the summary."""
-    run = tmp_path / "run"
-    rare = [*long_args, "--checkpoint.every_n_steps", "1000", "--data.num_workers", "1"]
-    process = start(rare, run, start_new_session=True)
-    wait_for(process, f"step 9/{STEPS}")
-    os.killpg(process.pid, signal.SIGINT)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "Traceback" not in output, output
-    assert "stopping after this step, with a checkpoint" in output and "resume with: lightning-sv fit" in output
-    stopped = load(run)["global_step"]
-    assert 9 <= stopped < STEPS
-    assert main(["fit", *rare, "--ckpt_path", str(run / "checkpoints/last.ckpt")]) == 0
-    assert len(read_run(run).curve("train/loss").tokens) == STEPS // 4
-    summary = json.loads((run / "summary.json").read_text())
-    assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(stopped, STEPS), (STEPS - stopped, STEPS)]
-    assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
-
-
 WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)
 
 
@@ -136,7 +79,7 @@ WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],
 )
-def test_another_length_is_refused_where_the_learning_rate_would_jump(
+def test_resume_with_new_length_is_refused_if_the_learning_rate_jumps(
     schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
 ) -> None:
     rate = 0.01 * schedule.factor(min(step, then - 1), then)
@@ -150,7 +93,7 @@ def test_another_length_is_refused_where_the_learning_rate_would_jump(
         check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
 
 
-def test_every_length_of_an_extended_run_is_recorded(
+def test_extended_run_records_every_length(
     run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """wsd before its decay goes on as the longer run would; a cosine only when asked to, and no reader is misled."""
@@ -180,21 +123,8 @@ def stop_after_step(module: PretrainModule, step: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    class Unwritable:
-        def __reduce__(self):
-            raise OSError(28, "No space left on device")
-
-    io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
-    io.save_checkpoint({"step": 1}, path)
-    with pytest.raises(OSError, match="No space left"):
-        io.save_checkpoint({"step": 2, "bad": Unwritable()}, path)
-    assert torch.load(path, weights_only=True) == {"step": 1}
-    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
-
-
 @pytest.mark.long
-def test_two_processes_share_batch_run_directory_and_validation(
+def test_two_processes_of_lightnings_launcher_write_one_run(
     run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -204,9 +134,3 @@ def test_two_processes_share_batch_run_directory_and_validation(
     (run,) = (tmp_path / "runs/tiny").iterdir()
     assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
     assert json.loads((run / "summary.json").read_text())["tokens"] == 12 * 128
-    checkpoint = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), "--json", "true"]
-    capfd.readouterr()
-    assert main(["validate", *run_args, *checkpoint]) == 0
-    one_device = json.loads(capfd.readouterr().out)["val_loss"]
-    # float32 losses of other batches: a mean over 300 logits each, and its sums
-    assert one_device == pytest.approx(read_run(run).val_loss, rel=1e-5)

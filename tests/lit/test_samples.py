@@ -10,7 +10,7 @@ from lightning_sv.__main__ import main
 from tests.lit.runs import same_checkpoint, same_curves
 
 
-def test_samples_are_of_the_model_and_leave_the_run_as_it_is(
+def test_samples_equal_generate_and_leave_the_run_unchanged(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent, speaking = tmp_path / "silent", tmp_path / "speaking"

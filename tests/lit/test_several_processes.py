@@ -34,7 +34,7 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_are_one(
+def test_two_processes_equal_one_and_share_checkpoints(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = alone / "stopped" / LAST
@@ -78,7 +78,9 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "more"), [("fsdp", 1, []), ("fsdp", 1, SHARDED), ("ddp", 2, [])])
-def test_validates_as_under_nccl(strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path) -> None:
+def test_validation_as_under_nccl_equals_one_process(
+    strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
+) -> None:
     """At the end of a fit, resumed at its last step, and by `validate`: the losses are those of one process."""
     args = [*args, "--trainer.max_steps", "3"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0

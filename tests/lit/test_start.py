@@ -42,7 +42,7 @@ def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_starts_from_weights_and_is_resumed_without_them(
+def test_init_from_run_records_its_origin_and_resumes_without_it(
     source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
@@ -103,7 +103,7 @@ def test_a_run_starts_from_weights_and_is_resumed_without_them(
         (["--model.init_from", __file__], "is not a readable checkpoint"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(
+def test_init_from_with_a_different_model_is_refused(
     change: list[str], said: str, source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = tmp_path / "refused"
@@ -114,7 +114,7 @@ def test_weights_that_do_not_fit_are_refused(
     assert not here.exists()
 
 
-def test_weights_of_another_tokenizer_or_a_damaged_origin_are_refused(
+def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
     source: Path, short_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]

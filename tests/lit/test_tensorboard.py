@@ -1,13 +1,7 @@
 """What a person meets in TensorBoard: which charts come first, and what tells runs apart."""
 
-import json
-import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import parse_qs, urlsplit
 
 import lightning as L
 import pytest
@@ -44,7 +38,7 @@ def row_written(run: Path) -> dict[str, object]:
     return {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
 
 
-def test_the_loss_comes_first_and_a_running_run_is_in_the_table(run_args: list[str], tmp_path: Path) -> None:
+def test_tensorboard_shows_the_loss_first_and_the_run_in_hparams(run_args: list[str], tmp_path: Path) -> None:
     own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
     assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
     curves = read_run(tmp_path / "run").curves
@@ -87,30 +81,10 @@ def row(args: list[str]) -> dict[str, object]:
         (["--data.micro_batch", "2"], {}, True),
     ],
 )
-def test_runs_that_differ_have_rows_that_differ(
+def test_hparams_of_different_runs_differ(
     change: list[str], columns: dict[str, object], same: bool, run_args: list[str]
 ) -> None:
     run_args = [*run_args, "--model.optim.lr", "6e-3"]
     plain, changed = row(run_args), row([*run_args, *change])
     assert {k: v for k, v in changed.items() if v != plain[k] and k != "settings"} == columns
     assert (changed["settings"] == plain["settings"]) == same
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(("words", "port"), [((), 6006), (("ARGS=--reload_interval 5 --port=6016",), 6016)])
-def test_the_link_of_make_pins_the_loss(words: tuple[str, ...], port: int, tmp_path: Path) -> None:
-    root, clean = Path(__file__).parents[2], {"PATH": os.environ["PATH"]}
-    stub = tmp_path / "bin/tensorboard"
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/sh\n")
-    stub.chmod(0o755)
-    (tmp_path / ".run").touch()
-    command = ["make", "-o", f"{tmp_path}/.run", f"VENV={tmp_path}", "tensorboard", *words]
-    said = subprocess.run(command, cwd=root, env=clean, capture_output=True, text=True, check=True)
-    (link,) = re.findall(r"http\S+", said.stdout)
-    parts = urlsplit(link)
-    assert (parts.netloc, parts.fragment) == (f"127.0.0.1:{port}", "timeseries")
-    pins = json.loads(parse_qs(parts.query)["pinnedCards"][0])
-    branches = [f"branch_norm/mean/{branch}_proj/effective" for branch in "qkv"]
-    assert pins == [{"plugin": "scalars", "tag": tag} for tag in ("val/loss", "train/loss", *branches)]
-    assert parse_qs(parts.query)["smoothing"] == ["0"]

@@ -22,7 +22,7 @@ from tests.runs.test_output import full
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-def test_a_terminal_that_closes_before_the_first_step_and_pictures_that_fail(
+def test_hangup_before_the_first_step_leaves_a_checkpoint_and_a_failing_picture_does_not_fail_the_run(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SIGHUP during the setup: one step, a checkpoint. Then to the end, where nothing that fails fails the run."""
@@ -60,7 +60,7 @@ def test_a_terminal_that_closes_before_the_first_step_and_pictures_that_fail(
             signal.signal(number, handler)
 
 
-def test_a_hangup_that_is_ignored_stays_ignored_and_a_directory_that_goes_is_one_sentence(
+def test_ignored_hangup_stays_ignored_and_a_deleted_run_directory_is_one_error(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As under nohup."""
@@ -81,5 +81,5 @@ def test_a_hangup_that_is_ignored_stays_ignored_and_a_directory_that_goes_is_one
     assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (1, 1, True, False)
 
 
-def test_a_loss_beyond_every_number_has_figures(short_corpus: Path) -> None:
+def test_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
     assert Manifest.load(short_corpus).loss_figures(1e4)["val_perplexity"] == float("inf")

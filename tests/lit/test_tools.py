@@ -2,7 +2,6 @@
 
 import csv
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,9 @@ def fit(args: list[str], run_dir: Path, callback: str, **init: object) -> int:
     return main(["fit", *args, *short, "--config", str(config), "--run_dir", str(run_dir)])
 
 
-def test_what_people_add_works(run_args: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logger_profiler_and_callbacks_of_lightning_work(
+    run_args: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Another logger, precision, a profiler and callbacks of Lightning's in one run, beside ours."""
     (tmp_path / "more.yaml").write_text(
         f"""
@@ -66,7 +67,7 @@ trainer:
         ("BackboneFinetuning", {}),
     ],
 )
-def test_what_would_spoil_a_run_is_refused(
+def test_callback_that_changes_training_is_refused(
     name: str, init: dict, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit(run_args, tmp_path / "run", f"{CALLBACKS}.{name}", **init) == 2
@@ -75,7 +76,7 @@ def test_what_would_spoil_a_run_is_refused(
     assert "step 1/" not in said.out and not (tmp_path / "run").exists()
 
 
-def test_what_may_end_a_run_early_warns(
+def test_early_stopping_and_max_time_warn(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--trainer.max_time", "00:12:00:00"]
@@ -84,7 +85,7 @@ def test_what_may_end_a_run_early_warns(
     assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
 
 
-def test_a_timer_of_a_config_is_recorded(
+def test_timer_callback_is_recorded_in_the_config(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The default of its interval is an enum, which YAML does not have."""
@@ -92,24 +93,3 @@ def test_a_timer_of_a_config_is_recorded(
     assert "warning: trainer.callbacks: Timer" in capsys.readouterr().err
     (timer,) = read_run(tmp_path / "run").config["trainer"]["callbacks"]
     assert timer["init_args"] == {"duration": "00:12:00:00", "interval": "step", "verbose": True}
-
-
-def test_a_tool_that_needs_a_package_says_so(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = fit(run_args, tmp_path / "run", f"{CALLBACKS}.DeviceStatsMonitor")
-    there = find_spec("psutil") is not None
-    said = capsys.readouterr().err
-    assert code == (0 if there else 1) and "Traceback" not in said
-    assert there or "error: ModuleNotFoundError: `DeviceStatsMonitor` cannot log CPU stats" in said
-
-
-def test_no_figure_is_shown_before_there_is_one(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Loss and speed are written every third step: the lines before have neither, and say so by leaving them out."""
-    args = ["--scalars.every_n_steps", "3", "--trainer.max_steps", "4", "--run_dir", str(tmp_path / "run")]
-    assert main(["fit", *run_args, *args]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert [("loss" in line, "tok/s" in line) for line in lines] == [(False, False)] * 2 + [(True, True)] * 2
-    assert not any("nan" in line or " 0 tok/s" in line for line in lines)
