@@ -33,23 +33,11 @@ def test_wheel_in_an_empty_folder_trains(corpus: Path, tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(site)}
 
     def run(*words: str) -> str:
-        return subprocess.run(
-            [sys.executable, *words], cwd=empty, env=env, check=True, capture_output=True, text=True
-        ).stdout
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=empty, env=env, check=True, capture_output=True, text=True).stdout
 
     assert run("-c", "import lightning_sv; print(lightning_sv.__file__)").startswith(str(site))
     assert "logits" in run("-W", "ignore", "lightning_trainer.py", str(corpus), "out")
-    sizes = ["--trainer.max_steps", "2", "--data.corpus.tokenizer", "bpe:300"]
-    run(
-        "-m",
-        "lightning_sv",
-        "fit",
-        "--config",
-        "tiny-llama",
-        "--data.corpus.dir",
-        str(corpus),
-        *sizes,
-        "--run_dir",
-        "run",
-    )
+    data = [f"--data.corpus.dir={corpus}", "--data.corpus.tokenizer=bpe:300"]
+    run("-m", "lightning_sv", "fit", "--config", "tiny-llama", *data, "--trainer.max_steps=2", "--run_dir=run")
     assert (empty / "run/summary.json").is_file()

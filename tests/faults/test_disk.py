@@ -28,7 +28,7 @@ def fit(args: list[str], run: Path, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
-def test_a_checkpoint_does_not_fit(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_full_disk_keeps_the_last_checkpoint(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
     """From the event file and the first bytes of a checkpoint on: what fits is written, what does not is told."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(fit(run_args, whole, 12)) == 0
@@ -67,7 +67,7 @@ def stop_after(patch: pytest.MonkeyPatch, step: int) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("where", ["fsync", "replace"])
-def test_the_last_calls_fail(
+def test_refused_fsync_or_rename_keeps_the_last_checkpoint(
     where: str, code: int, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip

@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fails", ["0", "1", "killed"])
-def test_a_rank_that_fails_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
+def test_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
     """By Lightning's own launcher; also when rank 0 is killed."""
     args = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args, "--trainer.devices", "2", "--trainer.max_steps", "4"]
     env = os.environ | {"FAILS": "-1" if fails == "killed" else fails, "OMP_NUM_THREADS": "1"}
@@ -59,7 +59,7 @@ def test_a_rank_that_fails_ends_the_job(fails: str, short_args: list[str], tmp_p
     assert fine, (code, output)
 
 
-def test_collectives_wait_for_ten_minutes() -> None:
+def test_collectives_time_out_after_ten_minutes() -> None:
     """Unless a strategy says otherwise."""
     hour, ten = timedelta(hours=1), timedelta(minutes=10)
     for strategy, wanted in ((DDPStrategy(), ten), (DDPStrategy(timeout=hour), hour), (FullyShardedStrategy(), ten)):
@@ -68,20 +68,11 @@ def test_collectives_wait_for_ten_minutes() -> None:
 
 
 @pytest.mark.faults
-def test_torchrun_restarts_the_job_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
+def test_torchrun_restarts_a_failed_job_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
     """It kills the rank that waits after 30 s, and starts both again."""
     args = [*short_args, "--trainer.max_steps", "4", "--checkpoint.every_n_steps", "1", "--ckpt_path", "last"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command += ["-m", "tests.faults.failing_rank", "fit", "--config", str(STRATEGIES["ddp"]), *CPU, *args]
     command += ["--trainer.devices", "2", "--run_dir", str(tmp_path / "run")]
     env = os.environ | {"FAILS": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

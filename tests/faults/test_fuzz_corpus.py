@@ -1,4 +1,4 @@
-"""Manifests, indexes, shards, tokenizers and texts of others: read as they are, or refused with one sentence."""
+"""Hostile manifests, indexes, shards, tokenizers and texts: read, or refused with one sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus,
 from lightning_sv.corpus.manifest import corpus_hash
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import attempt, budget, edited, json_bytes, mangled
+
+Fuzz = Callable[[Tally, Path, int], None]
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +64,6 @@ def fuzz_file(tally: Tally, fault: str, root: Path, name: str, n: int) -> None:
     run()
 
 
-FILES = {
-    "manifest": "manifest.json",
-    "index": "train/index.json",
-    "shard": "val/chunk-0-0.bin",
-    "tokenizer": "tokenizer.json",
-}
-INPUTS = {"manifest": 2000, "index": 700, "shard": 700, "tokenizer": 300}
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_a_few_hostile_files(copy: Path, tally: Tally, kind: str) -> None:
-    fuzz_file(tally, f"hostile {kind}", copy, FILES[kind], 20)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("kind", FILES)
-def test_hostile_files(copy: Path, tally: Tally, kind: str) -> None:
-    fuzz_file(tally, f"hostile {kind}", copy, FILES[kind], INPUTS[kind])
-
-
 def fuzz_consistent(tally: Tally, root: Path, n: int) -> None:
     """Shards of other bytes under a manifest with the right hashes: somebody made it so."""
     path, manifest = root / "val/chunk-0-0.bin", Manifest.load(root)
@@ -101,11 +84,6 @@ def fuzz_consistent(tally: Tally, root: Path, n: int) -> None:
             (root / "manifest.json").write_bytes(table)
 
     run()
-
-
-@pytest.mark.faults
-def test_hostile_shards_with_their_hashes(copy: Path, tally: Tally) -> None:
-    fuzz_consistent(tally, copy, 400)
 
 
 def fuzz_tokenizer(tally: Tally, root: Path, n: int) -> None:
@@ -159,15 +137,28 @@ def fuzz_sources(tally: Tally, n: int) -> None:
     run()
 
 
-def test_a_few_hostile_texts(tally: Tally) -> None:
-    fuzz_sources(tally, 20)
+def fuzz_named(kind: str, name: str) -> Fuzz:
+    return lambda tally, copy, n: fuzz_file(tally, f"hostile {kind}", copy, name, n)
+
+
+FUZZ: dict[str, tuple[Fuzz, int]] = {
+    "manifest": (fuzz_named("manifest", "manifest.json"), 2000),
+    "index": (fuzz_named("index", "train/index.json"), 700),
+    "shard": (fuzz_named("shard", "val/chunk-0-0.bin"), 700),
+    "tokenizer": (fuzz_named("tokenizer", "tokenizer.json"), 300),
+    "shard with its hash": (fuzz_consistent, 400),
+    "tokenizer of a run": (fuzz_tokenizer, 500),
+    "text": (lambda tally, copy, n: fuzz_sources(tally, n), 1000),
+}
+
+
+@pytest.mark.parametrize("kind", ["manifest", "index", "shard", "tokenizer", "text"])
+def test_a_few_hostile_corpus_files_are_read_or_refused(copy: Path, tally: Tally, kind: str) -> None:
+    FUZZ[kind][0](tally, copy, 20)
 
 
 @pytest.mark.faults
-def test_hostile_texts(tally: Tally) -> None:
-    fuzz_sources(tally, 1000)
-
-
-@pytest.mark.faults
-def test_hostile_tokenizers(copy: Path, tally: Tally) -> None:
-    fuzz_tokenizer(tally, copy, 500)
+@pytest.mark.parametrize("kind", FUZZ)
+def test_hostile_corpus_files_are_read_or_refused(copy: Path, tally: Tally, kind: str) -> None:
+    fuzz, n = FUZZ[kind]
+    fuzz(tally, copy, n)

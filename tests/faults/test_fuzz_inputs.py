@@ -197,12 +197,12 @@ FUZZ = {
 
 
 @pytest.mark.parametrize("kind", FUZZ)
-def test_a_few_hostile_inputs(tally: Tally, tmp_path: Path, kind: str) -> None:
+def test_a_few_hostile_inputs_are_read_or_refused(tally: Tally, tmp_path: Path, kind: str) -> None:
     FUZZ[kind][0](tally, tmp_path, 15)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", FUZZ)
-def test_hostile_inputs(tally: Tally, tmp_path: Path, kind: str) -> None:
+def test_hostile_inputs_are_read_or_refused(tally: Tally, tmp_path: Path, kind: str) -> None:
     fuzz, n = FUZZ[kind]
     fuzz(tally, tmp_path, n)

@@ -52,7 +52,7 @@ def fuzz_resume(tally: Tally, run_args: list[str], folder: Path, n: int) -> None
 
 
 @pytest.mark.faults
-def test_hostile_resume(tally: Tally, run_args: list[str], tmp_path: Path) -> None:
+def test_hostile_checkpoint_resumes_or_is_refused(tally: Tally, run_args: list[str], tmp_path: Path) -> None:
     fuzz_resume(tally, run_args, tmp_path, 100)
 
 
@@ -74,7 +74,7 @@ def one_step(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> OneStep:
 
 
 @pytest.mark.parametrize("key", ["optimizer_states", "lr_schedulers", "loops", "callbacks"])
-def test_a_checkpoint_without_sense(
+def test_resume_from_damaged_checkpoint_is_refused(
     key: str, one_step: OneStep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit, path = one_step(tmp_path)
@@ -86,7 +86,7 @@ def test_a_checkpoint_without_sense(
 
 
 @pytest.mark.parametrize("how", ["number", "shape", "incomplete", "rate"])
-def test_an_optimizer_state_that_would_be_written_past_its_end(
+def test_resume_from_damaged_optimizer_state_is_refused(
     how: str, one_step: OneStep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit, path = one_step(tmp_path)

@@ -28,7 +28,7 @@ def args(short_args: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_kill_at_random_steps(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     draw, saved = random.Random(0), 0
@@ -50,7 +50,9 @@ def test_kill_at_random_steps(args: list[str], tmp_path: Path, tally: Tally) -> 
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 
-def test_kill_while_a_checkpoint_is_written(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_run_killed_during_a_checkpoint_write_resumes_from_the_one_before(
+    args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     """Its first bytes, some in the middle, all but the last: the one before it counts."""
     args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
     whole = tmp_path / "whole"
@@ -90,7 +92,7 @@ def ended(process: subprocess.Popen) -> bool:
     raise AssertionError(process.communicate()[0])
 
 
-def test_two_runs_in_one_directory(
+def test_second_run_in_a_directory_is_refused(
     args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 1)
@@ -119,7 +121,7 @@ def test_two_runs_in_one_directory(
     assert refused
 
 
-def test_two_starts_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_two_starts_at_once_train_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     """Both find an empty directory; one trains."""
     args = [*args, "--trainer.max_steps", "30"]
     processes = [start(args, tmp_path / "run") for _ in range(2)]

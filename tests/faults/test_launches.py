@@ -17,7 +17,7 @@ LAUNCHES = 200
 
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
-def test_launches_in_a_row(tmp_path: Path, tally: Tally) -> None:
+def test_launches_in_a_row_all_end_well(tmp_path: Path, tally: Tally) -> None:
     failed = []
     for n, recipe in zip(range(LAUNCHES), itertools.cycle(RECIPES)):
         ended = launch("tests.faults.short_launch", recipe, logs=tmp_path, seconds=120)

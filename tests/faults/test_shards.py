@@ -44,7 +44,7 @@ def damage(path: Path, how: str, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("how", ["deleted", "truncated", "bit-flipped"])
-def test_a_damaged_shard(
+def test_damaged_shard_is_refused_before_the_first_step(
     how: str, large: bool, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tally: Tally,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_damaged_shard(
         assert fine, (name, code, err)
 
 
-def test_a_resumed_run_looks_as_well(
+def test_damaged_shard_is_refused_by_a_resumed_run(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tally: Tally
 ) -> None:
     copy = Path(shutil.copytree(shards, tmp_path / "copy"))

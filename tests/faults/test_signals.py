@@ -64,7 +64,7 @@ def stop_in_a_step(monkeypatch: pytest.MonkeyPatch, step: int, micro_batch: int,
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_stops_after_the_step(
+def test_signal_stops_after_the_step_and_resumes_bit_for_bit(
     number: int, micro_batch: int, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -103,7 +103,7 @@ def test_stops_after_the_step(
         (signal.SIGTERM, PREEMPTED, 0, False),
     ],
 )
-def test_a_process_is_signalled(
+def test_signalled_process_stops_or_requeues_and_resumes_bit_for_bit(
     number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
     scontrol: Path, tally: Tally,
 ) -> None:  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_process_is_signalled(
     same_curves(whole, run)
 
 
-def test_a_second_ctrl_c_kills_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     """While the checkpoint that the first asked for is written: the one before it counts."""
     args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
     run = tmp_path / "run"
@@ -149,7 +149,7 @@ def test_a_second_ctrl_c_kills_at_once(args: list[str], tmp_path: Path, tally: T
 
 
 @pytest.mark.parametrize("broken", ["refuses", "is missing", "has no number"])
-def test_a_requeue_that_fails(
+def test_failed_requeue_is_one_error(
     broken: str, args: list[str], tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip

@@ -37,7 +37,7 @@ def sock(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, sock, lambda path: path.symlink_to("/dev/zero")])
-def test_only_regular_files_are_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_regular_refuses_pipes_sockets_and_devices(make: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for fine in ("file", "absent"):
         assert regular(tmp_path / fine) == tmp_path / fine
@@ -66,7 +66,7 @@ def test_only_regular_files_are_opened(make: Callable[[Path], None], tmp_path: P
         ("model.safetensors", ["inspect", "RUN"]),
     ],
 )
-def test_a_pipe_in_a_directory_is_refused(
+def test_pipe_in_a_directory_is_refused(
     name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

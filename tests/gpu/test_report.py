@@ -12,10 +12,10 @@ import torch._dynamo
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import markdown
 from benchmarks.gpu.clock import clock_of
-from benchmarks.gpu.process import Job, Task, at_once
+from benchmarks.gpu.process import Task
 from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import Runner, Stage
-from benchmarks.gpu.stages import cache, ceilings, correctness, kernels, overhead
+from benchmarks.gpu.stages import ceilings, correctness, kernels, overhead
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def test_runner_failing_and_hanging_stages_leave_the_others(tmp_path: Path) -> N
     again = Runner(tmp_path, tmp_path / "work", "cpu", True, 4.0, stages=stages, tell=told.append)
     assert again.run()["stages"] == report  # what was done is not repeated, and there is no time for the rest
     assert told[-1] == "good: in the report already"
-
-
-def test_jobs_beyond_the_memory_wait(task: Task) -> None:
-    jobs = [Job(name, "tests.gpu.stages:good", _with(task, peak_tflops=name), 6) for name in ("a", "b")]
-    ended = list(at_once(jobs, most=2, gib=10))
-    assert [(name, outcome["figures"]["known"]) for name, outcome in ended] == [("a", "a"), ("b", "b")]
 
 
 def test_ratios_of_a_slowing_clock_are_exact() -> None:
@@ -116,21 +110,6 @@ def test_kernels_stage_profiles_a_mixture(task: Task) -> None:
     row = found["moe-0.25b unified"]
     assert {"products", "eager"} <= set(row["ms"]) and row["kernels"] > 10
     _on_a_page("profile", found)
-
-
-def test_cache_stage_saves_and_restores_the_cache(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, "")
-    first, second, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
-    cache.set_place(first)
-    assert cache.run(_with(task, out=str(out)))["saved"] is False
-    (first / "inductor/triton").mkdir(parents=True)
-    (first / "inductor/triton/kernel").write_text("ptx")
-    found = cache.run(_with(task, out=str(out)))
-    assert found["saved"] and found["files"] == 1
-    cache.set_place(second)
-    assert "cache of" in cache.load(out / cache.FILE)
-    assert (second / "inductor/triton/kernel").read_text() == "ptx"
-    _on_a_page("cache", found)
 
 
 @pytest.mark.long
