@@ -120,9 +120,7 @@ def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("path", thinned(MODELS, FEW_MODELS), ids=named)
-def test_every_model_has_a_tuned_learning_rate_and_parameter_counts(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_model_has_a_learning_rate_and_parameter_counts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = yaml.safe_load(path.read_text())["model"]
     name = model["backbone"]["name"]
     assert name == path.stem and (any(row[0] == name for row in TUNED_LR) or model["optim"]["lr"])
@@ -192,7 +190,6 @@ def test_own_block_page_under_llama_equals_plain_attention() -> None:
 
 @pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)])
 def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
-    """The layers that make puts together build a module, as `fit` does before it looks at the corpus."""
     words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
     default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
     chosen = default | words
@@ -207,7 +204,6 @@ def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
 
 @pytest.mark.long
 def test_every_command_of_the_commands_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in an empty folder, on a small corpus and for a few steps."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     text = "files:" + ",".join(map(str, files))
     monkeypatch.chdir(tmp_path)

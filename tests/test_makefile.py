@@ -137,10 +137,7 @@ def test_make_args_are_split_and_not_evaluated(run: Run, tmp_path: Path) -> None
     [("./notes/", "notes", "data/notes"), ("notes/letters.txt", "notes/letters.txt", "data/letters"),
      ("my  notes", "my  notes", "data/my__notes"), ("it's, $5", "it's, $5", "data/it's,_$5")],
 )  # fmt: skip
-def test_make_data_of_own_text_is_prepared_and_trained_on(
-    given: str, text: str, corpus: str, run: Run, tmp_path: Path
-) -> None:
-    """A folder or a file is prepared under its name, and trained on by that name or again by its path."""
+def test_make_own_text_is_prepared_and_trained_on(given: str, text: str, corpus: str, run: Run, tmp_path: Path) -> None:
     for folder in ("notes", "my  notes", "it's, $5"):
         (tmp_path / folder).mkdir()
     (tmp_path / "notes/letters.txt").write_text("text")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from lightning_sv.nn import BackboneConfig
@@ -47,11 +46,3 @@ def test_table_of_models_page_equals_the_configs() -> None:
     assert {line[0]: line for line in found[2:]} == made
     smallest_first = [int(line[9].replace(",", "")) for line in found[2:] if line[0].startswith("`llama")]
     assert smallest_first == sorted(smallest_first)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "conf/model").glob("*.yaml")), ids=lambda path: path.stem)
-def test_model_config_omits_defaults(path: Path) -> None:
-    """Of the backbone; a mixture of experts says all that its experts are."""
-    said = yaml.safe_load(path.read_text())["model"]["backbone"]
-    default = BackboneConfig(d_model=2, n_layer=1, n_head=1)
-    assert {key for key in said if said[key] == getattr(default, key)} <= {"n_expert_active", "n_expert_shared"}

@@ -39,7 +39,6 @@ def test_workflow_commands_are_make_targets(path: Path) -> None:
 
 
 def test_workflows_test_the_oldest_supported_python_and_torch() -> None:
-    """The oldest Python and torch of pyproject.toml, and the torch of the Makefile."""
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
     tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
     oldest = re.search(r'"torch>=([\d.]+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.byte_count import Count, EagerBytes, add_program, extrapolated, kept
+from benchmarks.byte_count import Count, EagerBytes, add_program
 from benchmarks.cuda_bytes import MODELS, STRATEGIES
 from benchmarks.fake_cuda import recorded, usable
 
@@ -68,32 +67,6 @@ def test_eager_bytes_of_the_loss_are_36_per_logit() -> None:
     assert {name: per_logit[name] for name in expected} == pytest.approx(expected)
     # besides the logits: targets, their number, and the loss
     assert sum(per_logit.values()) == pytest.approx(36, abs=4 * 64 * 8 / (64 * 512))
-
-
-def test_kept_counts_each_storage_once_without_parameters() -> None:
-    count, weight = Count(), torch.empty(256, 1024, requires_grad=True)
-
-    def loss() -> Tensor:
-        y = torch.empty(512, 256) @ weight  # keeps its inputs: 0.5 MiB, and a parameter
-        y = y.exp()  # keeps its result, 2 MiB
-        return y.view(-1).sin().sum() + (y.view(-1) * y.flatten()).sum()  # keep the same
-
-    with kept(count, [weight]):
-        loss()
-    assert count.saved_mib == 2.5
-
-
-def test_extrapolated_uneven_layers_are_refused() -> None:
-    counts = []
-    for gigabytes in (5.0, 7.5, 10.0):
-        counts.append(Count(saved_mib=10 * gigabytes))
-        counts[-1].generated["kernel"], counts[-1].launches["kernel"] = gigabytes, 4
-    total, layer = extrapolated(counts, 22)
-    assert total["generated_gb"] == 55 and layer["generated_gb"] == 2.5 and layer["saved_mib"] == 25
-    assert total["generated_kernels"] == 4
-    counts[-1].generated["kernel"] = 10.5
-    with pytest.raises(ValueError, match=r"generated_gb: a fourth layer adds 3.0, a third one 2.5"):
-        extrapolated(counts, 22)
 
 
 def test_table_of_gpu_page_equals_the_recorded_bytes() -> None:

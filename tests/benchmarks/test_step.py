@@ -1,7 +1,6 @@
 """The benchmark of training steps, on models so small that it takes seconds: what it writes, skips and counts."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ from torch import nn
 from benchmarks import step
 from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
-from lightning_sv.experiments.measured_tables import measured_table
 
 ROOT = Path(__file__).parent.parent.parent
-ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]
 
 
 @pytest.fixture
@@ -28,39 +25,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError("No module named 'litgpt'")
 
     monkeypatch.setitem(step.BUILDERS, "litgpt", absent)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["step", "--data", "absent", *args])
-    threads = torch.get_num_threads()
-    try:
-        step.main()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_step_benchmark_continues_from_its_file(
-    small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "step.json"
-    file.write_text(json.dumps({"eager": {"strategies": []}}))  # of another form: dropped
-    run(monkeypatch, *ARGS, "--dtypes", "fp32", "--json", str(file))
-    first = json.loads(file.read_text())
-    assert set(first) == {"d=32 fp32 eager, 1 thread", "machine"}
-    run(monkeypatch, *ARGS, "--json", str(file))
-    both = json.loads(file.read_text())
-    assert both["d=32 fp32 eager, 1 thread"] == first["d=32 fp32 eager, 1 thread"]
-    for found in (both["d=32 fp32 eager, 1 thread"], both["d=32 bf16 eager, 1 thread"]):
-        names = {row["name"] for row in (*found["peers"], *found["strategies"])}
-        assert names == {"Hugging Face", *step.STRATEGIES} == set(found["saved_mib"]) == set(found["peak_mib"])
-        assert all(0 < found["saved_mib"][name] < found["peak_mib"][name] for name in names)
-        assert found["missing"] == {"litgpt": "ModuleNotFoundError: No module named 'litgpt'"}
-    page = capsys.readouterr().out
-    assert "| d=32, bf16, eager, 1 thread |" in page and "litgpt is not measured: ModuleNotFoundError" in page
-    names = [row[0] for row in measured_table(file).rows]
-    assert names == [f"{s}, d=32 {dtype} eager, 1 thread" for dtype in ("fp32", "bf16") for s in step.STRATEGIES]
-    monkeypatch.setattr(step, "compare", None)
-    run(monkeypatch, *ARGS, "--json", str(file))  # nothing is left to measure
 
 
 def test_step_benchmark_peer_with_different_loss_is_refused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:

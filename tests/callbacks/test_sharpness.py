@@ -34,9 +34,7 @@ def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 @pytest.mark.parametrize("family", ["llama", "gemma", "moe"])
-def test_parameter_subsets_of_every_family_partition_by_role_and_layer(
-    text: str, family: str, config: BackboneConfig
-) -> None:
+def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, config: BackboneConfig) -> None:
     if (text, family) == ("unified", "gemma"):
         text = "hg+dp"  # q and k would be normalized twice
     model = Backbone(replace(config, **{"llama": {}, "gemma": GEMMA, "moe": MOE}[family]), text)
@@ -116,25 +114,6 @@ def test_sharpness_probes_beyond_the_budget_are_skipped(
     assert len(probed) == {0.5: 9, 10.0: 5, 40.0: 2, 1000.0: 2}[seconds]
     share = len(probed) * seconds / (1000 + len(probed) * seconds)
     assert share <= 0.05 or len(probed) == 2
-
-
-@pytest.mark.parametrize("method", ["exact", "difference"])
-def test_sharpness_probe_changes_neither_model_nor_random_state(method: str, config: BackboneConfig) -> None:
-    harness = Harness(config, "unified", 10, method=method, sequences=2, probes=2)
-    net = harness.module.net
-    torch.manual_seed(7)
-    for p in net.parameters():
-        p.grad = torch.randn_like(p)
-    weights = {name: value.clone() for name, value in net.state_dict().items()}
-    grads = [p.grad.clone() for p in net.parameters()]
-    random = torch.get_rng_state()
-    harness.run(seconds_a_step=1.0)
-    assert torch.equal(random, torch.get_rng_state())
-    assert all(torch.equal(value, weights[name]) for name, value in net.state_dict().items())
-    assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), grads, strict=True))
-    (_, first), (_, last) = harness.written
-    assert first | last == first | {"sharpness/seconds": last["sharpness/seconds"]}
-    assert first["sharpness/all/lambda_max"] > 0 and first["sharpness/products"] >= 3 * (2 + 2)
 
 
 @pytest.mark.parametrize("exact", thinned([True, False], [False]))

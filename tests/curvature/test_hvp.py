@@ -148,7 +148,7 @@ def test_products_of_wrong_input_are_refused() -> None:
 
 
 def test_difference_product_with_dropout_uses_one_mask() -> None:
-    """Dropout drawn anew on both sides would give their difference over 2h: a curvature of its own, and a false one."""
+    """Different masks on both sides would add a false curvature."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 1)).double()
     x, y = torch.randn(20, 5, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)

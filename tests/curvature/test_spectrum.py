@@ -68,11 +68,7 @@ def test_lanczos_stops_at_its_tolerance() -> None:
 
 @pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
 def test_hutchinson_on_subsets_of_a_llama_equals_dense_moments(strategy: str, subset: str) -> None:
-    """As many probes as the dense matrix says that 7.5% take, if up to 3,000: a trace may be near zero.
-
-    The error that is compared with 10% is a sample's own, which scatters by some 10% of itself with so many probes.
-    Vectors in two parts: in the thirty of a model most of the time would go into shapes.
-    """
+    """The dense matrix gives the number of probes for 7.5% error, at most 3,000 because a trace may be near zero."""
     c = case(strategy)
     matrix = c.dense(c.subset(subset))
     n = probes_for(matrix, 0.075)

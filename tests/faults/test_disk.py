@@ -29,7 +29,6 @@ def fit(args: list[str], run: Path, steps: int) -> list[str]:
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
 def test_full_disk_keeps_the_last_checkpoint(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
-    """From the event file and the first bytes of a checkpoint on: what fits is written, what does not is told."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(fit(run_args, whole, 12)) == 0
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +70,6 @@ def test_refused_fsync_or_rename_keeps_the_last_checkpoint(
     where: str, code: int, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip
-    """The bytes are written, and the disk refuses to keep them or their name."""
     run = tmp_path / "run"
     assert main(fit(run_args, run, 3)) == 0
     shutil.copy(run / LAST, tmp_path / "copy.ckpt")

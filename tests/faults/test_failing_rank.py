@@ -60,7 +60,7 @@ def test_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: 
 
 
 def test_collectives_time_out_after_ten_minutes() -> None:
-    """Unless a strategy says otherwise."""
+    """A strategy with a timeout keeps it."""
     hour, ten = timedelta(hours=1), timedelta(minutes=10)
     for strategy, wanted in ((DDPStrategy(), ten), (DDPStrategy(timeout=hour), hour), (FullyShardedStrategy(), ten)):
         join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
@@ -69,7 +69,7 @@ def test_collectives_time_out_after_ten_minutes() -> None:
 
 @pytest.mark.faults
 def test_torchrun_restarts_a_failed_job_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
-    """It kills the rank that waits after 30 s, and starts both again."""
+    """torchrun kills the waiting rank after 30 s, and starts both again."""
     args = [*short_args, "--trainer.max_steps", "4", "--checkpoint.every_n_steps", "1", "--ckpt_path", "last"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]

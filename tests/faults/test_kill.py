@@ -50,10 +50,9 @@ def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_pa
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 
-def test_run_killed_during_a_checkpoint_write_resumes_from_the_one_before(
+def test_kill_during_a_checkpoint_write_resumes_from_the_one_before(
     args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
-    """Its first bytes, some in the middle, all but the last: the one before it counts."""
     args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
     whole = tmp_path / "whole"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
@@ -122,7 +121,6 @@ def test_second_run_in_a_directory_is_refused(
 
 
 def test_two_starts_at_once_train_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
-    """Both find an empty directory; one trains."""
     args = [*args, "--trainer.max_steps", "30"]
     processes = [start(args, tmp_path / "run") for _ in range(2)]
     ends = [finish(process) for process in processes]

@@ -100,7 +100,6 @@ def test_checkpoint_with_a_pickled_call_is_refused(
 def test_checkpoint_whose_strategy_names_a_module_is_refused(
     corpus: Path, tmp_path: Path, marker: Path, module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not imported unless the user allows it by name."""
     run = write_run(tmp_path / "run", corpus, scale=f"hg+dnp+iwd+{module}:MyScale")
     refused(capsys, "generate", str(run), words=f"--allow {module}")
     refused(capsys, "generate", str(run), "--allow", "another", words=f"--allow {module}")
@@ -110,7 +109,7 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
     assert marker.exists()
 
 
-def test_checkpoint_with_one_flipped_bit_is_refused(
+def test_checkpoint_with_a_flipped_bit_is_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
@@ -242,9 +241,7 @@ def test_resumed_config_imports_allowed_modules_only(
     assert f"--allow {module}" not in capsys.readouterr().err
 
 
-def test_terminal_escapes_of_a_run_are_not_printed(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_escapes_are_not_printed(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text('data: {seq_len: "\\e[31m"}\n')
     refused(capsys, "generate", str(run), words="data.seq_len")
@@ -256,7 +253,7 @@ def test_terminal_escapes_of_a_run_are_not_printed(
 
 
 def test_strategy_of_the_command_line_is_imported(module: str, marker: Path) -> None:
-    """On the command line a name is the user's own word."""
+    """The user's own words are trusted."""
     ScaleStrategy.parse(f"hg+{module}:MyScale")
     assert marker.exists()
 

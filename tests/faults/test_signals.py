@@ -107,7 +107,6 @@ def test_signalled_process_stops_or_requeues_and_resumes_bit_for_bit(
     number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
     scontrol: Path, tally: Tally,
 ) -> None:  # fmt: skip
-    """Alone, or with its loader workers as SLURM and a terminal do."""
     args = [*args, "--data.num_workers", str(workers)]
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
@@ -130,7 +129,6 @@ def test_signalled_process_stops_or_requeues_and_resumes_bit_for_bit(
 
 
 def test_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
-    """While the checkpoint that the first asked for is written: the one before it counts."""
     args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
     run = tmp_path / "run"
     process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": "9999"})

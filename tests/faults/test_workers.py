@@ -21,9 +21,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_killed_loader_worker_is_one_error_and_the_run_resumes(
-    run_args: list[str], tmp_path: Path, tally: Tally
-) -> None:
+def test_killed_worker_is_one_error_and_the_run_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [
         *run_args, "--trainer.max_steps", str(STEPS), "--data.num_workers", "1",
         "--checkpoint.every_n_steps", "20", "--progress.lines", str(STEPS),

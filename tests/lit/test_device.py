@@ -29,10 +29,9 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore:Total length of")  # its sum over processes is a value
 @pytest.mark.parametrize("name", thinned(MODELS, ["mixture, Gemma's norms and Muon"]))
-def test_fit_keeps_every_tensor_on_its_device_and_waits_once_per_step(
+def test_fit_tensors_are_on_its_device_and_it_waits_once_per_step(
     name: str, run_args: list[str], tmp_path: Path
 ) -> None:
-    """Every callback, validation, probe and checkpoint included."""
     args = [*run_args, *MODELS[name], "--data.micro_batch", "2", "--trainer.max_steps", str(STEPS)]
     for callback in ("scalars", "branch_norms", "experts"):
         args += [f"--{callback}.every_n_steps", "100"]
@@ -58,9 +57,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
 
 
 @pytest.mark.long
-def test_micro_batch_of_a_gpu_is_the_largest_that_fits(
-    run_args: list[str], card: Callable[[int], torch.device]
-) -> None:
+def test_micro_batch_of_gpu_is_the_largest_that_fits(run_args: list[str], card: Callable[[int], torch.device]) -> None:
     args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
     args += ["--model.backbone.n_layer", "1"]
 
@@ -110,7 +107,7 @@ def test_fit_without_the_requested_gpu_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_fit_with_old_torch_is_refused(
+def test_old_torch_is_refused(
     run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")

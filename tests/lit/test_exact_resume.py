@@ -65,17 +65,14 @@ def arguments(short_args: list[str], parameterization: str, placement: str, opti
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("row", thinned(COVER, [COVER[i] for i in (0, 3, 4, 7)]), ids="-".join)
-def test_resumed_run_equals_uninterrupted_bit_for_bit(
+def test_resume_equals_uninterrupted_bit_for_bit(
     row: tuple[str, str, str], short_args: list[str], tmp_path: Path
 ) -> None:
     resumes_exactly(arguments(short_args, *row), tmp_path)
 
 
 @pytest.mark.parametrize("validations", thinned([1, 2, 10], [2]))
-def test_resumed_run_around_an_epoch_equals_uninterrupted(
-    validations: int, short_args: list[str], tmp_path: Path
-) -> None:
-    """Before its end, at its end and after it, with a validation between the step and its checkpoint or not."""
+def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_args: list[str], tmp_path: Path) -> None:
     more = ["--data.validations", str(validations), "--checkpoint.every_n_steps", "1", "--trainer.max_steps", "10"]
     with contextlib.ExitStack() as stack:
         for step in (4, 5, 6):
@@ -90,16 +87,14 @@ def test_resumed_run_around_an_epoch_equals_uninterrupted(
 @pytest.mark.faults
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("row", [row for row in GRID if row not in COVER], ids="-".join)
-def test_resumed_run_of_every_other_combination_equals_uninterrupted(
+def test_resume_of_the_rest_equals_uninterrupted(
     row: tuple[str, str, str], short_args: list[str], tmp_path: Path
 ) -> None:
     resumes_exactly(arguments(short_args, *row), tmp_path)
 
 
-def test_resumed_run_with_other_workers_or_micro_batches_equals_uninterrupted(
-    short_args: list[str], tmp_path: Path
-) -> None:
-    """Workers change no bit; micro-batches round otherwise (in float64, to 1e-9) and draw other random numbers."""
+def test_resume_with_other_workers_or_micro_batches_is_equal(short_args: list[str], tmp_path: Path) -> None:
+    """Micro-batches round differently (to 1e-9 in float64) and draw different random numbers."""
     short_args = [*short_args, "--trainer.precision", "64-true"]
     whole = tmp_path / "whole"
     with leaving(tmp_path / "stopped", STOP):

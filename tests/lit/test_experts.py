@@ -16,7 +16,7 @@ from lightning_sv.runs.events import read_run
 def test_moe_run_losses_biases_and_figures_equal_the_routings(
     balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two micro-batches a step; everything against the routings that the training steps returned."""
+    """A step has two micro-batches. The oracle is the routings that the training steps return."""
     seen: list[dict[str, Any]] = []
     original = PretrainModule.training_step
 

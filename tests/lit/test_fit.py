@@ -1,22 +1,17 @@
 """`fit`, `validate` and `generate` in process: the files of a run, and refused input."""
 
 import contextlib
-import io
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.summary import print_summary
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned, write_run_args
 from tests.lit.runs import contents
 
@@ -58,21 +53,7 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_fit_prints_a_compare_command_of_its_model_and_data(run: Path) -> None:
-    said = Console(file=io.StringIO(), width=80)
-    summary = json.loads((run / "summary.json").read_text())
-    print_summary(said, summary, run)
-    (command,) = re.findall(r"compare  (lightning-sv compare .*)", said.file.getvalue())  # type: ignore[attr-defined]
-    _, _, _, a, _, b, *rest = shlex.split(command)
-    assert (a, b, rest[:2]) == ("llama", "hg+dnp+or+iwd", ["--seeds", "3"])
-    model, data, trainer = parse_run(rest[2:])
-    assert (model.n_params, trainer["max_steps"]) == (summary["parameters"], summary["steps"])
-    assert data.manifest.corpus_hash == summary["corpus_hash"]
-
-
-def test_checkpoint_gives_the_model_and_generates(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_gives_model_and_generates(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "checkpoints" / "last.ckpt"
     model = load_backbone(run)
     assert all(map(torch.equal, model.parameters(), load_backbone(str(path)).parameters()))
@@ -129,7 +110,7 @@ def test_fast_dev_run_writes_no_summary(run_args: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("written", thinned([FORMAT + 1, FORMAT - 1, "2", True, None], [FORMAT + 1]))
-def test_checkpoint_of_wrong_format_is_refused(
+def test_wrong_format_is_refused(
     written: object, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
@@ -205,7 +186,7 @@ def test_fit_interpolation_sees_overrides(run_args: list[str], tmp_path: Path) -
     assert read_run(tmp_path / "i").config["model"]["optim"]["weight_decay"] == 0.007
 
 
-def test_fit_into_a_directory_with_a_run_is_refused(
+def test_fit_into_a_used_directory_is_refused(
     run: Path, run_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (run / "config.yaml").read_bytes()
@@ -214,7 +195,7 @@ def test_fit_into_a_directory_with_a_run_is_refused(
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_fit_refused_resume_leaves_the_run_unchanged(
+def test_refused_resume_changes_nothing(
     run: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(run, tmp_path / "run")

@@ -216,10 +216,10 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fit_twenty_steps_match_foreign_code(
+def test_fit_equals_foreign_code(
     name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two micro-batches a step here, one batch there; losses of every step, then every weight, to 1e-9."""
+    """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]
     args = [*run_args, *case.args, "--trainer.precision", "64-true", "--trainer.max_steps", str(STEPS)]
     args += ["--data.micro_batch", "2", "--trainer.gradient_clip_val", str(CLIP), "--model.backbone.init_std", "0.1"]

@@ -79,7 +79,7 @@ def test_run_resumed_from_an_earlier_checkpoint_has_one_timeline(
     assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
 
 
-def test_full_disk_leaves_every_kept_checkpoint(
+def test_full_disk_leaves_every_checkpoint(
     run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"

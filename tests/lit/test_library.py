@@ -3,7 +3,7 @@
 import csv
 import runpy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import pytest
@@ -128,9 +128,7 @@ def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus:
           "callbacks": [StochasticWeightAveraging(0.01), LearningRateMonitor()]}, 18),
     ],
 )  # fmt: skip
-def test_custom_loader_trains_to_the_end_of_the_trainer(
-    changes: dict[str, Any], steps: int | None, tmp_path: Path
-) -> None:
+def test_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: int | None, tmp_path: Path) -> None:
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
     run = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes)
     made = module()
@@ -186,17 +184,19 @@ def foreign(kind: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["applied", "backbone", "mixture"])
-@pytest.mark.parametrize("name", [None, "net"])
-def test_callbacks_on_a_custom_module_log_and_leave_training_unchanged(
-    kind: str, name: str | None, tmp_path: Path
+@pytest.mark.parametrize(("name", "method"), [(None, "exact"), ("net", "difference")])
+def test_callbacks_on_a_custom_module_leave_training_unchanged(
+    kind: str, name: str | None, method: Any, tmp_path: Path
 ) -> None:
     user = Foreign(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
     held_out = blocks(4)
-    probe = Sharpness(
-        ("all", "scale_input"), probes=2, loss=lambda user: cast(Any, user).training_step(held_out, 0), model=name
-    )
+
+    def loss(user: Any) -> Tensor:
+        return user.training_step(held_out, 0)
+
+    probe = Sharpness(("all", "scale_input"), probes=2, loss=loss, model=name, method=method)
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
     callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
     trainer(tmp_path, *callbacks).fit(user, loader)

@@ -129,9 +129,7 @@ def test_probed_run_trains_as_without_and_logs_the_figures_of_its_checkpoint(
         assert set(pages[page]) <= set(record.curves)
 
 
-def test_probed_run_resumed_logs_equal_figures(
-    probed_run: tuple[list[str], Path, Path, str], probed: list[str]
-) -> None:
+def test_probed_run_resumed_has_equal_figures(probed_run: tuple[list[str], Path, Path, str], probed: list[str]) -> None:
     args, whole, killed, _ = probed_run
     assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0
     ours, theirs = figures_of(read_run(whole)), figures_of(read_run(killed))

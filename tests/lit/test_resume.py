@@ -93,10 +93,8 @@ def test_resume_with_new_length_is_refused_if_the_learning_rate_jumps(
         check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
 
 
-def test_extended_run_records_every_length(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """wsd before its decay goes on as the longer run would; a cosine only when asked to, and no reader is misled."""
+def test_extended_run_records_its_lengths(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wsd before its decay continues as the longer run would; a cosine only on request."""
     for name, schedule in (("w", "wsd"), ("c", "cos")):
         fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / name)]
         fit += ["--checkpoint.every_n_steps", "4"]

@@ -81,7 +81,6 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
 def test_validation_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
 ) -> None:
-    """At the end of a fit, resumed at its last step, and by `validate`: the losses are those of one process."""
     args = [*args, "--trainer.max_steps", "3"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
     words = [str(tmp_path / "run"), strategy, *args, *more]

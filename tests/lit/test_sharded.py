@@ -38,10 +38,9 @@ def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_hybrid_sharded_run_killed_and_resumed_on_fewer_ranks_equals_one_process(
+def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
     args: list[str], alone: Path, tmp_path: Path
 ) -> None:
-    """Two replicas of two shards; a rank dies after three checkpoints, the last of which may be unfinished."""
     run = tmp_path / "run"
     hybrid = fsdp(args, run, 4, "--trainer.strategy.init_args.replicas", "2")
     ended = launch("tests.lit.sharded_checkpoints", "7", *hybrid, logs=tmp_path, seconds=300, ranks=4)

@@ -1,10 +1,8 @@
 """What a person meets in TensorBoard: which charts come first, and what tells runs apart."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -12,10 +10,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.lit.summary import hyperparameters
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.parse import parse_run
 
 START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 COLUMNS = {
@@ -59,32 +55,3 @@ def test_tensorboard_shows_the_loss_first_and_the_run_in_hparams(run_args: list[
     (file,) = event_files(tmp_path / "run")
     order = [value.tag for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
     assert order.index(START) < order.index("train/loss") and order.count(START) == order.count(END) == 1
-
-
-def row(args: list[str]) -> dict[str, object]:
-    """The row of a run that was not begun."""
-    settings, data, trainer = parse_run(args)
-    return hyperparameters(SimpleNamespace(**trainer), SimpleNamespace(settings=settings, origin=None), data)
-
-
-@pytest.mark.parametrize(
-    ("change", "columns", "same"),
-    [
-        (["--model.backbone.init_std", "0.05"], {"init_std": 0.05}, False),
-        (["--model.optim.weight_decay", "0"], {"weight_decay": 0.0}, False),
-        (["--model.optim.name", "muon"], {"optimizer": "muon"}, False),
-        (["--model.schedule.name", "wsd"], {"schedule": "wsd"}, False),
-        (["--trainer.max_steps", "24"], {"steps": 24, "tokens": 24 * 128}, False),
-        (["--trainer.gradient_clip_val", "0.5"], {}, False),  # no column of its own
-        (["--model.optim.beta2", "0.9"], {}, False),
-        (["--seed_everything", "3", "--model.seed", "3"], {"seed": 3}, True),
-        (["--data.micro_batch", "2"], {}, True),
-    ],
-)
-def test_hparams_of_different_runs_differ(
-    change: list[str], columns: dict[str, object], same: bool, run_args: list[str]
-) -> None:
-    run_args = [*run_args, "--model.optim.lr", "6e-3"]
-    plain, changed = row(run_args), row([*run_args, *change])
-    assert {k: v for k, v in changed.items() if v != plain[k] and k != "settings"} == columns
-    assert (changed["settings"] == plain["settings"]) == same

@@ -25,7 +25,7 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 def test_hangup_before_the_first_step_leaves_a_checkpoint_and_a_failing_picture_does_not_fail_the_run(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGHUP during the setup: one step, a checkpoint. Then to the end, where nothing that fails fails the run."""
+    """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
     run, pictures = tmp_path / "run", []
     fit = ["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run), "--ckpt_path", "last"]
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # RANK of a launcher whose processes are runs of their own
@@ -63,7 +63,6 @@ def test_hangup_before_the_first_step_leaves_a_checkpoint_and_a_failing_picture_
 def test_ignored_hangup_stays_ignored_and_a_deleted_run_directory_is_one_error(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As under nohup."""
     run = tmp_path / "run"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -25,7 +25,6 @@ def fit(args: list[str], run_dir: Path, callback: str, **init: object) -> int:
 def test_logger_profiler_and_callbacks_of_lightning_work(
     run_args: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another logger, precision, a profiler and callbacks of Lightning's in one run, beside ours."""
     (tmp_path / "more.yaml").write_text(
         f"""
 trainer:
@@ -76,20 +75,8 @@ def test_callback_that_changes_training_is_refused(
     assert "step 1/" not in said.out and not (tmp_path / "run").exists()
 
 
-def test_early_stopping_and_max_time_warn(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_stopping_warns(run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--trainer.max_time", "00:12:00:00"]
     assert fit([*run_args, *more], tmp_path / "run", f"{CALLBACKS}.EarlyStopping", monitor="val/loss") == 0
     said = capsys.readouterr().err
     assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
-
-
-def test_timer_callback_is_recorded_in_the_config(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The default of its interval is an enum, which YAML does not have."""
-    assert fit(run_args, tmp_path / "run", f"{CALLBACKS}.Timer", duration="00:12:00:00") == 0
-    assert "warning: trainer.callbacks: Timer" in capsys.readouterr().err
-    (timer,) = read_run(tmp_path / "run").config["trainer"]["callbacks"]
-    assert timer["init_args"] == {"duration": "00:12:00:00", "interval": "step", "verbose": True}

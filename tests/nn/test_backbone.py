@@ -73,7 +73,7 @@ def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> No
 
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
 def test_init_weights_under_other_default_device_and_dtype_are_equal(family: dict, config: BackboneConfig) -> None:
-    """Lightning builds the model in the context of its device, where a factory without a device makes tensors."""
+    """Lightning builds the model with its device and dtype as torch's defaults."""
     config = replace(config, **family)
     outside, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
     for parameter in inside.parameters():
@@ -168,13 +168,10 @@ def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
     ],
     ids=["llama-dense", "llama-moe", "unified-dense", "unified-moe"],
 )
-def test_compiled_model_equals_eager_with_gradients(
+def test_compiled_model_and_gradients_equal_eager(
     text: str, family: dict, backend: str, config: BackboneConfig
 ) -> None:
-    """In float64, where the gradients that nearly cancel show as well; experts compiled in float32: test_dispatch.
-
-    Each family and strategy is compiled to kernels once; the two others are traced and differentiated as those are.
-    """
+    """In float64, because gradients that nearly cancel need it. Inductor compiles each family and strategy once."""
     config = replace(config, n_layer=1, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 16))
     results = []
@@ -202,7 +199,7 @@ def test_compiled_model_equals_eager_with_gradients(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [{}, pytest.param(MOE, marks=pytest.mark.long)], ids=["dense", "moe"])
-def test_compile_block_compiles_once_for_any_number_of_layers(
+def test_compile_block_compiles_once_for_any_depth(
     family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = torch.randint(0, config.vocab_size, (2, 16))
@@ -256,7 +253,6 @@ def test_activation_checkpointing_saves_less_and_gives_equal_gradients(family: d
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", ["hg+or", "unified"])
 def test_narrow_residual_is_bf16_under_autocast_only(text: str, family: dict, config: BackboneConfig) -> None:
-    """Elsewhere the same bits; in bf16 as near to float64 as rounding each sum of the stream once more allows."""
     block, distances, seen = torch.randint(0, config.vocab_size, (4, 33)), [], []
     model = Backbone(replace(config, n_layer=4, init_std=0.2, **family), text)
     model.layers[-1].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))

@@ -33,7 +33,7 @@ def arguments(dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]
 
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("eps", [None, EPS], ids=["plain", "normalized"])
-def test_linear_cross_entropy_and_derivatives_equal_the_definition(
+def test_linear_cross_entropy_equals_the_definition(
     eps: float | None, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
@@ -58,9 +58,7 @@ def test_linear_cross_entropy_and_derivatives_equal_the_definition(
 
 
 @pytest.mark.parametrize("road", ROAD)
-def test_linear_cross_entropy_in_bf16_is_as_accurate_as_the_plain_form(
-    road: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     wide = [torch.randn(512, 32), torch.randn(256, 32), 1 + 0.3 * torch.randn(32), 1 + 0.3 * torch.randn(256)]
     wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
@@ -87,9 +85,7 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_the_plain_form(
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("text", EVERY_BUILD)
 @pytest.mark.filterwarnings("ignore:scale strategy")
-def test_model_loss_of_every_strategy_equals_the_loss_of_its_logits(
-    text: str, road: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_loss_equals_the_loss_of_its_logits(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
     model = Backbone(config, text).double()
@@ -104,7 +100,7 @@ def test_model_loss_of_every_strategy_equals_the_loss_of_its_logits(
 
 
 def test_linear_cross_entropy_never_makes_all_logits() -> None:
-    """The largest tensor that any operation makes is a chunk, or the weight's gradient."""
+    """The largest tensor of any operation is a chunk, or the weight's gradient."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):

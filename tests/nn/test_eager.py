@@ -34,9 +34,7 @@ def make(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
-def test_normed_swiglu_and_derivatives_equal_the_definition(
-    scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normed_swiglu_equals_the_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
     gammas = [make(D) if one else None for one in scaled]
     leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
@@ -54,7 +52,6 @@ def test_normed_swiglu_and_derivatives_equal_the_definition(
 
 
 def test_normed_swiglu_in_bf16_is_as_accurate_as_the_plain_form() -> None:
-    """Rounded once, at the end: its error is within that of norms that round before the product."""
     exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [1 + 0.3 * torch.randn(64).double()] * 2
     wide = [t.clone().requires_grad_() for t in exact]
     weight = torch.randn(256, 64).bfloat16()

@@ -37,15 +37,3 @@ def test_qk_norm_with_dnp_is_refused(text: str, config: BackboneConfig) -> None:
         meta_backbone(replace(config, qk_norm=True), text)
     options = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
     meta_backbone(replace(config, **GEMMA), text, options)  # what the message advises
-
-
-def test_gemma_under_nop_has_no_scale_vector(config: BackboneConfig) -> None:
-    model = meta_backbone(replace(config, **GEMMA), "nop")
-    assert {group.role for group in role_groups(model, frozenset())} == {"matrix", "head", "embedding"}
-
-
-def test_role_at_changes_the_role_of_a_single_norm(config: BackboneConfig) -> None:
-    model = meta_backbone(replace(config, **GEMMA), "iwd", ScaleOptions(role_at={"q_norm.scale": "input"}))
-    assert model.layers[0].attn.q_norm.scale.role == "input" and model.layers[0].attn.k_norm.scale.role == "output"
-    with pytest.raises(ValueError, match="role_at names 'q_norm.scale'"):
-        meta_backbone(config, "iwd", ScaleOptions(role_at={"q_norm.scale": "input"}))

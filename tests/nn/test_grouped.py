@@ -14,7 +14,7 @@ from tests.conftest import EVERY_BUILD, perturbed
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("text", EVERY_BUILD)
 def test_grouped_query_attention_equals_copied_keys_and_values(text: str, config: BackboneConfig) -> None:
-    """Under every strategy, with documents masked or not; gradients of a shared head add up those of its copies."""
+    """The gradient of a shared head is the sum over its copies."""
     config = replace(config, n_layer=1, n_head=4)
     model = perturbed(Backbone(replace(config, n_kv_head=2), text).double())
     copied = Backbone(config, text).double()

@@ -104,7 +104,7 @@ def test_moe_of_every_router_equals_a_plain_loop_with_gradients(text: str, name:
     [(640, 10, 6, 0.251, 0.114), (768, 12, 9, 0.481, 0.184), (960, 15, 10, 0.797, 0.281),
      (1024, 16, 12, 1.059, 0.355), (1280, 20, 15, 1.997, 0.621)],
 )  # fmt: skip
-def test_moe_parameter_counts_are_those_of_the_paper(
+def test_moe_sizes_are_those_of_the_paper(
     d_model: int, n_head: int, n_layer: int, total: float, activated: float
 ) -> None:
     config = BackboneConfig(d_model=d_model, n_head=n_head, n_layer=n_layer, n_expert=32)
@@ -116,8 +116,7 @@ def test_moe_parameter_counts_are_those_of_the_paper(
 
 
 @pytest.mark.parametrize(("d_model", "width"), [(640, 426), (768, 512), (960, 640), (1024, 682), (1280, 853)])
-def test_moe_of_every_paper_width_equals_a_plain_loop_in_float32_and_trains_in_bf16(d_model: int, width: int) -> None:
-    """In float32 and under bf16 autocast: nothing is padded in the weights, whatever the width."""
+def test_moe_of_paper_widths_equals_a_plain_loop_and_trains_in_bf16(d_model: int, width: int) -> None:
     config = BackboneConfig(
         d_model=d_model, n_head=2, n_layer=1, vocab_size=8, n_expert=4, n_expert_active=2, n_expert_shared=0
     )

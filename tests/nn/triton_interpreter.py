@@ -61,9 +61,7 @@ def check(kernel: Function, plain: Function, inputs: list[Tensor], dtype: torch.
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, BF16)])
 @pytest.mark.parametrize(("width", "rotates"), [(8, False), (12, True)])
-def test_norm_rotate_equals_plain_form_with_gradients(
-    dtype: torch.dtype, bound: float, width: int, rotates: bool
-) -> None:
+def test_norm_rotate_and_gradients_equal_plain(dtype: torch.dtype, bound: float, width: int, rotates: bool) -> None:
     torch.manual_seed(width)
     x, gamma = (t.double() for t in (torch.randn(2, 41, 3, width), 1 + 0.5 * torch.randn(3, width)))
     exact = rope_tables(41, width, 10_000.0, x) if rotates else None
@@ -94,7 +92,7 @@ def test_normed_swiglu_equals_plain_form_with_gradients(dtype: torch.dtype, boun
 
 
 def test_normed_swiglu_strided_gradient_equals_plain_form() -> None:
-    """Strided in its last axis, and one that is expanded, as the sum of the result gives it."""
+    """One gradient is strided in its last axis, one is expanded."""
     gate, up = (torch.randn(4, 21, dtype=torch.float64, requires_grad=True) for _ in range(2))
     y = gate_up.normed_swiglu(gate, up, None, None, EPS)
     plain = F.silu(normalize(gate, EPS)) * normalize(up, EPS)
@@ -118,7 +116,6 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_model_with_kernels_has_equal_loss_gradients_and_hessian_products(case: str) -> None:
-    """Loss, gradients and products with the Hessian, in float64."""
     torch.manual_seed(0)
     config, scale, options = CASES[case]
     model = Backbone(config, scale, options).double()

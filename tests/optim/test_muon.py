@@ -189,7 +189,7 @@ def test_muon_model_without_trained_matrices_is_refused(config: BackboneConfig) 
 
 
 def test_muon_update_rms_of_every_shape_is_near_that_of_adamw(config: BackboneConfig) -> None:
-    """About 0.2 a unit of learning rate, as arXiv:2502.16982 chooses, for every shape of the backbone."""
+    """About 0.2 per unit of learning rate (arXiv:2502.16982)."""
     strategy = ScaleStrategy.parse("unified")
     model = Backbone(config, strategy)
     settings = OptimConfig("muon", weight_decay=0.0)

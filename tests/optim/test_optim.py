@@ -12,9 +12,7 @@ from tests.conftest import EVERY_STRATEGY
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("text", EVERY_STRATEGY)
-def test_role_groups_of_every_strategy_partition_parameters_by_role_and_decay(
-    text: str, config: BackboneConfig
-) -> None:
+def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse(text)
     model = Backbone(config, strategy)
     groups = role_groups(model, strategy.decayed_roles)
@@ -63,7 +61,6 @@ def test_group_table_of_every_optimizer_shows_kind_rate_and_decay(name: str, con
 
 
 def test_build_optimizer_undecayed_roles_have_no_decay(config: BackboneConfig) -> None:
-    """The settings take roles out of decay, and the strategy's word on scale vectors stands."""
     groups = role_groups(Backbone(config, "unified"), frozenset({"input"}))
     optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
     decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import Branch, RMSNorm, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
+from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
 from tests.conftest import EVERY_BUILD, perturbed
 
@@ -111,14 +111,3 @@ def test_scale_options_change_their_site_and_unknown_sites_are_refused() -> None
         ScaleOptions(placement_at={"v_proj": "up"})
     label = ScaleOptions({"lm_head": "dp"}, {"v_proj.scale_out": "input"}, True).label()
     assert label == "[lm_head=dp,v_proj.scale_out=input,share_scale_out]"
-
-
-def test_rms_norm_equals_torch() -> None:
-    ours, theirs, x = RMSNorm(24), torch.nn.RMSNorm(24), torch.randn(3, 24)
-    weight = torch.rand(24)
-    assert ours.scale is not None
-    ours.scale.set_gamma(weight)
-    with torch.no_grad():
-        theirs.weight.copy_(weight)
-    torch.testing.assert_close(ours(x), theirs(x))
-    assert len(list(ours.parameters())) == 1

@@ -16,10 +16,8 @@ WITH_OUT = thinned([text for text in BUILDS if ScaleStrategy.parse(text).placeme
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize(("sites", "across"), [(Q_AND_K, False), (ALL, True)])
 @pytest.mark.parametrize("text", WITH_OUT)
-def test_shared_heads_equal_heads_with_equal_vectors(
-    text: str, sites: list[str], across: bool, config: BackboneConfig
-) -> None:
-    """Logits and gradients: that of what is shared is the sum over the heads. `across`: between q, k and v as well."""
+def test_shared_heads_equal_equal_heads(text: str, sites: list[str], across: bool, config: BackboneConfig) -> None:
+    """The gradient of a shared vector is the sum over the heads. `across`: shared by q, k and v too."""
     shared = Backbone(config, text, ScaleOptions(share_heads=sites, share_scale_out=across))
     shared = perturbed(shared).double()
     full = Backbone(config, text, ScaleOptions(share_scale_out=across)).double()

@@ -25,7 +25,7 @@ F = STUDENTS["f"]
 @given(rational_teachers())
 @settings(max_examples=25)
 def test_cubic_coefficient_of_every_design_equals_the_stated_one(teacher: np.ndarray) -> None:
-    """(ii) of every design in exact rationals; ER shares OR's, as its P is the same at γ = 1."""
+    """Claim (ii) in exact rationals; ER equals OR, because its P is the same at γ = 1."""
     for name, stated in (
         ("dp", placement.stated_coefficient),
         ("ap", placement.after_coefficient),
@@ -40,7 +40,7 @@ def test_cubic_coefficient_of_every_design_equals_the_stated_one(teacher: np.nda
 @given(data=st.data())
 @settings(max_examples=60)
 def test_pairing_of_guarded_states_never_violates(name: str, data: st.DataObject) -> None:
-    """(i) wherever γa² ≥ 1 or ρ ≥ 1; and the effective matrices of the pairing are equal."""
+    """Claim (i) holds if γa² ≥ 1 or ρ ≥ 1."""
     pairing = PAIRINGS[name]
     blocks, teacher = data.draw(states(pairing.student))
     ours, theirs = pairing.student.effective(*blocks), F.effective(*pairing.standard(blocks))
@@ -79,7 +79,7 @@ def test_student_under_its_condition_stays_below(
 
 
 def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
-    """DP (iii) at (2, 1)ᵀ, OR (iii) at (8, 1); their balanced or matching neighbours hold."""
+    """DP (iii) fails at (2, 1)ᵀ, OR (iii) at (8, 1); their neighbours hold."""
     late = np.linspace(0.02, 4, 100)
     assert loss_ratio(STUDENTS["dp"], F, [[2], [1]], late).first_above(1) == pytest.approx(3.0, abs=0.06)
     assert loss_ratio(STUDENTS["dp"], F, [[2], [0]], late).peak[0] < 1
@@ -90,7 +90,7 @@ def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:
 
 @pytest.mark.parametrize("name", PAIRINGS)
 def test_smallest_violation_is_outside_the_guard(name: str) -> None:
-    """The search finds a state that is off the trajectory, by hand: γa = 1/2 with W = 0 is 4 times slower."""
+    """By hand: γa = 1/2 with W = 0 is 4 times slower."""
     pairing = PAIRINGS[name]
     found = pairing.smallest_violation(*((1, 1) if name == "dp" else (1, 2)), (0.0, 0.5, 1.0))
     assert found is not None
@@ -103,7 +103,7 @@ def test_smallest_violation_is_outside_the_guard(name: str) -> None:
 
 
 def test_claim_with_wrong_statement_is_contradicted() -> None:
-    """A coefficient that is off by 1e-5 does not pass, a limit that holds neither."""
+    """A coefficient that is off by 1e-5 does not pass, nor does a limit that holds."""
     claim = next(c for c in CLAIMS if (c.claim, c.part) == ("or", "(ii)"))
     stated = reparameterization.stated_coefficient
     wrong = partial(early, "or", "ψ", lambda teacher: stated(teacher) + Fraction(1, 100_000))
@@ -117,7 +117,6 @@ def test_claim_with_wrong_statement_is_contradicted() -> None:
 
 
 def test_growth_and_slopes_equal_resampling_and_polyfit() -> None:
-    """Against the ratio of means over resampled paths, and numpy's polyfit."""
     rng = np.random.default_rng(0)
     early_, noise = rng.gamma(4, 1, 4000), rng.normal(0, 1, 4000)
     ratio, error = weight_decay.growth(2 * early_ + noise, early_)

@@ -42,7 +42,6 @@ def test_theory_writes_json_and_pictures_and_its_exit_code_tells_the_verdict(
 def test_theory_unwritable_folder_is_refused_before_the_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder below a file, and a theory.json of something else; nothing is created."""
     monkeypatch.setattr(command, "check_all", lambda claims: pytest.fail("checked"))
     monkeypatch.setattr(command, "study", lambda *given: pytest.fail("studied"))
     (tmp_path / "file").write_text("mine")
@@ -107,10 +106,7 @@ FEW = ["theorem1", "table1"]
     pytest.param([LONG], marks=pytest.mark.faults),
 ])  # fmt: skip
 @pytest.mark.slow
-def test_theory_every_claim_is_as_expected(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The whole command, every check at full size."""
+def test_every_claim_is_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theory", *words, "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(claim.claim in words for claim in CLAIMS)

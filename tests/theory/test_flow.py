@@ -15,7 +15,6 @@ TIMES = np.array([0.05, 0.3, 1.0, 2.0])
 @given(rational_teachers())
 @settings(max_examples=15)
 def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
-    """What the proofs conserve, along flows that do not know of it."""
     total = float((teacher**2).sum())
     assert flow(STUDENTS["g"], teacher, TIMES).loss == pytest.approx(0.5 * total * np.exp(-2 * TIMES), rel=1e-9)
     for w, gamma in flow(STUDENTS["f"], teacher, TIMES).states:

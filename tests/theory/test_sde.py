@@ -25,7 +25,6 @@ def test_simulate_scale_difference_follows_ito() -> None:
 
 
 def test_simulate_moments_do_not_depend_on_the_time_step() -> None:
-    """Halving dt moves the means within their noise; the same seed gives the same paths."""
     coarse, fine = (simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005))
     for a, b in ((coarse.gamma, fine.gamma), (coarse.w, fine.w), (coarse.trace, fine.trace)):
         error = np.sqrt((a[-1].var(-1) + b[-1].var(-1)) / 800)

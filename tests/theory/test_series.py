@@ -21,7 +21,6 @@ coefficients = st.lists(entries, min_size=5, max_size=5)
 @given(coefficients, coefficients.filter(lambda c: c[0] != 0))
 @example([Fraction(k == 3) for k in range(5)], [Fraction(k == 0) for k in range(5)])
 def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
-    """Products against numpy's convolution; division and the root undo products."""
     x, y = Series(a), Series(b)
     assert (x * y).coefficients == tuple(np.convolve(np.array(a, object), np.array(b, object))[:5])
     assert ((x * y) / y).coefficients == x.coefficients
@@ -54,7 +53,6 @@ ORACLES: dict[str, Callable[[int, Role], ScaleVector]] = {
 @given(data=st.data())
 @settings(max_examples=25)
 def test_student_gradients_and_preconditioners_equal_autograd(name: str, data: st.DataObject) -> None:
-    """The loss, its gradient and J Jᵀ of every student, with torch and lightning_sv.scale as oracle."""
     student = STUDENTS[name]
     blocks, teacher = data.draw(states(student))
     tensors = [torch.tensor(block, requires_grad=True) for block in blocks]

@@ -22,7 +22,7 @@ def test_gradient_and_hessian_equal_autograd() -> None:
 
 
 def test_expected_loss_equals_the_mean_of_samples() -> None:
-    """To second order in the noise any noise of this covariance does; sampled normals, within their error."""
+    """The samples are normal; to second order only the covariance matters."""
     rng = np.random.default_rng(1)
     point, factor = random_point(rng), 0.3 * rng.standard_normal((8, 5))
     eta, covariance = 0.05, factor @ factor.T
@@ -37,7 +37,6 @@ def test_expected_loss_equals_the_mean_of_samples() -> None:
 
 
 def test_one_sample_covariance_equals_samples_on_the_sphere() -> None:
-    """Against sampled z on the sphere, entry by entry within five standard errors."""
     rng = np.random.default_rng(2)
     point = near_interpolation(rng, 0.5, d=3)
     z = rng.standard_normal((100_000, 3))
@@ -49,7 +48,7 @@ def test_one_sample_covariance_equals_samples_on_the_sphere() -> None:
 
 
 def test_radii_have_their_limits() -> None:
-    """Its limits: the random walk, the equilibrium of any start, and the memory where half of r² is the optimizer's."""
+    """The limits are the random walk, the equilibrium, and the memory of half of r²."""
     flat = np.full(4000, 0.01)
     assert radii(0.0, flat[:100], 0.0)[-1] == pytest.approx(0.1)
     assert radii(0.5, flat, 0.5)[-1] == pytest.approx(equilibrium(0.01, 0.5), rel=1e-9)
@@ -62,7 +61,7 @@ def test_radii_have_their_limits() -> None:
 
 
 def test_simulate_radius_equals_adamw_of_torch() -> None:
-    """The same noise into torch's AdamW; then the closed form, within the scatter of its entries."""
+    """The same noise goes into torch's AdamW."""
     start, rate, decay, steps, n = 0.05, 0.01, 0.2, 30, 400
     rng = np.random.default_rng(0)
     weight = torch.tensor(rng.standard_normal(n))
@@ -81,7 +80,7 @@ def test_simulate_radius_equals_adamw_of_torch() -> None:
 
 
 def test_initial_std_under_dnp_is_a_learning_rate() -> None:
-    """Product: c times the matrices and rates, 1/c of the decay: the same losses under dnp, others under llama."""
+    """c times the matrices and rates with 1/c of the decay give the same losses under dnp only."""
     for arm, same in (("dnp", True), ("llama", False)):
         one, four = (toy_training.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
         assert (np.abs(one - four).max() < 1e-9) == same
