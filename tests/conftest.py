@@ -6,7 +6,7 @@ import os
 import signal
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.log import start_logging
 from lightning_sv.scale.strategy import AXES
@@ -123,6 +124,23 @@ def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
 def run_args(corpus: Path, tmp_path: Path) -> list[str]:
     """Return the arguments of a fit that takes seconds; the train split has at least 12 steps."""
     return write_run_args(corpus, tmp_path)
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Return a function that runs a command, asserts that it is refused, and returns what it writes to stderr."""
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        assert main(list(words)) == 2
+        out, err = capsys.readouterr()
+        assert "error: " in err and "Traceback" not in err and "step 1/" not in out, err
+        return err
+
+    return run
 
 
 def write_run_args(corpus: Path, folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 
 from lightning_sv.__main__ import main
-from tests.conftest import write_run_args
+from tests.conftest import Refused, write_run_args
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import attempt, budget, edited
 from tests.faults.test_fuzz_inputs import VALUES
@@ -75,19 +75,17 @@ def one_step(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> OneStep:
 
 @pytest.mark.parametrize("key", ["optimizer_states", "lr_schedulers", "loops", "callbacks"])
 def test_resume_from_damaged_checkpoint_is_refused(
-    key: str, one_step: OneStep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, one_step: OneStep, tmp_path: Path, refused: Refused
 ) -> None:
     fit, path = one_step(tmp_path)
     checkpoint = torch.load(path, weights_only=True)
     torch.save(checkpoint | {key: 7}, path)
-    capsys.readouterr()
-    assert main([*fit, "--ckpt_path", str(path)]) == 2
-    assert capsys.readouterr().err.startswith("error: the checkpoint")
+    assert "error: the checkpoint" in refused(*fit, "--ckpt_path", str(path))
 
 
 @pytest.mark.parametrize("how", ["number", "shape", "incomplete", "rate"])
 def test_resume_from_damaged_optimizer_state_is_refused(
-    how: str, one_step: OneStep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, one_step: OneStep, tmp_path: Path, refused: Refused
 ) -> None:
     fit, path = one_step(tmp_path)
     checkpoint = torch.load(path, weights_only=True)
@@ -102,6 +100,4 @@ def test_resume_from_damaged_optimizer_state_is_refused(
     else:
         del group["lr"]
     torch.save(checkpoint, path)
-    capsys.readouterr()
-    assert main([*fit, "--ckpt_path", str(path)]) == 2
-    assert "error: the checkpoint's optimizer state is damaged" in capsys.readouterr().err
+    assert "error: the checkpoint's optimizer state is damaged" in refused(*fit, "--ckpt_path", str(path))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.__main__ import main
 from lightning_sv.atomic import regular
+from tests.conftest import Refused
 from tests.runs.test_events import finish, write
 
 FINISHED = ("config.yaml", "summary.json")
@@ -68,7 +68,7 @@ def test_regular_refuses_pipes_sockets_and_devices(make: Callable[[Path], None],
 )
 def test_pipe_in_a_directory_is_refused(
     name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
@@ -80,7 +80,6 @@ def test_pipe_in_a_directory_is_refused(
     os.mkfifo(run / name)
     before = sorted(run.rglob("*"))
     settings = short_args if words[0] in ("fit", "validate") else []
-    assert main([words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:])]) == 2
-    error = capsys.readouterr().err
+    error = refused(words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:]))
     assert Path(name).name in error or "no *.safetensors" in error
     assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

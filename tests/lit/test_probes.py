@@ -18,7 +18,7 @@ from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
-from tests.conftest import thinned, write_run_args
+from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import leaving
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
@@ -139,7 +139,7 @@ def test_probed_run_resumed_has_equal_figures(probed_run: tuple[list[str], Path,
 
 
 def test_probe_with_wrong_setting_is_refused_before_the_first_step(
-    probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    probed: list[str], plain: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     text = Path(probed[-1]).read_text()
     config = tmp_path / "probes.yaml"
@@ -149,9 +149,7 @@ def test_probe_with_wrong_setting_is_refused_before_the_first_step(
         ("budget: 1.0", "budget: 7", "budget of Sharpness is 7"),
     ):
         config.write_text(text.replace(right, wrong))
-        assert main(["fit", *plain, "--config", str(config), "--run_dir", str(tmp_path / "refused")]) == 2
-        error = capsys.readouterr().err
-        assert message in error and "Traceback" not in error, error
+        assert message in refused("fit", *plain, "--config", str(config), "--run_dir", str(tmp_path / "refused"))
         assert not (tmp_path / "refused/config.yaml").exists()  # so the directory can be used again
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.runs.events import read_run
+from tests.conftest import Refused
 from tests.faults.test_signals import SRUN
 from tests.lit.runs import LAST
 
@@ -25,13 +26,12 @@ def test_a_checkpoint_in_the_working_directory_is_not_resumed(
 
 
 def test_fewer_processes_than_devices_are_refused(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """In an allocation, without srun."""
     for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
         monkeypatch.setenv(name, SRUN[name])
     two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
-    assert main(["fit", *short_args, *two, "--run_dir", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
+    error = refused("fit", *short_args, *two, "--run_dir", str(tmp_path / "run"))
     assert all(word in error for word in ("trainer.devices", "2 x 1", "srun", "torchrun"))
     assert not (tmp_path / "run").exists()
