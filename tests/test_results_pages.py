@@ -144,19 +144,3 @@ def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs() -> None:
 def test_table_of_tuning_runs_equals_the_recording(name: str, head: str, losses: dict[float, list[float]]) -> None:
     expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in losses.items()]
     assert table(page(name), head) == expected
-
-
-def test_table_of_candidates_equals_the_recording() -> None:
-    """Two settings per arm on the seeds of tuning. A dash is a missing run."""
-    losses: dict[str, dict[str, str]] = defaultdict(dict)
-    for row in rows("cpu-100/runs.csv"):
-        if row["kind"] == "grid":
-            losses[row["arm"].replace(", other", "")][row["seed"]] = row["val_loss"]
-    shown = table(page("cpu-100"), "| arm | rate, std |")
-    assert len(shown) == 10
-    for arm, setting, *cells in shown:
-        rate, std = map(float, setting.split(", "))
-        found = losses[f"{arm.replace('DP at', 'dp at')}, lr {rate:g}, init_std {std:g}"]
-        seeds = [f"{float(found[seed]):.4f}" if seed in found else "–" for seed in ("100", "101", "102")]
-        mean = f"{sum(map(float, found.values())) / 3:.4f}" if len(found) == 3 else "–"
-        assert cells[:4] == [*seeds, mean]

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from benchmarks.byte_count import Count, EagerBytes, add_program
 from benchmarks.cuda_bytes import MODELS, STRATEGIES
-from benchmarks.fake_cuda import recorded, usable
 
 ROOT = Path(__file__).parent.parent.parent
 RECORD = ROOT / "benchmarks/results/cuda_bytes.json"
@@ -83,18 +82,3 @@ def test_table_of_gpu_page_equals_the_recorded_bytes() -> None:
                 model = row["model"].removeprefix("llama-").upper()
                 layer = f"{row['layer_gigabytes']:.2f} | {row['layer_saved_mib']:.0f}"
                 assert f"| {prefix}Llama-{model}, `{row['strategy']}` | {figures} | {layer} |" in page
-
-
-@pytest.mark.skipif(usable() is not None, reason=str(usable()))
-def test_recorded_kernels_of_a_known_function_have_known_bytes() -> None:
-    n, count = 1 << 20, Count()
-    with recorded() as programs, EagerBytes(count):
-        x = torch.empty(n, requires_grad=True)
-        y = torch.compile(lambda x: x.sin() + 1)(x)
-        y.backward(torch.empty(n))
-        assert y.shape == (n,) and x.grad is not None and x.grad.shape == (n,)
-    assert [program.calls for program in programs] == [1, 1] and "tl.load" in programs[0].source
-    for i, program in enumerate(programs):
-        add_program(count, str(i), program.source, program.calls)
-    # forward reads x and writes y; backward reads x and the gradient, writes a gradient
-    assert list(count.generated.values()) == pytest.approx([8 * n / 1e9, 12 * n / 1e9]) and not count.eager

@@ -11,7 +11,6 @@ from lightning_sv.callbacks import CopyingMonitor
 from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
 from lightning_sv.cli.main import main
 from lightning_sv.runs.events import read_run
-from tests.conftest import Refused
 
 V = 64
 
@@ -84,11 +83,3 @@ def test_copying_monitor_logs_and_leaves_the_run_as_it_is(run_args: list[str], t
 def test_copying_monitor_value_out_of_range_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=key):
         CopyingMonitor(**{key: 0})
-
-
-def test_copying_monitor_text_longer_than_half_a_sequence_is_refused(
-    run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
-    probes = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor", "--trainer.callbacks.repeat_length", "17"]
-    assert "repeat_length" in refused("fit", *run_args, *probes, "--run_dir", str(tmp_path / "run"))
-    assert not (tmp_path / "run/config.yaml").exists()

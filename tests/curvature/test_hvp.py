@@ -34,19 +34,6 @@ def test_hessian_product_of_every_subset_equals_the_dense_hessian(strategy: str)
         assert (difference - want).norm() < 1e-6 * want.norm()
 
 
-def test_hessian_product_subset_equals_its_own_product() -> None:
-    c = case("hg+dnp+or")
-    whole = HessianProduct(c.loss, c.subset("all"))
-    for subset in ("input", "output", "branch"):
-        part = c.subset(subset)
-        vector = tuple(torch.randn_like(p) for p in part)
-        torch.testing.assert_close(flat(whole.subset(part)(vector)), flat(HessianProduct(c.loss, part)(vector)))
-    vector = tuple(torch.randn_like(p) for p in whole.parameters)
-    assert len(whole(vector)) == len(whole.parameters)  # unchanged by its parts
-    with pytest.raises(ValueError, match="outside this subset"):
-        whole.subset(c.subset("input")).subset(c.subset("output"))
-
-
 def test_difference_product_in_float32_leaves_the_model_unchanged() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or")

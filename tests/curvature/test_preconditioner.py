@@ -115,8 +115,3 @@ def test_gamma_figures_recover_beta_of_or_and_er() -> None:
     odd = gamma_figures(torch.tensor([1.0, -1.0, 0.001, 2.0]))
     assert (odd.dead, odd.negative) == (0.25, 0.25)
     assert odd.drift == pytest.approx(((4 + 0.999**2 + 1) / 4) ** 0.5)
-
-
-def test_eigenvalue_range_of_a_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="one matrix"):
-        eigenvalue_range(torch.ones(2, 3, 4), torch.ones(2, 4), None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lightning_sv.atomic import regular
 from tests.conftest import Refused
 from tests.runs.test_events import finish, write
 
@@ -29,22 +27,6 @@ def _no_waiting() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-def sock(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, sock, lambda path: path.symlink_to("/dev/zero")])
-def test_regular_refuses_pipes_sockets_and_devices(make: Callable[[Path], None], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for fine in ("file", "absent"):
-        assert regular(tmp_path / fine) == tmp_path / fine
-    make(tmp_path / "special")
-    for special in ("special", "."):
-        with pytest.raises(ValueError, match="expected a regular file"):
-            regular(tmp_path / special)
 
 
 @pytest.mark.parametrize(

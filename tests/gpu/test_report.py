@@ -11,9 +11,7 @@ import torch._dynamo
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import markdown
-from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.process import Task
-from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import Runner, Stage
 from benchmarks.gpu.stages import ceilings, correctness, kernels, overhead
 
@@ -43,20 +41,6 @@ def test_runner_failing_and_hanging_stages_leave_the_others(tmp_path: Path) -> N
     again = Runner(tmp_path, tmp_path / "work", "cpu", True, 4.0, stages=stages, tell=told.append)
     assert again.run()["stages"] == report  # what was done is not repeated, and there is no time for the rest
     assert told[-1] == "good: in the report already"
-
-
-def test_ratios_of_a_slowing_clock_are_exact() -> None:
-    class Slower(type(clock_of("cpu"))):  # type: ignore[misc]
-        now = 0
-
-        def times(self, step: Any, n: int) -> list[float]:
-            self.now += 1
-            return [step() * (1.0 + 0.1 * self.now)] * n
-
-    steps: dict[str, Any] = {"a": lambda: 1.0, "b": lambda: 2.0, "c": lambda: 1.0}
-    rows = ratios(interleaved(steps, Slower("cpu"), rounds=3, each=2), "a")
-    assert rows["b"]["ratio"] == pytest.approx(2) and rows["c"]["ratio"] == pytest.approx(1)
-    assert rows["b"]["low"] <= rows["b"]["ratio"] <= rows["b"]["high"] and rows["b"]["rounds"] == 3
 
 
 def test_ceilings_stage_measures_copies_products_and_attention(task: Task) -> None:
@@ -94,14 +78,6 @@ def test_overhead_stage_times_every_arm(task: Task) -> None:
             assert row["mfu"] * 989.4 == pytest.approx(row["mfu_measured"] * 800)
             assert row["tokens_per_s"] == pytest.approx(1e3 * table["tokens"] / row["ms"])
     _on_a_page("peers", found)
-
-
-@pytest.mark.long
-def test_overhead_stage_size_that_does_not_fit_is_left_out(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(clock_of("cpu")), "total_bytes", lambda self: 1000)
-    found = overhead.run(_with(task, size="moe-0.25b"))
-    assert "training state" in found["left_out"]["toy"] and not found["arms"]
-    _on_a_page("moe", found)
 
 
 @pytest.mark.long

@@ -42,12 +42,6 @@ def test_help_is_short_and_help_all_lists_every_key(
     assert keys - SECTIONS <= set(re.findall(r"--([\w.]+)", full))
 
 
-def test_help_of_a_class_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["fit", "--trainer.callbacks.help", "EarlyStopping"])
-    assert end.value.code == 0 and "--trainer.callbacks.patience" in capsys.readouterr().out
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the script of docs/own-trainer.md with these words; return its names."""

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.training_monitor import peak_flops
 from lightning_sv.lit.auto_micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import thinned
+from tests.conftest import Refused, thinned
 from tests.lit.fake_device import valueless_device
 
 STEPS, ACCUMULATE = 6, 2
@@ -81,35 +80,16 @@ def test_micro_batch_of_gpu_is_the_largest_that_fits(run_args: list[str], card: 
     assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
 
 
-def test_peak_flops_are_those_of_the_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda", 0)
-    cards = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA A100-SXM4-80GB": 312e12}
-    cards |= {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12}
-    for name, bf16 in cards.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        found = peak_flops(cuda, "bf16-mixed")
-        assert found is not None and found == pytest.approx(bf16, rel=1e-3), name
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one of next year")
-    with pytest.warns(UserWarning, match="FLOPs not found for 'one of next year'"):
-        assert peak_flops(cuda, "bf16-mixed") is None
-    assert peak_flops(torch.device("cpu"), "32-true") is None
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
 def test_fit_without_the_requested_gpu_is_refused(
-    accelerator: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    accelerator: str, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
-    args = [*run_args, "--trainer.accelerator", accelerator, "--run_dir", str(tmp_path / "run")]
-    assert main(["fit", *args]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused("fit", *run_args, "--trainer.accelerator", accelerator, "--run_dir", str(tmp_path / "run"))
     assert line.startswith(f"error: trainer.accelerator is '{accelerator}', and torch {torch.__version__} finds no GPU")
     assert not (tmp_path / "run").exists()
 
 
-def test_old_torch_is_refused(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_torch_is_refused(run_args: list[str], monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
-    assert main(["fit", *run_args]) == 2
-    assert capsys.readouterr().err == "error: torch 2.10.1+cu128 is too old, 2.11 is needed; run 'make install'.\n"
+    assert refused("fit", *run_args) == "error: torch 2.10.1+cu128 is too old, 2.11 is needed; run 'make install'.\n"

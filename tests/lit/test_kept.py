@@ -1,17 +1,15 @@
 """The best and the latest checkpoints: which they are, after a kill and on a disk that is full too."""
 
 import errno
-import os
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.checkpoint.callback import LastCheckpoint, name_also
+from lightning_sv.lit.checkpoint.callback import LastCheckpoint
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
 from tests.lit.runs import LAST, leaving, load, same_checkpoint
@@ -96,20 +94,6 @@ def test_full_disk_leaves_every_checkpoint(
     assert {"last.ckpt", "step-6.ckpt", "best.ckpt"} < set(kept)
     assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == kept
     assert load(run)["global_step"] == 6
-
-
-def test_second_checkpoint_name_is_a_link_or_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
-    one.write_bytes(b"new")
-    other.write_bytes(b"old")
-    name_also(one, other)
-    name_also(one, other)  # already one file
-    assert one.samefile(other)
-    one.unlink()
-    one.write_bytes(b"newer")
-    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
-    name_also(one, other)
-    assert other.read_bytes() == b"newer" and not one.samefile(other) and sorted(tmp_path.iterdir()) == [other, one]
 
 
 def test_keep_below_one_is_refused() -> None:

@@ -7,7 +7,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
-from tests.conftest import Refused
 from tests.lit.runs import same_checkpoint, same_curves
 
 
@@ -33,17 +32,3 @@ def test_samples_equal_generate_and_leave_the_run_unchanged(
     (shown,) = last.tensor_proto.string_val
     assert shown.decode() == "".join(f"    {line}\n" for line in text.split("\n"))
     assert "sample/text_summary" not in EventAccumulator(str(silent)).Reload().Tags()["tensors"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--samples.tokens", "-1"], "samples.tokens is -1"),
-        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
-    ],
-)
-def test_samples_out_of_range_are_refused(
-    words: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
-    assert message in refused("fit", *run_args, *words, "--run_dir", str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()

@@ -103,12 +103,3 @@ def test_tuned_learning_rates() -> None:
 def test_optim_config_setting_out_of_range_is_refused(kwargs: dict) -> None:
     with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} "):
         OptimConfig(**kwargs)
-
-
-def test_unknown_optimizer_is_refused_with_and_without_a_learning_rate(config: BackboneConfig) -> None:
-    known = "model.optim.name 'sgd' is unknown; known: adamw muon"
-    model = Backbone(config)
-    with pytest.raises(ValueError, match=known):
-        build_optimizer(role_groups(model, frozenset()), OptimConfig("sgd"), 1e-3)
-    with pytest.raises(ValueError, match=known):
-        tuned_lr("tiny", "sgd", "cos", model.strategy)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import DirectScale, HeadShared
 from tests.conftest import BUILDS, FEW_BUILDS, perturbed, thinned
@@ -34,15 +33,6 @@ def test_shared_heads_equal_equal_heads(text: str, sites: list[str], across: boo
     summed = torch.autograd.grad(full(tokens[:, :-1], targets=tokens[:, 1:]), list(alike.values()))
     for grad, expected in zip(grads, summed, strict=True):
         torch.testing.assert_close(grad, expected.reshape(-1, *grad.shape).sum(0), rtol=1e-9, atol=1e-12)
-
-
-def test_shared_heads_are_counted_and_in_the_label(config: BackboneConfig) -> None:
-    options = ScaleOptions(share_heads=["q_proj", "k_proj"])
-    book, full = count_parameters(config, "dnp", options), count_parameters(config, "dnp")
-    d_head, inner = config.head_width, config.n_head * config.head_width
-    assert full.total - book.total == config.n_layer * 2 * (inner - d_head)
-    assert book.scale == "dnp[share_heads=k_proj+q_proj]"
-    assert ScaleOptions(share_heads=["k_proj", "q_proj", "k_proj"]).label() == options.label()
 
 
 def test_share_heads_site_without_heads_or_vector_is_refused(config: BackboneConfig) -> None:
