@@ -163,7 +163,7 @@ def test_fit_wrong_input_is_refused_before_the_first_step(
     args: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     error = refused("fit", *run_args, *args, "--run_dir", str(tmp_path / "refused"))
-    assert message in error and error.startswith("error: ")
+    assert message in error
     assert not list((tmp_path).glob("refused/events*"))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.scale import Decay, DirectScale, Placement
-from lightning_sv.scale.strategy import AXES, PRESETS
+from lightning_sv.scale.strategy import AXES
 from tests.conftest import ALL_STRATEGIES
 
 
@@ -21,13 +21,6 @@ def test_strategy_in_any_order_is_parsed_back() -> None:
         tokens = text.split("+")
         random.Random(text).shuffle(tokens)
         assert ScaleStrategy.parse(" + ".join(tokens).upper()) == strategy
-
-
-def test_presets_and_canonical_text() -> None:
-    assert str(ScaleStrategy.parse("llama")) == str(ScaleStrategy()) == "llama"
-    assert str(ScaleStrategy.parse("unified")) == "hg+dnp+or+iwd"
-    assert str(ScaleStrategy.parse("or+hg")) == "hg+or"
-    assert set(PRESETS) == {"llama", "unified"}
 
 
 @pytest.mark.parametrize(
