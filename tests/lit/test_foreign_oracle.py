@@ -216,9 +216,7 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fit_equals_foreign_code(
-    name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]
     args = [*run_args, *case.args, "--trainer.precision", "64-true", "--trainer.max_steps", str(STEPS)]
