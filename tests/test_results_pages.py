@@ -65,11 +65,11 @@ def test_verdicts_of_cpu_page_equal_the_report() -> None:
         expected.append(f"{first} {' · '.join(map(str, counts))} |")
     assert [line for line in page("cpu").splitlines() if line.startswith("| ")][2:] == expected
     words = [row["verdict"] for _, row in judged]
-    counts = re.search(
+    said = re.search(
         r"Of the (\d+) claims of `cpu` (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*?, (\d+) cannot ",
         " ".join(page("results").split()),
     )
-    assert counts and list(map(int, counts.groups())) == [len(words), *map(words.count, VERDICTS)]
+    assert said and list(map(int, said.groups())) == [len(words), *map(words.count, VERDICTS)]
 
 
 @pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])

@@ -8,7 +8,7 @@ from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
 #: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
-_SQUARE, _ROOT, _INVERSE = 2, 1, -1
+_SQUARE, _ROOT, _INVERSE = 2.0, 1.0, -1.0
 #: operation -> power to which it raises a statistic
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
 _KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}

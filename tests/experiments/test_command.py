@@ -98,7 +98,7 @@ def test_one_budget_for_all_arms(
         (["--b_args=--data.seq_len 16"], "data.seq_len"),
         (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
         (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
-        (["--trainer.val_check_interval", "0.5"], "set data.validations instead"),
+        (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
     ],
 )
 def test_wrong_arguments_are_refused_before_training(

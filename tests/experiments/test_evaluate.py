@@ -412,7 +412,7 @@ def test_incomparable_runs_are_refused_with_the_reason(tmp_path: Path) -> None:
     edit(last / "summary.json", {"tokenizer_sha256": "7001"})
     for events in last.glob("*tfevents*"):
         events.unlink()
-    with pytest.raises(ValueError, match="holds no TensorBoard scalars"):
+    with pytest.raises(ValueError, match="no TensorBoard scalars"):
         judged(figure, runs)
 
 

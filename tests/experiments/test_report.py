@@ -332,7 +332,7 @@ def test_incomparable_run_directories_are_refused(
     bare = write_run(tmp_path / "bare", "llama", 0)
     for file in bare.glob("*tfevents*"):
         file.unlink()
-    assert "holds no TensorBoard scalars" in fails(bare)
+    assert "no TensorBoard scalars" in fails(bare)
     assert "are both 'llama' with seed 0; remove one" in fails(runs / "llama0", runs / "llama0")
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
     assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
