@@ -87,11 +87,11 @@ def test_differences_at_one_setting_equal_the_recording() -> None:
 
 
 def test_readme_table_equals_the_recording() -> None:
-    """The first two rows are the two panels of own-optimum after 45,000 steps."""
+    """The first row is the paper's protocol, the others are the two panels of own-optimum after 45,000 steps."""
     readme = (ROOT / "README.md").read_text().replace("−", "-")
     arms = re.findall(r"`([^`]+)`", readme.partition("| setting |")[2].partition("\n")[0])
     panels = ("Each arm at its own optimum", "All arms at the optimum of llama")
-    for panel, (setting, *cells) in zip(panels, table(readme, "| setting |")[:2], strict=True):
+    for panel, (setting, *cells) in zip(panels, table(readme, "| setting |")[1:], strict=True):
         found = {
             row["arm"]: row
             for row in rows("cpu-100/differences.csv")
@@ -99,6 +99,24 @@ def test_readme_table_equals_the_recording() -> None:
         }
         assert cells == [interval(found[arm]) for arm in arms]
         assert f", {found['unified']['n']} seeds" in setting
+    final = next(row for row in rows("cpu-100-protocol/differences.csv") if row["quantity"] == "final loss")
+    assert table(readme, "| setting |")[0][1:] == ["not recorded yet", interval(final)]
+
+
+def test_protocol_tables_equal_the_recording() -> None:
+    """The difference and its parts by kind of token, the losses of each seed, and the verdict."""
+    parts = [row for row in rows("cpu-100-protocol/differences.csv") if "final loss" in row["quantity"]]
+    assert [cell for _, cell in table(page("results"), "| `unified` - `llama` |")] == list(map(interval, parts))
+    losses: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows("cpu-100-protocol/results.csv"):
+        losses[row["seed"]][row["arm"]] = float(row["val_loss"])
+    assert table(page("cpu-100-protocol"), "| seed |") == [
+        [seed, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"]
+        for seed, (a, b) in sorted((seed, (arms["llama"], arms["unified"])) for seed, arms in losses.items())
+    ]
+    verdict = rows("cpu-100-protocol/verdicts.csv")[0]
+    shown = "{:.3f} (90%: {:.3f} to {:.3f}".format(*(float(verdict[key]) for key in ("estimate", "low", "high")))
+    assert verdict["verdict"] == verdict["corrected"] == "holds" and shown in page("cpu-100-protocol")
 
 
 def test_results_table_equals_the_recording() -> None:
