@@ -1,7 +1,7 @@
 """Corpora in object stores: downloaded once per node, then read like a local folder.
 
-Every optimizer step reads sequences of the whole corpus in random order, so that no part of it can be left out. Hence
-the files are copied before the first step, with the checks of a local corpus, instead of streamed.
+Every optimizer step reads sequences from all shards in random order. Therefore the shards are copied before the first
+step, with the checks of a local corpus, and not streamed.
 """
 
 import os
@@ -58,7 +58,7 @@ def _download(url: str) -> Path:
         manifest = Manifest.load(temporary)
         text = (Path(temporary) / FILENAME).read_text()
     folder = cache / f"{name.rpartition('/')[2]}-{manifest.corpus_hash[:12]}"
-    with FileLock(f"{folder}.lock"):  # one process per node downloads, the others wait
+    with FileLock(f"{folder}.lock"):  # one process per node downloads while the others wait
         if not (folder / FILENAME).is_file():
             _fetch_all(store, url, manifest, folder)
             write_atomically(folder / FILENAME, text)  # last: a folder with a manifest is complete

@@ -73,7 +73,7 @@ class Comparison:
         return pairs_of(self.figure.panels[0])[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers and what is needed to reproduce them, as JSON types."""
+        """Return all numbers and the commands that reproduce them, as JSON types."""
         first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
         return {

@@ -264,7 +264,7 @@ def test_refused_requests(tmp_path: Path) -> None:
     refused(LLAMA, LLAMA, match="called 'llama'")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="called 'unified'")
     refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' resolve to the same")
-    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="resolve to the same configuration; remove one")
+    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="same configuration")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="every run has its own --run_dir")
     refused(LLAMA, UNIFIED, words=["--seed_everything", "3", *CONFIG], match="--seed_everything")
@@ -275,7 +275,7 @@ def test_refused_requests(tmp_path: Path) -> None:
     (foreign / "thesis.tex").touch()
     refused(LLAMA, UNIFIED, match="not a run of this comparison")
     (tmp_path / "report.md").write_text("# Mine")
-    refused(LLAMA, UNIFIED, match="contains a report.md that lightning-sv did not write; choose a different --out")
+    refused(LLAMA, UNIFIED, match="--out")
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 

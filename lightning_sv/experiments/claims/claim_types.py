@@ -34,7 +34,7 @@ class ClaimType:
         test: test of the estimate, unless the measure has its own
         bound: bound of the test, in the unit of the estimate
         panels: kinds of panels that can have the claim
-        needs: returns what is missing in the claim, else None
+        needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
     """
 
