@@ -51,8 +51,8 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
             std /= math.sqrt(2 * config.n_layer)
         # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default one.
         generator = _generator(seed, prefix + name)
-        values = torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32)
-        parameter.copy_(values.mul_(std))
+        # Without a name for the values, which would keep a matrix until the next one is drawn.
+        parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(std))
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
