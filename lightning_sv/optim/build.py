@@ -10,12 +10,14 @@ from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
 from lightning_sv.optim.muon import muon
+from lightning_sv.optim.sgd import sgd
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
 #: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`
 OPTIMIZERS: dict[str, Builder] = {
     "adamw": adamw,
     "muon": muon,
+    "sgd": sgd,
 }
 
 

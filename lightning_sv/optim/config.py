@@ -15,13 +15,13 @@ class OptimConfig:
     """Settings of the optimizer; the defaults follow the paper (Appendix B.1).
 
     Attributes:
-        name: the optimizer: 'adamw', or 'muon' for the matrices inside blocks and AdamW for the rest
-        lr: peak learning rate of both Muon and AdamW; null for the paper's tuned value for this
+        name: the optimizer: 'adamw'; 'muon' for the matrices inside blocks and AdamW for the rest; or 'sgd'
+        lr: peak learning rate of all parameters; null for the paper's tuned value for this
             model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py)
-        beta1: decay of AdamW's first moment
+        beta1: decay of AdamW's first moment, or SGD's momentum
         beta2: decay of AdamW's second moment
         eps: added to the root of AdamW's second moment
-        weight_decay: decoupled decay of the groups that decay
+        weight_decay: decay of the groups that decay; decoupled from the gradient but for SGD
         undecayed: matrix roles without decay, of matrix, router, head and embedding; by default all decay, because the
             paper does not specify it. Scale vectors decay according to the strategy
         lr_factor_by_role: factor of `lr` per role, e.g. {embedding: 0.1, input: 2}; the roles are router, head,

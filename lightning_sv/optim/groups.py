@@ -79,7 +79,7 @@ class ParameterGroup:
         """Return the optimizer's param_group of these parameters.
 
         Args:
-            kind: the update rule, 'muon' or 'adamw'
+            kind: the update rule: 'adamw', 'muon' or 'sgd'
             weight_decay: weight decay, applied if the group decays
         """
         return {

@@ -147,7 +147,7 @@ def test_verdict_follows_from_the_interval(gap: float, margin: float, noise: lis
     assert {found.verdict, other.verdict} not in ({"holds"}, {"contradicted"})
 
 
-APART = ("slope", "grid_gap", "apart", "cost", "memory", "lower")  # claims of other panels or curves
+APART = ("slope", "grid_gap", "sensitivity", "apart", "cost", "memory", "lower")  # claims of other panels or curves
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in APART])
@@ -352,13 +352,13 @@ def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
         verdicts(claim, replace(scalar(**ends), arms=(arm("a"), arm("b"))))
 
 
-def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Panel:
-    """Two arms on three values and three seeds: parabolas with their minimum at 2, the second lower by `gap`."""
+def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), narrow: float = 1.0) -> Panel:
+    """Two arms on three seeds: parabolas with their minimum at 2; `a` is lower by `gap` and `narrow` times as steep."""
     rng, arms, series = np.random.default_rng(1), [], []
-    for label, offset in (("b", 0.0), ("a", gap)):
+    for label, offset, steep in (("b", 0.0, 1.0), ("a", gap, narrow)):
         names = tuple(f"{label}, lr {x:g}" for x in values)
         for name, x in zip(names, values, strict=True):
-            loss = offset + 0.05 * math.log(x / 2.0) ** 2
+            loss = offset + 0.05 * steep * math.log(x / 2.0) ** 2
             arms.append(arm(name, loss, tuple(0.1 * seed + noise * rng.normal() for seed in range(3))))
         series.append(Series(label, False, label == "b", names, points=tuple((x,) for x in values)))
     spec = PanelSpec("grid", kind="grid", axes={"model.optim.lr": {}})
@@ -382,6 +382,18 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
     elif len(values) == 3 and values[0] == 2.0:
         assert "its lowest point: the lowest loss is at the end of the grid" in found.sentence
         assert "over 3 pairs, without an interval" in found.sentence
+
+
+@pytest.mark.parametrize(("steep", "word"), [(0.5, "holds"), (2.0, "contradicted")])
+def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word: str) -> None:
+    claim, values = ClaimSpec("sensitivity", "", a="a", b="b"), (1.0, 2.0, 4.0, 16.0)
+    (found,) = verdicts(claim, grid(-0.3, 0.001, values, steep))
+    excess = 0.05 * float(np.mean(np.log(np.array(values) / 2) ** 2))
+    assert found.verdict == word and found.estimate == pytest.approx((steep - 1) * excess, abs=0.005)
+    panel = grid(-0.3, 0.001, values, steep)
+    fewer = replace(panel.series[1], points=panel.series[1].points[:-1])  # a rate at which `a` diverged
+    with pytest.raises(NotTestableError, match="same points"):
+        verdicts(claim, replace(panel, series=(panel.series[0], fewer)))
 
 
 def test_wrong_and_untestable_claims() -> None:

@@ -22,10 +22,10 @@ from tests.conftest import thinned
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
-    "candidates", "dense-scaling", "eps-clipping", "heterogeneity", "horizon", "iwd", "iwd-dp", "moe-scaling",
-    "muon", "necessity", "or-theorem", "overhead",
+    "candidates", "dense-scaling", "eps-clipping", "heterogeneity", "horizon", "iwd", "iwd-dp", "largest-rate",
+    "moe-scaling", "muon", "necessity", "or-theorem", "overhead",
     "own-optimum", "param-ablation", "parts", "placement", "protocol", "protocol-rates", "qkv-dynamics",
-    "reparameterization", "routing", "served", "sharpness", "tuning", "weight-decay", "wsd",
+    "reparameterization", "routing", "served", "sgd", "sharpness", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
 
 

@@ -165,6 +165,30 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
     return PairedDifference(d, None, None, se, n, CONFIDENCE, df).at(CONFIDENCE)
 
 
+#: nats per token above the lowest loss at which a learning rate still counts as stable
+STABLE = 0.1
+
+
+def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
+    series = {each.label: each for each in panel.series}
+    a, b = series[claim.a], series[claim.b]
+    if a.points != b.points:
+        raise NotTestableError(f"{a.label} and {b.label} have no runs at the same points; a rate has diverged.")
+    raised: list[list[float]] = []
+    stable: list[str] = []
+    for each in (a, b):
+        losses = np.stack(panel.losses(each))
+        raised.append((losses - losses.min(axis=0)).mean(axis=0).tolist())
+        means = losses.mean(axis=1)
+        last = max(value for (value, *_), mean in zip(each.points, means, strict=True) if mean <= means.min() + STABLE)
+        stable.append(f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}")
+    d = paired_difference(raised[1], raised[0], CONFIDENCE)
+    return Estimate(
+        d, f"mean excess over the lowest loss: {'; '.join(stable)}; {interval(d, f'{a.label} - {b.label}')}"
+    )
+
+
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; without a fit, why."""
     at = ", ".join(

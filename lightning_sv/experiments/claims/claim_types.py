@@ -134,6 +134,13 @@ KINDS: dict[str, ClaimType] = {
     "grid_gap": ClaimType(
         "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, directed_or_equal, panels=("grid",)
     ),
+    "sensitivity": ClaimType(
+        "the loss of {a} depends less on the learning rate than that of {b}",
+        claim_tests.lr_sensitivity,
+        directed,
+        _zero,
+        ("grid",),
+    ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(claim_tests.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
