@@ -23,7 +23,7 @@ from tests.conftest import thinned
 ROOT = Path(__file__).parents[2]
 FIGURES = [
     "candidates", "dense-scaling", "eps-clipping", "heterogeneity", "horizon", "iwd", "iwd-dp", "largest-rate",
-    "moe-scaling", "muon", "necessity", "or-theorem", "overhead",
+    "moe-scaling", "muon", "necessity", "or-theorem", "output-decay", "overhead",
     "own-optimum", "param-ablation", "parts", "placement", "protocol", "protocol-rates", "qkv-dynamics",
     "reparameterization", "routing", "served", "sgd", "sharpness", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
