@@ -300,7 +300,7 @@ class Sharpness(L.Callback):
         for name, product in products.items():
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
             moments = hutchinson(product, self.hutchinson_probes)
-            spent += sharpest.products + moments.trace.products
+            spent += sharpest.n_matvecs + moments.trace.n_matvecs
             for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):
                 scalars |= {f"{name}/{figure}": estimate.value, f"{name}/{figure}_error": estimate.error}
         return scalars | {"products": spent}
