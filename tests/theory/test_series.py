@@ -10,7 +10,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, Role, ScaleVector
+from lightning_sv.theory.dual import variables
 from lightning_sv.theory.series import Series
 from lightning_sv.theory.students import STUDENTS, ScaledInput
 from tests.theory.strategies import entries, states
@@ -95,5 +97,8 @@ class Squared(ScaledInput):
 
 
 def test_custom_student_has_its_preconditioner() -> None:
+    """Its functions are those with a rule; others are refused."""
     v = np.array([0.5, -2.0, 3.0])
+    with pytest.raises(ConfigError, match=r"np\.tanh"):
+        np.tanh(variables([v])[0])
     assert Squared().gamma_preconditioner(v) == pytest.approx(np.diag(4 * v**2))
