@@ -5,8 +5,7 @@ as a subclass of `ScaledInput`, and any other student as one of `Student`. A tea
 """
 
 from lightning_sv.theory.claims import CLAIMS
-from lightning_sv.theory.compare import difference_series, loss_ratio
-from lightning_sv.theory.flow import flow
+from lightning_sv.theory.flow import difference_series, flow, loss_ratio
 from lightning_sv.theory.students import STUDENTS, ScaledInput, Student
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 

@@ -44,9 +44,7 @@ class Dual(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> "Dual":
         keys = key if isinstance(key, tuple) else (key,)
-        if not any(key is Ellipsis for key in keys):  # `in` would compare arrays
-            keys = (*keys, Ellipsis)
-        return Dual(self.value[keys], self.tangent[(*keys, slice(None))])
+        return Dual(self.value[keys], self.tangent[(*keys, ..., slice(None))])
 
     def sum(self, axis: int | None = None) -> "Dual":
         """Return the sum over one axis, or over all."""

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from lightning_sv.theory.claims import CLAIMS, heterogeneity, placement, reparameterization, weight_decay
 from lightning_sv.theory.claims.base import Finding
+from lightning_sv.theory.claims.instant import PAIRINGS, State
 from lightning_sv.theory.claims.shared_checks import early
-from lightning_sv.theory.compare import difference_series, loss_ratio, stays_below
-from lightning_sv.theory.pairings import PAIRINGS, State
+from lightning_sv.theory.flow import difference_series, loss_ratio, stays_below
 from lightning_sv.theory.students import STUDENTS
 from tests.theory.strategies import balanced, matchings, rational_teachers, states
 
@@ -106,12 +106,12 @@ def test_claim_with_wrong_statement_is_contradicted() -> None:
     """A coefficient that is off by 1e-5 does not pass, nor does a limit that holds."""
     claim = next(c for c in CLAIMS if (c.claim, c.part) == ("or", "(ii)"))
     stated = reparameterization.stated_coefficient
-    wrong = partial(early, "or", "ψ", lambda teacher: stated(teacher) + Fraction(1, 100_000))
+    wrong = partial(early, "or", lambda teacher: stated(teacher) + Fraction(1, 100_000))
     result = replace(claim, check=wrong).run()
     assert result.verdict == "CONTRADICTED" and result.finding.error == pytest.approx(1e-5)
-    limit = replace(claim, check=lambda advance: Finding("< 1", 0.5, None, True), expected="fails")
+    limit = replace(claim, check=lambda: Finding("< 1", 0.5, None, True), expected="fails")
     assert limit.run().verdict == "CONTRADICTED"
-    assert replace(claim, check=lambda advance: Finding("< 1", 2.0, None, False), expected="fails").run().verdict == (
+    assert replace(claim, check=lambda: Finding("< 1", 2.0, None, False), expected="fails").run().verdict == (
         "fails, as expected"
     )
 

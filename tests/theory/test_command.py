@@ -21,7 +21,7 @@ KEYS = {
 def quick(agrees: bool) -> tuple:
     """The first claim with a check that takes no time."""
     panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
-    return (replace(CLAIMS[0], check=lambda advance: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,))),)
+    return (replace(CLAIMS[0], check=lambda: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,))),)
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])

@@ -35,7 +35,6 @@ def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None
 def test_series_of_known_functions_and_wrong_constant_terms() -> None:
     assert Series([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
     assert (1 - Series([0, 1, 0])).coefficients == (1, -1, 0)
-    assert Series([1, 2, 3])(0.5) == 1 + 1 + 0.75
     wide = Series([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
     assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
     with pytest.raises(ValueError, match="constant term"):

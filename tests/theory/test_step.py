@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from lightning_sv.theory import toy_training
-from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius, update_rms
+from lightning_sv.theory.claims.initial_std import (
+    equilibrium,
+    memory,
+    radii,
+    relative_steps,
+    simulate_radius,
+    update_rms,
+)
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
 
 
