@@ -1,7 +1,6 @@
 """Gradient flow θ̇ = −∇L(θ) of a student: accurate integration, exact power series, and comparison of two students."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -23,11 +22,9 @@ FLOOR = 1e-14
 MARGIN = 1e-9
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A trajectory: times (T,), loss (T,) and the parameters at each time."""
+class Flow(NamedTuple):
+    """A trajectory: loss (T,) and the parameters at each time."""
 
-    times: Array
     loss: Array
     states: list[list[Array]]  #: T lists of the student's parameter blocks
 
@@ -56,7 +53,7 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
     states = [split(theta, blocks) for theta in solution.y.T]
     loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
-    return Flow(at, np.array(loss), states)
+    return Flow(np.array(loss), states)
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:

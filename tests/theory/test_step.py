@@ -11,7 +11,6 @@ from lightning_sv.theory.claims.initial_std import (
     radii,
     relative_steps,
     simulate_radius,
-    update_rms,
 )
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
 
@@ -63,7 +62,6 @@ def test_radii_have_their_limits() -> None:
         at = round(memory(start, 0.01, decay))
         own = radii(0.0, flat[:at], decay)[-1]
         assert radii(start, flat[:at], decay)[-1] ** 2 == pytest.approx(2 * own**2, rel=0.01)
-    assert update_rms(0.9) == pytest.approx(19**-0.5)
     assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
 
 

@@ -54,14 +54,9 @@ def radii(start: float, rates: Array, decay: float) -> Array:
     return np.sqrt(squares)
 
 
-def update_rms(beta1: float) -> float:
-    """Return √((1 − β1) / (1 + β1)), the rms of m̂ / √v̂ under white noise."""
-    return float(np.sqrt((1 - beta1) / (1 + beta1)))
-
-
 def relative_steps(start: float, rates: Array, decay: float, beta1: float = 0.9) -> Array:
     """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
-    return np.asarray(np.asarray(rates) * update_rms(beta1) / radii(start, rates, decay)[:-1])
+    return np.asarray(rates * np.sqrt((1 - beta1) / (1 + beta1)) / radii(start, rates, decay)[:-1])
 
 
 def equilibrium(rate: float, decay: float) -> float:

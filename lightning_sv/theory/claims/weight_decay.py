@@ -31,12 +31,6 @@ def growth(late: Array, early: Array) -> tuple[float, float]:
     return ratio, error
 
 
-def slopes(times: Array, values: Array) -> Array:
-    """Return the least-squares slope of each path; times (T,), values (T, p) -> (p,)."""
-    centred = times - times.mean()
-    return np.asarray(centred @ values / (centred @ centred))
-
-
 @cache
 def _paths() -> Paths:
     return simulate(_SETTING)
@@ -109,7 +103,7 @@ def _decay_settles() -> Finding:
     settled, found = [], {}
     for label, name in (("‖γ‖²", "gamma"), *_METRICS):
         values = getattr(paths, name)[late, 1]
-        each = slopes(paths.times[late], values)
+        each = np.polyfit(paths.times[late], values, 1)[0]
         slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
         # an interval that covers zero must be narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
