@@ -1,4 +1,4 @@
-"""Short training runs of the package's models, to measure the theory's quantities.
+"""Short trainings of the package's models and of AdamW on noise, to measure the theory's quantities.
 
 A Llama of 32 channels and two blocks trains on bytes of the standard library's sources, in seconds.
 """
@@ -149,3 +149,24 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
         eps=1e-30,
     )
     return np.array([take_step(model, optimizer, batch) for batch in batches(steps)])
+
+
+def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
+    """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
+
+    Returns:
+        r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
+    """
+    rng = np.random.default_rng(seed)
+    w = torch.tensor(rng.standard_normal(n))
+    w *= start * n**0.5 / w.norm()
+    optimizer = torch.optim.AdamW([w], betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
+    radius, steps = [start], []
+    for rate in rates:
+        before, length, noise = w.clone(), w.norm(), torch.tensor(rng.standard_normal(n))
+        w.grad = (noise - w * (w @ noise) / length**2) / length
+        optimizer.param_groups[0]["lr"] = float(rate)
+        optimizer.step()
+        steps.append(float((w - (1 - rate * decay) * before).norm() / length))
+        radius.append(float(w.norm()) / n**0.5)
+    return np.array(radius), np.array(steps)

@@ -1,4 +1,4 @@
-"""A step of SGD against autograd and sampling; AdamW's radius against torch; the product's scale invariance."""
+"""A step of SGD against autograd and sampling; AdamW's radius against its law; the product's scale invariance."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from lightning_sv.theory.claims.initial_std import (
     memory,
     radii,
     relative_steps,
-    simulate_radius,
 )
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
 
@@ -65,21 +64,9 @@ def test_radii_have_their_limits() -> None:
     assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
 
 
-def test_simulate_radius_equals_adamw_of_torch() -> None:
-    """The same noise goes into torch's AdamW."""
-    start, rate, decay, steps, n = 0.05, 0.01, 0.2, 30, 400
-    rng = np.random.default_rng(0)
-    weight = torch.tensor(rng.standard_normal(n))
-    weight = (weight * start * n**0.5 / weight.norm()).requires_grad_()
-    optimizer = torch.optim.AdamW([weight], lr=rate, betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (torch.tensor(rng.standard_normal(n)) @ (weight / weight.norm())).backward()
-        optimizer.step()
-    radius, moves = simulate_radius(start, np.full(steps, rate), decay, n=n)
-    assert weight.detach().norm().item() / n**0.5 == pytest.approx(radius[-1], rel=1e-9)
+def test_simulated_radius_follows_the_law() -> None:
     long = np.full(600, 0.01)
-    radius, moves = simulate_radius(0.2, long, 0.1)
+    radius, moves = toy_training.simulate_radius(0.2, long, 0.1)
     assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
     assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
 

@@ -80,31 +80,6 @@ def memory(start: float, rate: float, decay: float) -> float:
     return float(np.log1p(share) / (-2 * np.log1p(-rate * decay)))
 
 
-def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
-    """Simulate AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
-
-    Returns:
-        r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step, (T,).
-    """
-    beta1, beta2 = 0.9, 0.95
-    rng = np.random.default_rng(seed)
-    w = rng.standard_normal(n)
-    w *= start * np.sqrt(n) / np.linalg.norm(w)
-    m, v = np.zeros(n), np.zeros(n)
-    radius, steps = [start], []
-    for t, rate in enumerate(rates, 1):
-        length = np.linalg.norm(w)
-        noise = rng.standard_normal(n)
-        gradient = (noise - w * (w @ noise) / length**2) / length
-        m = beta1 * m + (1 - beta1) * gradient
-        v = beta2 * v + (1 - beta2) * gradient**2
-        update = rate * (m / (1 - beta1**t)) / np.sqrt(v / (1 - beta2**t))
-        steps.append(float(np.linalg.norm(update) / length))
-        w = (1 - rate * decay) * w - update
-        radius.append(float(np.linalg.norm(w) / np.sqrt(n)))
-    return np.array(radius), np.array(steps)
-
-
 @_init_std("equivalence", "dnp and unified hold, llama must not; ε negligible")
 def _equivalence() -> Finding:
     """L(cW) = L(W): AdamW from c W_0 with rates c η and decay λ/c trains as from W_0."""
@@ -123,6 +98,8 @@ def _equivalence() -> Finding:
 @_init_std("r(t)", f"white noise orthogonal to W, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}")
 def _simulated() -> Finding:
     """r²_(t+1) = (1 − ηλ)² r²_t + η², ‖ΔW‖/‖W‖ = η √((1 − β1)/(1 + β1)) / r."""
+    from lightning_sv.theory.toy_training import simulate_radius
+
     steps = np.full(3000, PEAK)
     worst, lines = 0.0, []
     for std in STDS:
