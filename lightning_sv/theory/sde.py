@@ -42,10 +42,8 @@ class NoisyTraining:
     def bound(self, decay: float, start: float, times: Array) -> Array:
         """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ), with the value `start` at t = 0.
 
-        e^(−2·decay·t)·start + (d q + ½‖a*‖²) / (2·decay) · (1 − e^(−2·decay·t)); infinite without decay.
+        e^(−2·decay·t)·start + (d q + ½‖a*‖²) / (2·decay) · (1 − e^(−2·decay·t))
         """
-        if decay == 0:
-            return np.full(times.shape, np.inf)
         goal = np.asarray(self.target)
         level = (len(goal) * self.q + 0.5 * float(goal @ goal)) / (2 * decay)
         faded = np.exp(-2 * decay * times)
