@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+import timeit
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,6 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import data_of, settings_of, was_skipped
@@ -159,14 +159,19 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
 
 @cache
 def measured_flops(device: torch.device, precision: Any) -> float:
-    """Return the FLOP/s of a large product, the median of 0.1 s, on a CPU in float32; cached per process."""
+    """Return the FLOP/s of a large product, the best of five timings, on a CPU in float32; cached per process."""
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
-    n = 8192 if cuda else 1024
+    n, count = (8192, 20) if cuda else (1024, 1)
     with torch.random.fork_rng([device] if cuda else []):  # keep the random state of training
         a = torch.randn(n, n, device=device, dtype=dtype)
-    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-    seconds = timer.blocked_autorange(min_run_time=0.1).median
+
+    def multiply() -> None:
+        for _ in range(count):
+            product = a @ a
+        float(product[0, 0])  # wait for a GPU
+
+    seconds = min(timeit.repeat(multiply, number=1, repeat=5)) / count
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib excludes this measurement
     return 2 * n**3 / seconds

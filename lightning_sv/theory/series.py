@@ -60,10 +60,10 @@ class Series:
     def __neg__(self) -> "Series":
         return Series([-x for x in self.coefficients])
 
-    def __sub__(self, other: Any) -> "Series":
+    def __sub__(self, other: Any) -> Any:
         return self + -other
 
-    def __rsub__(self, other: Any) -> "Series":
+    def __rsub__(self, other: Any) -> Any:
         return -self + other
 
     @_lifted
@@ -86,9 +86,9 @@ class Series:
     def __rtruediv__(self, a: "Series") -> "Series":
         return a / self
 
-    def __pow__(self, exponent: int) -> "Series":
+    def __pow__(self, exponent: int) -> Any:
         assert exponent >= 0, exponent
-        return math.prod([self] * exponent)  # type: ignore[return-value]
+        return math.prod([self] * exponent)
 
     __radd__, __rmul__ = __add__, __mul__
 

@@ -65,17 +65,7 @@ def equilibrium(rate: float, decay: float) -> float:
 
 
 def memory(start: float, rate: float, decay: float) -> float:
-    """Return the steps after which half of r² is due to the optimizer.
-
-    r_0²/η² for a small start, log(1 + r_0²/r_∞²) / (2ηλ) in general.
-
-    Args:
-        start: r_0
-        rate: η, constant
-        decay: λ; 0 for none
-    """
-    if decay == 0:
-        return start**2 / rate**2
+    """Return log(1 + r_0²/r_∞²) / (−2 log(1 − ηλ)), the steps after which half of r² is due to the optimizer."""
     share = start**2 / equilibrium(rate, decay) ** 2
     return float(np.log1p(share) / (-2 * np.log1p(-rate * decay)))
 

@@ -14,7 +14,7 @@ import numpy as np
 from lightning_sv.theory.claims.base import Finding
 from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import Colour, Line, Panel
 from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student
 
 _F = STUDENTS["f"]
@@ -116,24 +116,26 @@ PAIRINGS = {
 def at_an_instant(name: str) -> Finding:
     """Check (i) on the student's trajectory, and off it if the guard of the proof is at least 1."""
     pairing, rng = PAIRINGS[name], np.random.default_rng(0)
-    on, off = [], []
+    on: list[State] = []
+    off: list[State] = []
     for _ in range(40):
         teacher = rng.standard_normal(rng.integers(1, 5, 2))
-        states = flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states
-        on += [State(blocks, teacher) for blocks in states]
+        on += [State(blocks, teacher) for blocks in flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states]
     while len(off) < 2000:
         state = pairing.random(rng)
         if pairing.guard(state.blocks) >= 1:
             off.append(state)
     violations, lines = 0, []
-    for label, states, colour in (("off the trajectory, guarded", off, "orange"), ("on the trajectory", on, "blue")):
+    sets: dict[Colour, tuple[str, list[State]]] = {
+        "orange": ("off the trajectory, guarded", off),
+        "blue": ("on the trajectory", on),
+    }
+    for colour, (label, states) in sets.items():
         rates = [pairing.rates(state) for state in states]
         violations += sum(rate.violates for rate in rates)
-        moving = [(s, r) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
-        guard = np.array([pairing.guard(s.blocks) for s, _ in moving])
-        lines.append(
-            Line(label, guard, np.array([r.student / r.standard for _, r in moving]), marks=True, colour=colour)
-        )
+        moving = [(pairing.guard(s.blocks), r) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
+        ratio = [r.student / r.standard for _, r in moving]
+        lines.append(Line(label, [guard for guard, _ in moving], ratio, marks=True, colour=colour))
     panel = pairing.panel(
         f"(i) {pairing.student.name} descends at least as fast as f",
         lines,
