@@ -151,8 +151,8 @@ class CopyingMonitor(L.Callback):
         length = self.repeat_length or 2
         if data.seq_len < 2 * length - 1:
             raise ConfigError(
-                f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1}, because CopyingMonitor repeats a "
-                f"text of {length} tokens."
+                f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
+                "tokens in CopyingMonitor."
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
