@@ -9,14 +9,14 @@ norm. Shapes: w, γ, a* are (..., d); the leading axes are independent states.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_sv.theory.dual import Array
 
 
-@dataclass(frozen=True)
-class Sharpness:
+class Sharpness(NamedTuple):
     """λ_max, trace and Frobenius norm of ∇²L, each of shape (...)."""
 
     lambda_max: Array

@@ -72,17 +72,13 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
     per_record = round(setting.end / setting.dt / records)
     noise = np.sqrt(setting.q * setting.dt)
     keep_w, keep_gamma = 1 - setting.lam * setting.dt, 1 - mu * setting.dt
-    rows = [_record(w, gamma, goal)]
+    states = [(w, gamma)]
     for _ in range(records):
         for _ in range(per_record):
             pull = setting.dt * (gamma * w - goal)
             kick = noise * rng.standard_normal((2, *shape[1:]))  # shared by all μ, so that differences are not noise
             w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
-        rows.append(_record(w, gamma, goal))
+        states.append((w, gamma))
     times = np.arange(records + 1) * per_record * setting.dt
-    return Paths(times, *(np.stack(figures) for figures in zip(*rows, strict=True)))
-
-
-def _record(w: Array, gamma: Array, goal: Array) -> tuple[Array, ...]:
-    figures = sharpness(w, gamma, goal)
-    return (gamma**2).sum(-1), (w**2).sum(-1), figures.lambda_max, figures.trace, figures.frobenius
+    w, gamma = (np.stack(each) for each in zip(*states, strict=True))
+    return Paths(times, (gamma**2).sum(-1), (w**2).sum(-1), *sharpness(w, gamma, goal))

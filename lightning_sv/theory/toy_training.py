@@ -78,7 +78,7 @@ def rms(weights: list[Tensor]) -> list[float]:
 
 def batches(steps: int) -> Tensor:
     """Return the sequences of every step, (steps, SEQUENCES, LENGTH + 1)."""
-    return blocks(text()[0], steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES))
+    return blocks(text()[0], steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
 
 
 def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, clip: float = math.inf) -> float:

@@ -185,7 +185,7 @@ def _true_noise() -> Finding:
         ratios = []
         for _ in range(400):
             point = near_interpolation(rng, distance)
-            model = 2 * point.loss() * _square(point)
+            model = 2 * float(point.loss()) * _square(point)
             ratios.append(noise_term(point.hessian, point.one_sample_covariance()) / model)
         medians.append(float(np.median(ratios)))
         spans.append((min(ratios), max(ratios)))

@@ -16,7 +16,7 @@ for constant rates as rotational equilibrium (Kosson et al., arXiv:2305.17212); 
 """
 
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -155,18 +155,17 @@ def _radius_in_training() -> Finding:
     return Finding("within 1.5", factor, None, factor < 1.5, note, (panel,))
 
 
+def _by_std(title: str, y: str, values: dict[str, Array], scale: Literal["x", "xy"]) -> Panel:
+    lines = [Line(arm, STDS, values[arm], colour=_COLOURS[arm]) for arm in ARMS]
+    return Panel(title, "initial std of q, k, v, gate, up", y, lines, scale=scale)
+
+
 @_init_std("the step alone", _RUNS, expected="fails")
 def _step_explains() -> Finding:
     """llama's relative step depends on the std more than dnp's."""
     steps = {arm: np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS]) for arm in ARMS}
     spans = {arm: float(values.max() / values.min()) for arm, values in steps.items()}
-    panel = Panel(
-        "The relative step depends on the std in both",
-        "initial std of q, k, v, gate, up",
-        "mean ‖ΔW‖ / ‖W‖ after the warm-up",
-        [Line(arm, STDS, steps[arm], colour=_COLOURS[arm]) for arm in ARMS],
-        scale="xy",
-    )
+    panel = _by_std("The relative step depends on the std in both", "mean ‖ΔW‖ / ‖W‖ after the warm-up", steps, "xy")
     note = f"largest over least mean step: llama {spans['llama']:.0f}, dnp {spans['dnp']:.0f}"
     return Finding("> 1.5", spans["llama"] / spans["dnp"], None, spans["llama"] > 1.5 * spans["dnp"], note, (panel,))
 
@@ -176,13 +175,8 @@ def _loss() -> Finding:
     """the loss depends on the std less than half as much under dnp."""
     losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
     spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    panel = Panel(
-        "llama's function has the std in it, dnp's has not",
-        "initial std of q, k, v, gate, up",
-        "loss on held-out text, nats per byte",
-        [Line(arm, STDS, values, colour=_COLOURS[arm]) for arm, values in losses.items()],
-        scale="x",
-    )
+    title = "llama's function has the std in it, dnp's has not"
+    panel = _by_std(title, "loss on held-out text, nats per byte", losses, "x")
     note = "; ".join(f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items())
     share = spreads["dnp"] / spreads["llama"]
     return Finding("< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,))
