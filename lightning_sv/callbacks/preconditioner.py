@@ -133,7 +133,7 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     n = len(weight) if weight.ndim == 3 else 1  # experts
     sides = (gammas.get(side) for side in ("in", "out"))
     pairs = zip(*([None] * n if g is None else g.expand(n, g.shape[-1]) for g in sides), strict=True)
-    fields = [scale_field(*pair, fractions=()) for pair in pairs]
+    fields = [scale_field(gamma_in, gamma_out, fractions=()) for gamma_in, gamma_out in pairs]
     return out | {f"field_{key}": _mean([getattr(field, key) for field in fields]) for key in ("spread", "log_std")}
 
 

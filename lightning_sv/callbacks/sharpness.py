@@ -277,7 +277,8 @@ class Sharpness(L.Callback):
         return {"loss": value} | self._estimates(subsets, loss)
 
     def _estimates(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
-        scalars, spent = {}, 0
+        scalars: dict[str, float] = {}
+        spent = 0
         for name, product in self._products(subsets, loss).items():
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
             moments = hutchinson(product, self.hutchinson_probes)
