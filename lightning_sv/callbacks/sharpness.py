@@ -59,7 +59,6 @@ class Sharpness(L.Callback):
     Args:
         subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without parameters are skipped
         probes: maximum number in the run: before the first step, then geometrically spaced from 1% of the run
-        every_n_tokens: number of tokens between probes, instead of `probes`; null for `probes`
         budget: maximum fraction of the run's time. The batch size is chosen accordingly; a probe that
             would exceed it is skipped and counted in sharpness/skipped. The first and last always run
         sequences: batch size; null for the size that fits the budget by the run's plan, equal for every strategy
@@ -79,7 +78,6 @@ class Sharpness(L.Callback):
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         probes: int = 9,
-        every_n_tokens: int | None = None,
         budget: float = 0.05,
         sequences: int | None = None,
         method: Literal["exact", "difference"] = "exact",
@@ -88,7 +86,7 @@ class Sharpness(L.Callback):
         loss: Callable[[L.LightningModule], Tensor] | None = None,
         model: str | None = None,
     ):
-        minima = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
+        minima = {"probes": (probes, 2), "sequences": (sequences, 1)}
         minima |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in minima.items():
             if value is not None and value < least:
@@ -99,7 +97,7 @@ class Sharpness(L.Callback):
             )
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
-        self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
+        self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
@@ -150,18 +148,8 @@ class Sharpness(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Choose the steps and the batch, log them, and probe the initialization."""
-        total = known_steps(trainer, "Sharpness")
-        data = data_of(trainer)
-        if self.every_n_tokens is None:
-            steps = log_spaced(total, self.probes)
-        elif data is None:
-            raise ConfigError(
-                f"every_n_tokens of Sharpness is {self.every_n_tokens}; expected null without a TokenDataModule. "
-                "Set probes."
-            )
-        else:
-            steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
-        self._steps, self._total = frozenset(steps), total
+        self._total = known_steps(trainer, "Sharpness")
+        self._steps = frozenset(log_spaced(self._total, self.probes))
         if self.loss is None:
             self._take_batch(trainer, pl_module)
         self._began = self.clock()
