@@ -50,21 +50,21 @@ def _after_early() -> Finding:
     return early("ap", after_coefficient)
 
 
-def _line(teacher: Teacher, axis: int) -> bool:
-    """Return True if the teacher is one row (axis 0) or one column (axis 1) of two or more entries."""
-    return teacher.matrix.shape[axis] == 1 and int((teacher.matrix != 0).sum()) > 1
+def _lines(axis: int) -> list[Teacher]:
+    """Return the teachers with one row (axis 0) or one column (axis 1) of two or more entries."""
+    return [t for t in TEACHERS if t.matrix.shape[axis] == 1 and (t.matrix != 0).sum() > 1]
 
 
 @claim("ap", "ours", "(iii) one row", "c = 1, two entries of W* are not 0")
 def _one_row() -> Finding:
     """L_AP(t) < L_f(t) for every t > 0: rate √(1 + 4‖a‖²) against √(1 + 4a_j²)."""
-    return throughout("ap", "f", "one row", lambda teacher: _line(teacher, 0))
+    return throughout("ap", "f", "(iii) AP stays below f: one row", _lines(0))
 
 
 @claim("ap", "ours", "(iii) column", "d = 1, two entries of W* are not 0")
 def _one_column() -> Finding:
     """L_f(t) < L_AP(t) for every t > 0."""
-    return throughout("f", "ap", "one column", lambda teacher: _line(teacher, 1))
+    return throughout("f", "ap", "(iii) f stays below AP: one column", _lines(1))
 
 
 @claim(
@@ -105,4 +105,5 @@ def _early() -> Finding:
 @claim("dp", _SOURCE, "(iii)", f"{_START}; the support of W* is a matching")
 def _throughout() -> Finding:
     """L_φ(t) < L_f(t) for every t > 0."""
-    return throughout("dp", "f", "matching support", lambda teacher: teacher.matching)
+    teachers = [teacher for teacher in TEACHERS if teacher.matching]
+    return throughout("dp", "f", "(iii) φ stays below f: matching support", teachers)

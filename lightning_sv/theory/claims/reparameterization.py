@@ -9,6 +9,7 @@ from lightning_sv.theory.claims.instant import at_an_instant
 from lightning_sv.theory.claims.shared_checks import early, throughout
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import STUDENTS, Exponential, Heterogeneous, OriginalSpace, ScaledInput
+from lightning_sv.theory.teachers import TEACHERS
 
 _SOURCE = "Theorem 3.2 and Theorem D.2"
 _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
@@ -54,7 +55,8 @@ def _early() -> Finding:
 @claim("or", _SOURCE, "(iii)", f"{_START}; d > 1, columns of W* of equal positive norm")
 def _throughout() -> Finding:
     """L_ψ(t) < L_f(t) for every t > 0."""
-    return throughout("or", "f", "balanced columns", lambda teacher: teacher.balanced)
+    teachers = [teacher for teacher in TEACHERS if teacher.balanced]
+    return throughout("or", "f", "(iii) ψ stays below f: balanced columns", teachers)
 
 
 @claim("or", "Section 3.3", "P", "α ≠ 0, β ≠ 0")

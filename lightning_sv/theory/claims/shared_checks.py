@@ -1,6 +1,6 @@
 """Checks shared by the theorems of several students: (ii) early, (iii) throughout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -81,22 +81,18 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
     return Finding(float(stated(shown)), float(series[3]), worst, agrees, note, (panel,))
 
 
-def throughout(
-    name: str, behind: str, word: str, condition: Callable[[Teacher], bool] = lambda teacher: True
-) -> Finding:
-    """Check (iii): the ratio of losses stays below 1 for teachers that satisfy the condition.
+def throughout(name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS) -> Finding:
+    """Check (iii): the ratio of losses stays below 1.
 
     Args:
         name: name of the student
         behind: name of the student that is slower
-        word: name of the condition, for the title
-        condition: condition on the teacher
+        title: title of the picture
+        teachers: teachers that satisfy the condition
     """
     student, baseline = STUDENTS[name], STUDENTS[behind]
-    teachers = [teacher for teacher in TEACHERS if condition(teacher)]
     below, curves = zip(*(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True)
     lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][:6]
-    title = f"(iii) {student.name} stays below {baseline.name}: {word}"
     panel = ratio_panel(title, student.name, baseline.name, lines, (1e-6, 3))
     note = (
         f"{len(teachers)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or "

@@ -17,7 +17,7 @@ _SETTING = "W(0) = 0, γ(0) = 1, W* ≠ 0"
 @claim("theorem1", _SOURCE, "faster", _SETTING)
 def _faster() -> Finding:
     """L_f(t) < L_g(t) for every t > 0."""
-    return throughout("f", "g", "any W*")
+    return throughout("f", "g", "f, with γ, is always below g, without")
 
 
 @claim("theorem1", _SOURCE, "invariant", _SETTING)
