@@ -135,7 +135,8 @@ def loss_ratio(
 
 def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
     """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
-    return (loss_series(student, teacher, order) - loss_series(baseline, teacher, order)).coefficients
+    difference: Series = loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
+    return difference.coefficients
 
 
 def starts_below(student: Student, baseline: Student, teacher: Any, order: int = 4) -> bool:
