@@ -107,7 +107,7 @@ def products_needed(strategy: str, trained: bool) -> dict[str, object]:
         counts, off = [], []
         for seed in range(3):
             found = lanczos(product, 60, rtol=1e-2, generator=torch.Generator().manual_seed(seed)).largest
-            counts.append(found.products)
+            counts.append(found.n_matvecs)
             off.append(abs(found.value / true.value - 1))
         rows[name] = {"lambda_max": true.value, "error": true.error, "products": counts, "relative_error": off}
     return rows

@@ -1,13 +1,10 @@
 """Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
-from typing import Any
-
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.scaled_branches import check_scaled, means_over_layers, scaled_branches
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.scaled_branches import BranchCallback, means_over_layers, scaled_branches
 from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
 from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.optim import full_tensor
@@ -43,7 +40,7 @@ def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     return out | {f"gamma_{side}": gamma.square().mean(-1).sqrt().mean() for side, gamma in gammas.items()}
 
 
-class BranchNorms(L.Callback):
+class BranchNorms(BranchCallback):
     """Log `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
 
     Args:
@@ -55,28 +52,11 @@ class BranchNorms(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
-        self._clock, self.model = StepTrigger("branch_norms.every_n_steps", every_n_steps), model
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model and check that it has scale vectors."""
-        self._model = check_scaled(pl_module, self.model, "BranchNorms")
+        super().__init__("branch_norms.every_n_steps", every_n_steps, model)
 
     def charts(self) -> Pages:
         """Return one page per group of branches."""
         return chart_layout(branch_norms(self._model))
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the initial norms, unless the run is resumed."""
-        self._clock.start(trainer)
-        if trainer.global_step == 0:
-            self._write(trainer)
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write every n optimizer steps, and at the last step."""
-        if self._clock.ended(trainer) and self._clock.is_due(trainer.global_step):
-            self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:
         norms = branch_norms(self._model)

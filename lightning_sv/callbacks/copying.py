@@ -130,7 +130,6 @@ class CopyingMonitor(L.Callback):
                 raise ConfigError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
         self.points, self.sequences, self.repeat_length, self.model = points, sequences, repeat_length, model
         self._clock = StepTrigger("CopyingMonitor")
-        self._every = 1
         self._block: Tensor | None = None
 
     def charts(self) -> Pages:
@@ -149,19 +148,17 @@ class CopyingMonitor(L.Callback):
         data = data_of(trainer)
         if data is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for CopyingMonitor.")  # type: ignore[attr-defined]
-        most = (data.seq_len + 1) // 2
-        if self.repeat_length is not None and self.repeat_length > most:
+        length = self.repeat_length or 2
+        if data.seq_len < 2 * length - 1:
             raise ConfigError(
-                f"repeat_length of CopyingMonitor is {self.repeat_length}; expected at most {most}, because "
-                f"data.seq_len {data.seq_len} must hold the text twice."
+                f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
+                "tokens in CopyingMonitor."
             )
-        if most < 2:
-            raise ConfigError(f"data.seq_len is {data.seq_len}; expected at least 3 for CopyingMonitor.")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences."""
         self._clock.start(trainer)
-        self._every = max(1, known_steps(trainer, "CopyingMonitor") // self.points)
+        self._clock.every = max(1, known_steps(trainer, "CopyingMonitor") // self.points)
         data = data_of(trainer)
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)
@@ -170,8 +167,7 @@ class CopyingMonitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Measure when due, on every device, because a sharded model needs them all."""
-        step = trainer.global_step
-        if not self._clock.ended(trainer) or not (self._clock.is_last(step) or step % self._every == 0):
+        if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
             return
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None

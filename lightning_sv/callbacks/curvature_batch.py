@@ -1,6 +1,7 @@
 """Steps, parameter subsets, batch size and model copy of curvature probes."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,22 +58,19 @@ def parameter_subsets(model: nn.Module) -> Subsets:
         for module in model.modules():
             if isinstance(module, ScaleVector):
                 subsets[_role_name(module.role)].extend(module.parameters())
-    sites: dict[str, list[nn.Parameter]] = {}
+    sites: dict[str, list[nn.Parameter]] = defaultdict(list)
     for path, module in model.named_modules():
         parts = path.split(".")
         members = list(module.parameters())
         if parts[0] == "layers" and len(parts) == 2:
             sites[f"layer{parts[1]}"] = members
         elif isinstance(module, ScaledLinear | nn.Linear) or (isinstance(module, RMSNorm) and parts[-1] != "norm"):
-            sites.setdefault(parts[-1], []).extend(members)
+            sites[parts[-1]] += members
         elif isinstance(module, BranchGroup):
-            sites.setdefault(module.site, []).extend(module.norm.parameters())
+            sites[module.site] += module.norm.parameters()
             for name in module.names:
-                acting = (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
-                sites.setdefault(name, []).extend(acting)
-    subsets |= {
-        name: members for name, members in sites.items() if name not in subsets
-    }  # 'router' keeps its meaning as a role
+                sites[name] += (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
+    subsets = subsets | sites | subsets  # 'router' keeps its meaning as a role
     trained = {
         name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in subsets.items()
     }
@@ -129,12 +127,10 @@ def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep:
         keep: if False, only take part in the collective and return None
     """
     copy = meta.to_empty(device=device) if keep else None
-    target: Mapping[str, Tensor] = {} if copy is None else copy.state_dict()
-    state = source.state_dict()
-    assert copy is None or state.keys() == target.keys()
-    with torch.no_grad():
-        for key, value in state.items():
-            full = full_tensor(value)
-            if copy is not None:
-                target[key].copy_(full)
+    target: dict[str, Tensor] = {} if copy is None else copy.state_dict()
+    for key, value in source.state_dict().items():
+        full = full_tensor(value)
+        if copy is not None:
+            target.pop(key).copy_(full)
+    assert not target
     return copy

@@ -23,11 +23,9 @@ class MetricAccumulator(L.Callback):
     def __init__(self, section: str, every_n_steps: int):
         self._clock = StepTrigger(f"{section}.every_n_steps", every_n_steps)
         self._trainer: L.Trainer | None = None
-        #: sums of the current step, and of the steps since the last write
+        #: sums of the current step, and of the steps since the last write; "sequences" counts
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        #: sequences of this device in `_open` and `_sums`, and of all devices before the last resume
-        self._open_count, self._count, self._before = 0, 0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
@@ -48,37 +46,35 @@ class MetricAccumulator(L.Callback):
             keep: if False at the end of a step, the step was skipped and does not count
         """
         assert self._trainer is not None, "on_train_start comes first"
-        self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
-        self._open_count += sequences
+        count = torch.full((), sequences, device=self._trainer.strategy.root_device)
+        self._open = _added(self._open, values | {"sequences": count})
         if not self._clock.ended(self._trainer):
             return False
         if keep:
-            self._sums = {key: self._sums[key] + value if self._sums else value for key, value in self._open.items()}
-            self._count += self._open_count
-        self._open, self._open_count = {}, 0
+            self._sums = _added(self._sums, self._open)
+        self._open = {}
         return self._clock.is_due(self._clock.step)
 
     def take(self) -> tuple[dict[str, Tensor], int]:
         """Return and reset the sums over micro-batches and devices and the number of sequences."""
-        total = self._total()
-        self._sums, self._count, self._before = {}, 0, 0
-        return total
+        sums, self._sums = self._reduced(), {}
+        return sums, int(sums.pop("sequences", 0))
 
-    def _total(self) -> tuple[dict[str, Tensor], int]:
+    def _reduced(self) -> dict[str, Tensor]:
         assert self._trainer is not None
-        world, strategy = self._trainer.world_size, self._trainer.strategy
+        strategy = self._trainer.strategy
         # A copy, because Lightning reduces in place.
-        sums = {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}
-        return sums, self._count * world + self._before  # type: ignore[return-value]
+        return {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of all devices; a collective, called after a step."""
-        if self._trainer is None:
-            return {"sums": {}, "count": 0}
-        assert not self._open_count, "inside a step"
-        sums, count = self._total()
-        return {"sums": sums, "count": count}
+        assert not self._open, "inside a step"
+        return {"sums": {} if self._trainer is None else self._reduced()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the sums of the checkpoint, see `on_train_start`."""
-        self._sums, self._count, self._before = dict(state_dict["sums"]), 0, state_dict["count"]
+        self._sums = dict(state_dict["sums"])
+
+
+def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: sums[key] + value if sums else value for key, value in values.items()}

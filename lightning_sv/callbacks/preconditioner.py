@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.curvature_batch import log_spaced
 from lightning_sv.callbacks.run_state import known_steps
-from lightning_sv.callbacks.scaled_branches import ScaledBranch, check_scaled, means_over_layers, scaled_branches
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.scaled_branches import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
@@ -131,23 +130,18 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
         low, high = column_eigenvalues(weight if side == "in" else weight.mT, gamma)
         out[f"eig_low_{side}"] = low.amin(-1).mean().double().cpu()
         out[f"eig_high_{side}"] = high.amax(-1).mean().double().cpu()
-    fields = [scale_field(*pair, fractions=()) for pair in _experts(weight, gammas)]
+    n = len(weight) if weight.ndim == 3 else 1  # experts
+    sides = (gammas.get(side) for side in ("in", "out"))
+    pairs = zip(*([None] * n if g is None else g.expand(n, g.shape[-1]) for g in sides), strict=True)
+    fields = [scale_field(gamma_in, gamma_out, fractions=()) for gamma_in, gamma_out in pairs]
     return out | {f"field_{key}": _mean([getattr(field, key) for field in fields]) for key in ("spread", "log_std")}
-
-
-def _experts(weight: Tensor, gammas: dict[str, Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Return (gamma_in, gamma_out) of each expert of a branch, or of its only matrix."""
-    n = weight.shape[0] if weight.ndim == 3 else 1
-    sides = [gammas.get(side) for side in ("in", "out")]
-    rows = [None if g is None else g.expand(n, g.shape[-1]) for g in sides]
-    return [tuple(None if r is None else r[e] for r in rows) for e in range(n)]  # type: ignore[misc]
 
 
 def _mean(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).mean()
 
 
-class Preconditioner(L.Callback):
+class Preconditioner(BranchCallback):
     """Log `preconditioner_figures` and `beta_gradients` under preconditioner/, with a few histograms.
 
     Gradients are those of the step before the write, before clipping. Histograms: gamma_in and gamma_out
@@ -165,60 +159,33 @@ class Preconditioner(L.Callback):
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
         if histograms < 2:
             raise ConfigError(f"histograms of Preconditioner is {histograms}; expected at least 2.")
-        self._clock, self.histograms = StepTrigger("every_n_steps of Preconditioner", every_n_steps), histograms
-        self.model = model
+        super().__init__("every_n_steps of Preconditioner", every_n_steps, model)
+        self.histograms = histograms
         self._gradients: dict[str, Tensor] = {}
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model and check that it has scale vectors."""
-        self._model = check_scaled(pl_module, self.model, "Preconditioner")
-
     def charts(self) -> Pages:
-        """Return a page per group of branches: a chart per metric, a line per branch and side, averaged over layers."""
-        tags: dict[tuple[str, str], list[str]] = {}
-        for where, weight, sides in _scaled(self._model):
-            place, _, name = where.partition("/")
-            page = next((page for page, members in BRANCH_PAGES.items() if name in members), None)
-            if page is None or place != "layer0":
-                continue
-            for side, vector in sides.items():
-                has_beta = _beta(vector) is not None
-                for figure in ("drift", "beta", "p_radial", "p_tangent", "imbalance", "eig_low", "eig_high"):
-                    of_beta = figure in ("beta", "p_radial", "p_tangent")
-                    has = has_beta if of_beta else weight is not None or figure == "drift"
-                    if has:
-                        tags.setdefault((page, f"{figure}, {side}"), []).append(f"mean/{name}/{figure}_{side}")
-                if has_beta:
-                    tags.setdefault((page, f"gradient of beta, {side}"), []).append(f"mean/{name}/beta_{side}_grad")
-            if weight is not None:
-                tags.setdefault((page, "log std of the field"), []).append(f"mean/{name}/field_log_std")
+        """Return a page per group of branches: a chart per metric and side, a line per branch, averaged over layers."""
         pages: Pages = {}
-        for (page, chart), lines in tags.items():
-            charts = pages.setdefault(f"preconditioner: {page}", {})
-            charts[chart] = ["Multiline", [f"preconditioner/{line}" for line in lines]]
+        for place, name, figure in (key.split("/") for key in preconditioner_figures(self._model)):
+            for page, members in BRANCH_PAGES.items():
+                if place == "mean" and name in members:
+                    charts = pages.setdefault(f"preconditioner: {page}", {})
+                    for chart in (figure, f"{figure}_grad") if figure.startswith("beta_") else (figure,):
+                        charts.setdefault(chart, ["Multiline", []])[1].append(f"preconditioner/mean/{name}/{chart}")
         return pages
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the initial metrics, unless the run is resumed."""
+        """Choose the steps of the histograms, and write the initial metrics."""
         self._histogram_steps = frozenset(log_spaced(known_steps(trainer, "Preconditioner"), self.histograms))
-        self._clock.start(trainer)
-        if trainer.global_step == 0:
-            self._write(trainer)
+        super().on_train_start(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         """Save the gradients of beta if the step will be written."""
         if self._is_due(trainer.global_step + 1):
             self._gradients = beta_gradients(self._model)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write every n optimizer steps, at histogram steps, and at the last step."""
-        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
-            self._write(trainer)
-
     def _is_due(self, step: int) -> bool:
-        return self._clock.is_due(step) or step in self._histogram_steps
+        return super()._is_due(step) or step in self._histogram_steps
 
     def _write(self, trainer: L.Trainer) -> None:
         start = time.perf_counter()

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.run_state import settings_of, tokens_per_step, total_steps, validates_now
+from lightning_sv.callbacks.run_state import data_of, settings_of, validates_now
 from lightning_sv.callbacks.step_trigger import StepTrigger
-from lightning_sv.callbacks.training_monitor import TrainingMonitor
+from lightning_sv.callbacks.training_monitor import TrainingMonitor, learning_rate
 from lightning_sv.log import is_quiet
 
 
@@ -31,7 +31,6 @@ class RunProgress(ProgressBar):
         self._bar: Progress | None = None
         self._clock = StepTrigger("progress")
         self._began = (0.0, 0)
-        self._total: int | None = None
         self._waits = False  # a line is delayed until the validation has ended
 
     def disable(self) -> None:
@@ -46,7 +45,7 @@ class RunProgress(ProgressBar):
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
         self._clock.start(trainer)
-        settings, self._total = settings_of(pl_module), total_steps(trainer)
+        settings = settings_of(pl_module)
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
             return
@@ -59,7 +58,7 @@ class RunProgress(ProgressBar):
             console=console,
             expand=True,
         )
-        self._task = self._bar.add_task("fit", total=self._total, completed=trainer.global_step, text="")
+        self._task = self._bar.add_task("fit", total=self._clock.last, completed=trainer.global_step, text="")
         self._bar.start()
 
     def on_train_batch_end(
@@ -71,24 +70,10 @@ class RunProgress(ProgressBar):
         step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        elif step % max(1, (self._total or 1000) // self.lines) == 0 or self._clock.is_last(step):
+        elif step % max(1, (self._clock.last or 1000) // self.lines) == 0 or self._clock.is_last(step):
             self._waits = validates_now(trainer)
             if not self._waits:
                 self._line(trainer)
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Show the progress of a validation."""
-        if self._bar is not None:
-            (batches,) = trainer.num_val_batches
-            self._bar.update(self._task, text=f"validating {batch_idx + 1}/{batches}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the validation loss."""
@@ -99,15 +84,14 @@ class RunProgress(ProgressBar):
             self._line(trainer)
 
     def _line(self, trainer: L.Trainer) -> None:
-        step = trainer.global_step
-        seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
-        tokens = tokens_per_step(trainer)
-        parts = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
-        parts += [] if tokens is None else [f"tokens {step * tokens:,}"]
+        step, data = trainer.global_step, data_of(trainer)
+        parts = [f"step {step}" if self._clock.last is None else f"step {step}/{self._clock.last}"]
+        parts += [] if data is None else [f"tokens {step * data.tokens_per_step:,}"]
         parts.append(_text(trainer))
-        if self._total is not None:
-            left = int(seconds * (self._total - step))
-            parts.append(f"left {left // 60}:{left % 60:02d}")
+        if self._clock.last is not None:
+            seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
+            minutes, rest = divmod(int(seconds * (self._clock.last - step)), 60)
+            parts.append(f"left {minutes}:{rest:02d}")
         print("  ".join(parts), file=self.stream or sys.stdout, flush=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -125,12 +109,11 @@ class RunProgress(ProgressBar):
 
 
 def _text(trainer: L.Trainer) -> str:
-    scalars = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
-    loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
-    val = None if scalars is None else scalars.val_loss
-    parts = [] if loss is None else [f"loss {loss:.3f}"]
-    parts += [] if val is None else [f"val {val:.3f}"]
-    rate = getattr(trainer.lightning_module, "step_lr", None)
-    parts += [f"lr {trainer.optimizers[0].param_groups[0]['lr'] if rate is None else rate:.1e}"]
-    parts += [] if speed is None else [f"{speed:,.0f} tok/s"]
-    return "  ".join(parts)
+    monitor = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
+    parts = {
+        "loss {:.3f}": getattr(monitor, "last_loss", None),
+        "val {:.3f}": getattr(monitor, "val_loss", None),
+        "lr {:.1e}": learning_rate(trainer),
+        "{:,.0f} tok/s": getattr(monitor, "tokens_per_s", None),
+    }
+    return "  ".join(part.format(value) for part, value in parts.items() if value is not None)

@@ -43,17 +43,11 @@ def data_of(trainer: L.Trainer) -> DataConfig | None:
     return batches
 
 
-def tokens_per_step(trainer: L.Trainer) -> int | None:
-    """Return the tokens per optimizer step over all devices; None without a `TokenDataModule`."""
-    data = data_of(trainer)
-    return None if data is None else data.tokens_per_step
-
-
 def tokens_seen(trainer: L.Trainer) -> int:
     """Return the number of training tokens so far; the data must be a `TokenDataModule`."""
-    per_step = tokens_per_step(trainer)
-    assert per_step is not None
-    return trainer.global_step * per_step
+    data = data_of(trainer)
+    assert data is not None
+    return trainer.global_step * data.tokens_per_step
 
 
 def was_skipped(module: L.LightningModule) -> bool:

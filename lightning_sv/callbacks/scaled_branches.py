@@ -1,7 +1,7 @@
 """Branches of a model and their scale vectors, for `BranchGroup`s and after `apply_strategy`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_sv.callbacks.run_state import model_of
+from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
@@ -34,44 +35,30 @@ class ScaledBranch(NamedTuple):
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
-    """Return every branch and output norm of `model`, in module order."""
-    return [
-        ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
-        for name, weight, vectors in (*_of_linears(model), *_of_norms(model), *_of_applied(model))
+    """Return every branch of `model`, then every output norm, then those of `apply_strategy`, each in module order."""
+    branches = [
+        _branch(path, linear.weight, {"in": scale_in, "out": scale_out})
+        for path, linear, (scale_in, scale_out) in scaled_linears(model)
     ]
-
-
-def _of_linears(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    for path, branch, (scale_in, scale_out) in scaled_linears(model):
-        name = f"{place_of(path)}/{path.rpartition('.')[2]}"
-        yield name, branch.weight, {"in": scale_in, "out": scale_out}
-
-
-def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    for path, norm in output_norms(model):
-        yield f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": norm.scale}
-
-
-def _of_applied(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
+    branches += [_branch(path, None, {"out": norm.scale}) for path, norm in output_norms(model)]
     for path, module in model.named_modules():
-        if not parametrize.is_parametrized(module, "weight"):
-            continue
-        name, stored = f"{place_of(path)}/{path.rpartition('.')[2]}", module.parametrizations.weight  # type: ignore[union-attr]
+        stored: Any = module.parametrizations.weight if parametrize.is_parametrized(module, "weight") else ()
         for parametrization in stored:
             if hasattr(parametrization, "parts"):
                 matrix = stored.original.mT if parametrization.transposed else stored.original
-                norm = getattr(module, "output_norm", None)
-                for i, (part, weight) in enumerate(
-                    zip(parametrization.parts, matrix.split(parametrization.widths, -2), strict=True)
-                ):
-                    out = part.scale_out if norm is None else norm.scale
-                    yield (
-                        name + (f"{i}" if len(parametrization.parts) > 1 else ""),
-                        weight,
-                        {"in": part.scale_in, "out": out},
-                    )
+                weights = matrix.split(parametrization.widths, -2)
+                for i, (part, weight) in enumerate(zip(parametrization.parts, weights, strict=True)):
+                    norm = getattr(module, "output_norm", None)
+                    sides = {"in": part.scale_in, "out": part.scale_out if norm is None else norm.scale}
+                    branches.append(_branch(path, weight, sides, f"{i}" if len(weights) > 1 else ""))
             elif hasattr(parametrization, "vector"):
-                yield name, None, {"out": parametrization.vector}
+                branches.append(_branch(path, None, {"out": parametrization.vector}))
+    return branches
+
+
+def _branch(path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "") -> ScaledBranch:
+    name = f"{place_of(path)}/{path.rpartition('.')[2]}{suffix}"
+    return ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
 
 
 def place_of(path: str) -> str:
@@ -89,16 +76,45 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
 
 
-def check_scaled(module: L.LightningModule, name: str | None, callback: str) -> nn.Module:
-    """Return the model of a callback (see `run_state.model_of`) and check that it has scale vectors.
+class BranchCallback(L.Callback):
+    """Callback that writes figures of a model's branches: before the first step, when due, and after the last step.
+
+    Args:
+        key: name of the setting `every_n_steps`, for errors
+        every_n_steps: optimizer steps between two writes
+        model: dotted name of the submodule with the scale vectors; None to find it
 
     Raises:
-        ConfigError: the model has no scale vectors
+        ConfigError: every_n_steps is below 1
     """
-    model = model_of(module, name)
-    if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
-        raise ConfigError(
-            f"the model of {callback} is {type(model).__name__}, without scale vectors; expected a Backbone, a model "
-            "built with ScaleBuilder, or a model after apply_strategy."
-        )
-    return model
+
+    def __init__(self, key: str, every_n_steps: int, model: str | None):
+        self._clock, self.model = StepTrigger(key, every_n_steps), model
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the model and check that it has scale vectors."""
+        model = self._model = model_of(pl_module, self.model)
+        if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
+            raise ConfigError(
+                f"the model of {type(self).__name__} is {type(model).__name__}, without scale vectors; expected a "
+                "Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the initial figures, unless the run is resumed."""
+        self._clock.start(trainer)
+        if trainer.global_step == 0:
+            self._write(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write if the batch completed a step that is due."""
+        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
+            self._write(trainer)
+
+    def _is_due(self, step: int) -> bool:
+        return self._clock.is_due(step)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        raise NotImplementedError

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import lightning as L
@@ -19,7 +19,6 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
-from lightning_sv.callbacks.probe_memory import free_bytes, probe_bytes
 from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
@@ -27,7 +26,6 @@ from lightning_sv.callbacks.training_monitor import pause_throughput, write_scal
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
-from lightning_sv.settings.model import PretrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +52,13 @@ class Sharpness(L.Callback):
     Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
     weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
-    lanczos_steps vectors of a subset's size. On a GPU it is measured before the first probe: if exact products do not
-    fit, differences are used, and if these do not fit either, the run stops.
+    lanczos_steps vectors of a subset's size. If a GPU has too little for exact products, differences are used.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not be sharded.
 
     Args:
         subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without parameters are skipped
         probes: maximum number in the run: before the first step, then geometrically spaced from 1% of the run
-        every_n_tokens: number of tokens between probes, instead of `probes`; null for `probes`
         budget: maximum fraction of the run's time. The batch size is chosen accordingly; a probe that
             would exceed it is skipped and counted in sharpness/skipped. The first and last always run
         sequences: batch size; null for the size that fits the budget by the run's plan, equal for every strategy
@@ -82,7 +78,6 @@ class Sharpness(L.Callback):
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         probes: int = 9,
-        every_n_tokens: int | None = None,
         budget: float = 0.05,
         sequences: int | None = None,
         method: Literal["exact", "difference"] = "exact",
@@ -91,7 +86,7 @@ class Sharpness(L.Callback):
         loss: Callable[[L.LightningModule], Tensor] | None = None,
         model: str | None = None,
     ):
-        minima = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
+        minima = {"probes": (probes, 2), "sequences": (sequences, 1)}
         minima |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in minima.items():
             if value is not None and value < least:
@@ -102,7 +97,7 @@ class Sharpness(L.Callback):
             )
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
-        self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
+        self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
@@ -120,8 +115,7 @@ class Sharpness(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint."""
-        known = {field.name for field in fields(_ProbeState)}  # older checkpoints also contain the step
-        self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
+        self._state = _ProbeState(**state_dict)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the subsets, and that a loss is available."""
@@ -154,18 +148,8 @@ class Sharpness(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Choose the steps and the batch, log them, and probe the initialization."""
-        total = known_steps(trainer, "Sharpness")
-        data = data_of(trainer)
-        if self.every_n_tokens is None:
-            steps = log_spaced(total, self.probes)
-        elif data is None:
-            raise ConfigError(
-                f"every_n_tokens of Sharpness is {self.every_n_tokens}; expected null without a TokenDataModule. "
-                "Set probes."
-            )
-        else:
-            steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
-        self._steps, self._total = frozenset(steps), total
+        self._total = known_steps(trainer, "Sharpness")
+        self._steps = frozenset(log_spaced(self._total, self.probes))
         if self.loss is None:
             self._take_batch(trainer, pl_module)
         self._began = self.clock()
@@ -195,30 +179,6 @@ class Sharpness(L.Callback):
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
                 )
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
-            self._fit_memory(settings, pl_module)
-
-    def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
-        """On a GPU, choose products that fit its memory."""
-        assert self._blocks is not None
-        if (free := free_bytes(pl_module.device, pl_module)) is None:
-            return
-        n, length = self._blocks.shape
-        for exact in (True, False) if self.method == "exact" else (False,):
-            shape = (n, length - 1)
-            needed = probe_bytes(settings.meta(), shape, self._present, self.lanczos_steps, exact=exact)
-            self._exact = exact
-            if needed <= free:
-                return
-            if exact:
-                log.warning(
-                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free: differences of gradients instead",
-                    needed / 2**30,
-                    free / 2**30,
-                )
-        raise ConfigError(
-            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, what "
-            "training leaves of the device. Leave out the subset all, or lower lanczos_steps or sequences."
-        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -295,12 +255,22 @@ class Sharpness(L.Callback):
             value = loss().item()
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
-        scalars, spent = {"loss": value}, 0
-        products = self._products(subsets, loss)
-        for name, product in products.items():
+        try:
+            return {"loss": value} | self._estimates(subsets, loss)
+        except torch.OutOfMemoryError:
+            if not self._exact:
+                raise
+            log.warning("sharpness: exact products do not fit the device's memory: differences of gradients instead")
+        self._exact = False  # outside of the handler, where the error would keep the graph alive
+        return {"loss": value} | self._estimates(subsets, loss)
+
+    def _estimates(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        spent = 0
+        for name, product in self._products(subsets, loss).items():
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
             moments = hutchinson(product, self.hutchinson_probes)
-            spent += sharpest.products + moments.trace.products
+            spent += sharpest.n_matvecs + moments.trace.n_matvecs
             for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):
                 scalars |= {f"{name}/{figure}": estimate.value, f"{name}/{figure}_error": estimate.error}
         return scalars | {"products": spent}

@@ -1,7 +1,7 @@
 """TensorBoard's Custom Scalars page: curves per chart."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -32,21 +32,14 @@ EXPERT_PAGES = {
 }
 
 
-@runtime_checkable
-class HasCharts(Protocol):
-    """A callback with its own chart pages."""
-
-    def charts(self) -> Pages:
-        """Return the pages; usually a chart per metric and a line per branch, layer or subset."""
-        ...
-
-
 def lay_out(trainer: L.Trainer) -> None:
-    """Write the pages of all callbacks at once, because a second layout would replace the first."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    """Write the pages of all callbacks at once, because a second layout would replace the first.
+
+    A callback with pages has a method `charts() -> Pages`, usually with a chart per metric and a line per branch.
+    """
     pages: Pages = dict(LOSS_PAGE)
-    for callback in callbacks:
-        if isinstance(callback, HasCharts):
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if hasattr(callback, "charts"):
             pages |= callback.charts()
     first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in pages]
     pages = {page: pages[page] for page in dict.fromkeys([*first, *pages])}

@@ -3,8 +3,8 @@
 import resource
 import sys
 import time
+import timeit
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -75,8 +75,7 @@ class TrainingMonitor(MetricAccumulator):
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         speed = steps / max(1e-9, now - self._since[0] - self._idle)
         module: Any = pl_module
-        rate = getattr(module, "step_lr", None)
-        scalars = {"lr": float(trainer.optimizers[0].param_groups[0]["lr"]) if rate is None else rate}
+        scalars = {"lr": learning_rate(trainer)}
         if hasattr(module, "grad_norm"):
             scalars["grad_norm"] = module.grad_norm
         if self._tokens is None:
@@ -110,6 +109,11 @@ class TrainingMonitor(MetricAccumulator):
         self.val_loss = float(loss)
         if settings_of(pl_module) is not None:  # custom modules log their own
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
+
+
+def learning_rate(trainer: L.Trainer) -> float:
+    """Return the rate of the last step of a `PretrainModule`, else of the next step."""
+    return float(getattr(trainer.lightning_module, "step_lr", trainer.optimizers[0].param_groups[0]["lr"]))
 
 
 def is_monitored(trainer: L.Trainer) -> bool:
@@ -155,30 +159,19 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
 
 @cache
 def measured_flops(device: torch.device, precision: Any) -> float:
-    """Return the FLOP/s of the fastest of several large products, on a CPU five in float32; cached per process.
-
-    A GPU first runs products for 0.1 s to raise its clock, then 20 products are timed with CUDA events.
-    """
+    """Return the FLOP/s of a large product, the best of five timings, on a CPU in float32; cached per process."""
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
-    n, best = (8192 if cuda else 1024), float("inf")
+    n, count = (8192, 20) if cuda else (1024, 1)
     with torch.random.fork_rng([device] if cuda else []):  # keep the random state of training
         a = torch.randn(n, n, device=device, dtype=dtype)
+
+    def multiply() -> None:
+        for _ in range(count):
+            product = a @ a
+        float(product[0, 0])  # wait for a GPU
+
+    seconds = min(timeit.repeat(multiply, number=1, repeat=5)) / count
     if cuda:
-        start = time.perf_counter()
-        while time.perf_counter() - start < 0.1:
-            float((a @ a)[0, 0])
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
-        events[0].record()
-        for event in events[1:]:
-            a @ a
-            event.record()
-        torch.cuda.synchronize(device)
-        best = min(one.elapsed_time(two) for one, two in pairwise(events)) / 1e3
         torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib excludes this measurement
-    else:
-        for _ in range(5):
-            start = time.perf_counter()
-            float((a @ a)[0, 0])
-            best = min(best, time.perf_counter() - start)
-    return 2 * n**3 / best
+    return 2 * n**3 / seconds

@@ -1,11 +1,10 @@
-"""`lightning-sv theory`: check the paper's theorems, or study students on your own teacher."""
+"""`lightning-sv theory`: check the paper's theorems."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,7 +14,6 @@ from lightning_sv.atomic import check_writable, write_atomically
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
-from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -25,31 +23,13 @@ def run(argv: list[str]) -> int:
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
     parser = PlainParser(
         "theory",
-        "Check the paper's theorems by exact power series, accurate integration and a simulated SDE. With --teacher: "
-        "show the gradient flows of all students on your own teacher instead.",
+        "Check the paper's theorems by exact power series, accurate integration and a simulated SDE.",
         json="Print the results as JSON.",
     )
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"Any of: {' '.join(names)}; all by default.")
     parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of pictures and theory.json.")
-    parser.add_argument("--teacher", help='Rows of W*, e.g. "8 1" or "1 2; 3 -1/2".')
-    parser.add_argument("--student", action="append", default=[], help="module:Class, your own Student; repeatable.")
     options = parser.parse_args(argv)
     out: Path = options.out
-    if options.teacher is not None:
-        if options.claims:
-            raise ConfigError(f"--teacher shows flows and checks no claims; remove {' '.join(options.claims)!r}.")
-        check_writable(out)
-        found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
-        draw_panels(found.panels(), out / "study.png")
-        if options.json:
-            print(json.dumps(found.to_dict(), indent=2))
-        else:
-            console = Console()
-            print_study(console, found)
-            console.print(f"Picture in {out / 'study.png'}.", highlight=False)
-        return 0
-    if options.student:
-        raise ConfigError('--student needs --teacher, e.g. --teacher "8 1".')
     if wrong := [name for name in options.claims if name not in names]:
         raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
@@ -66,21 +46,6 @@ def run(argv: list[str]) -> int:
     return int(any(result.verdict == "CONTRADICTED" for result in results))
 
 
-def print_study(console: Console, found: Study) -> None:
-    """Print one row per student."""
-    console.print("Gradient flows on your teacher: losses, and the eigenvalues of J Jᵀ at the end", highlight=False)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("student", min_width=8)
-    for column in (*(f"L({t:g})" for t in SHOWN), "L − L_f\nat t³"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("J Jᵀ")
-    for student in found.students:
-        ends = f"{student.spectrum[-1, 0]:.3g} to {student.spectrum[-1, -1]:.3g}"
-        cubic = "not rational" if student.cubic is None else str(student.cubic)
-        table.add_row(student.name, *(f"{x:.2e}" for x in student.losses.values()), cubic, ends)
-    console.print(table)
-
-
 def check_all(claims: Sequence[Claim]) -> list[Result]:
     """Check the claims in turn, with a progress bar on stderr if it is a terminal."""
     console = Console(stderr=True)
@@ -88,9 +53,10 @@ def check_all(claims: Sequence[Claim]) -> list[Result]:
     results = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("theory", total=len(claims))
-        for k, claim in enumerate(claims):
+        for claim in claims:
             progress.update(task, description=f"{claim.claim} {claim.part}")
-            results.append(claim.run(lambda share, done=k: progress.update(task, completed=done + share)))  # type: ignore[misc]
+            results.append(claim.run())
+            progress.advance(task)
     return results
 
 

@@ -3,7 +3,7 @@
 Estimates are pure functions of a loss closure and a subset of parameters:
 
     product = HessianProduct(lambda: loss(model), scale_vectors)
-    lanczos(product).largest.value           # sharpness, with .error and .products
+    lanczos(product).largest.value           # sharpness, with .error and .n_matvecs
 
 Implemented here because no library provides these estimates: curvlinops 3.0.1 differentiates by torch.func, which
 does not support the autograd functions that fold scale vectors, installs torchvision, and has no error

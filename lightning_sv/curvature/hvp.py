@@ -24,12 +24,12 @@ class Estimate:
     Attributes:
         value: the estimate
         error: residual bound of an eigenvalue (`lanczos`), standard error of a mean (`hutchinson`)
-        products: number of Hessian-vector products used, shared by estimates of one run
+        n_matvecs: number of Hessian-vector products used, shared by estimates of one run
     """
 
     value: float
     error: float
-    products: int
+    n_matvecs: int
 
 
 class Product(Protocol):

@@ -44,9 +44,7 @@ class Dual(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> "Dual":
         keys = key if isinstance(key, tuple) else (key,)
-        if not any(key is Ellipsis for key in keys):  # `in` would compare arrays
-            keys = (*keys, Ellipsis)
-        return Dual(self.value[keys], self.tangent[(*keys, slice(None))])
+        return Dual(self.value[keys], self.tangent[(*keys, ..., slice(None))])
 
     def sum(self, axis: int | None = None) -> "Dual":
         """Return the sum over one axis, or over all."""
@@ -85,11 +83,6 @@ def _binary(ufunc: np.ufunc, tangent: Callable[..., Any]) -> Callable[[Any, Any]
     def rule(x: Any, y: Any) -> tuple[Array, Array]:
         (a, da), (b, db) = ((z.value, z.tangent) if isinstance(z, Dual) else (np.asarray(z), 0) for z in (x, y))
         value = np.asarray(ufunc(a, b))
-        # sum over the axes added by broadcasting
-        da, db = (
-            dz if isinstance(dz, int) else dz.reshape((1,) * (value.ndim - z.ndim) + dz.shape)
-            for z, dz in ((a, da), (b, db))
-        )
         moved = tangent(_column(a), da, _column(b), db, _column(value))
         return value, np.broadcast_to(moved, (*value.shape, moved.shape[-1]))
 

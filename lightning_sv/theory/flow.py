@@ -1,9 +1,8 @@
-"""Gradient flow θ̇ = −∇L(θ) of a student: accurate integration and exact power series."""
+"""Gradient flow θ̇ = −∇L(θ) of a student: accurate integration, exact power series, and comparison of two students."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -13,38 +12,31 @@ from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.series import Series
 from lightning_sv.theory.students import Student, exact
 
-RTOL, ATOL = 1e-12, 1e-14
+#: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
+TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
+
+#: fraction of the initial loss below which a residual is within the integrator's error
+FLOOR = 1e-14
+
+#: rounding error of a loss ratio
+MARGIN = 1e-9
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A trajectory: times (T,), loss (T,) and the parameters at each time."""
+class Flow(NamedTuple):
+    """A trajectory: loss (T,) and the parameters at each time."""
 
-    times: Array
     loss: Array
     states: list[list[Array]]  #: T lists of the student's parameter blocks
 
 
-def flow(
-    student: Student,
-    teacher: Any,
-    times: Sequence[float] | Array,
-    *,
-    initial: list[Array] | None = None,
-    method: str = "DOP853",
-    rtol: float = RTOL,
-    atol: float = ATOL,
-) -> Flow:
-    """Integrate θ̇ = −∇L(θ) from t = 0.
+def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, initial: list[Array] | None = None) -> Flow:
+    """Integrate θ̇ = −∇L(θ) from t = 0 by a Runge-Kutta method of order 8.
 
     Args:
         student: model with loss and gradient
         teacher: W*, shape (c, d)
         times: output times, increasing, ≥ 0; units of the flow
         initial: parameters at t = 0; None for the student's own
-        method: method of scipy's solve_ivp, by default explicit Runge-Kutta of order 8
-        rtol: relative tolerance of a step
-        atol: absolute tolerance of a step
 
     Raises:
         ConfigError: the integration failed, or the teacher is not a matrix
@@ -56,12 +48,12 @@ def flow(
         return -student.gradient(split(theta, blocks), target)[1]
 
     at = np.asarray(times, dtype=float)
-    solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), method, t_eval=at, rtol=rtol, atol=atol)
+    solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14)
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
     states = [split(theta, blocks) for theta in solution.y.T]
     loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
-    return Flow(at, np.array(loss), states)
+    return Flow(np.array(loss), states)
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
@@ -79,11 +71,11 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     shapes = student.initial(*target.shape)
     known = [[Fraction(x)] for x in _join(shapes)]
     for k in range(order):
-        theta = split(_objects([Series(c) for c in known]), shapes)
+        theta = split(np.array([Series(c) for c in known]), shapes)
         _, gradient = student.gradient(theta, target)
         for coefficients, g in zip(known, gradient, strict=True):
             coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, Series) else Fraction(0))
-    return split(_objects([Series(c) for c in known]), shapes)
+    return split(np.array([Series(c) for c in known]), shapes)
 
 
 def loss_series(student: Student, teacher: Any, order: int) -> Series:
@@ -100,17 +92,73 @@ def loss_series(student: Student, teacher: Any, order: int) -> Series:
     return loss
 
 
+class Curve(NamedTuple):
+    """A quantity as a function of the flow's time."""
+
+    times: Array
+    values: Array
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Largest value and its time."""
+        k = int(self.values.argmax())
+        return float(self.values[k]), float(self.times[k])
+
+    def first_above(self, level: float) -> float:
+        """Return the first time at which the value exceeds `level`; infinite if it never does."""
+        above = self.values > level
+        return float(self.times[above.argmax()]) if above.any() else float("inf")
+
+
+def loss_ratio(
+    student: Student,
+    baseline: Student,
+    teacher: Any,
+    times: Array = TIMES,
+    *,
+    initial: tuple[list[Array] | None, list[Array] | None] = (None, None),
+) -> Curve:
+    """Return L_student(t) / L_baseline(t), while the baseline's loss is above rounding.
+
+    Args:
+        student: student of the numerator
+        baseline: student of the denominator
+        teacher: W*, shape (c, d)
+        times: increasing, > 0
+        initial: parameters of both at t = 0; None for their own
+    """
+    ours = flow(student, teacher, times, initial=initial[0]).loss
+    theirs = flow(baseline, teacher, times, initial=initial[1]).loss
+    alive = theirs > FLOOR * 0.5 * float((np.asarray(teacher, dtype=float) ** 2).sum())
+    return Curve(np.asarray(times)[alive], ours[alive] / theirs[alive])
+
+
+def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
+    """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
+    difference: Series = loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
+    return difference.coefficients
+
+
+def starts_below(student: Student, baseline: Student, teacher: Any, order: int = 4) -> bool:
+    """Return True if L_student < L_baseline just after t = 0, by the first nonzero coefficient, exactly."""
+    first = next((c for c in difference_series(student, baseline, teacher, order) if c), Fraction(0))
+    return first < 0
+
+
+def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
+    """Return whether L_student(t) < L_baseline(t) for all t > 0, and the ratio of losses.
+
+    Exact just after t = 0, integrated afterwards up to the precision of floats.
+    """
+    curve = loss_ratio(student, baseline, teacher)
+    return starts_below(student, baseline, teacher) and curve.peak[0] < 1 - MARGIN, curve
+
+
 def _matrix(teacher: Any) -> Array:
     matrix = np.asarray(teacher)
     if matrix.ndim != 2 or not matrix.size:
         raise ConfigError(f"the shape of the teacher is {matrix.shape}; expected a matrix (outputs, inputs).")
     return matrix
-
-
-def _objects(values: list[Any]) -> Array:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
 
 
 def _join(blocks: list[Array]) -> Array:

@@ -9,14 +9,14 @@ norm. Shapes: w, γ, a* are (..., d); the leading axes are independent states.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_sv.theory.dual import Array
 
 
-@dataclass(frozen=True)
-class Sharpness:
+class Sharpness(NamedTuple):
     """λ_max, trace and Frobenius norm of ∇²L, each of shape (...)."""
 
     lambda_max: Array
@@ -39,15 +39,11 @@ def dense_hessian(w: Array, gamma: Array, target: Array) -> Array:
     """Return ∇²L of one state by autograd, shape (2d, 2d), ordered (w, γ) as in the paper's block form."""
     import torch  # imported here, because it doubles the start time
 
-    goal = torch.tensor(target)
-    start = torch.tensor(np.concatenate([w, gamma]))
-
     def loss(theta: torch.Tensor) -> torch.Tensor:
         first, second = theta.chunk(2)
-        return 0.5 * (first * second - goal).square().sum()
+        return 0.5 * (first * second - torch.tensor(target)).square().sum()
 
-    hessian: Array = torch.autograd.functional.hessian(loss, start).numpy()  # type: ignore[no-untyped-call, union-attr]
-    return hessian
+    return np.asarray(torch.func.hessian(loss)(torch.tensor(np.concatenate([w, gamma]))))
 
 
 def dense_sharpness(hessian: Array) -> Sharpness:

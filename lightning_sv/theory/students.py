@@ -23,7 +23,7 @@ class Student(ABC):
     implicit preconditioner follow by differentiation of `effective`.
     """
 
-    name: str  #: name in tables and legends
+    name: str  #: symbol in legends
 
     @abstractmethod
     def initial(self, c: int, d: int) -> list[Array]:
@@ -59,7 +59,7 @@ class Placed(Student):
     """A = diag(γa) W diag(γb): a scale vector after the matrix, before it, on both sides or neither (Section 3.2).
 
     Args:
-        name: name in tables and legends
+        name: symbol in legends
         after: if True, γa is a parameter, else 1
         before: if True, γb is a parameter, else 1
     """
@@ -111,7 +111,7 @@ class ScaledInput(Student):
 class OriginalSpace(ScaledInput):
     """OR, ψ: γ = β·Norm(α), Norm(α) = α / rms(α) (paper, Section 3.3)."""
 
-    name = "ψ, OR"
+    name = "ψ"
 
     def initial_scale(self, d: int) -> list[Array]:
         """Return α = 1, β = 1."""
@@ -139,26 +139,21 @@ class Exponential(ScaledInput):
 
 
 class Heterogeneous(Student):
-    """HG: A_k = W_k diag(γ_k), a scale vector for each of several branches of one input (paper, Section 3.1).
+    """HG: A_k = W_k diag(γ_k), a scale vector for each of two branches of one input (paper, Section 3.1).
 
-    The branches' matrices are concatenated by rows in A. With γ_1 = γ_2 = ... it equals f.
-
-    Args:
-        branches: number of branches that share the rows as evenly as possible; at most c
+    A branch has half of the rows of A. With γ_1 = γ_2 it equals f.
     """
 
     name = "HG"
 
-    def __init__(self, branches: int = 2):
-        self.branches = branches
-
-    def branch_of(self, c: int) -> Array:
+    @staticmethod
+    def branch_of(c: int) -> Array:
         """Return the branch of each of c rows, shape (c,)."""
-        return np.arange(c) * min(self.branches, c) // c
+        return np.arange(c) * min(2, c) // c
 
     def initial(self, c: int, d: int) -> list[Array]:
         """Return W = 0 and every γ_k = 1."""
-        return [np.zeros((c, d)), np.ones((min(self.branches, c), d))]
+        return [np.zeros((c, d)), np.ones((min(2, c), d))]
 
     def effective(self, *blocks: Any) -> Any:
         """Return the rows of W times the γ of their branch."""
@@ -166,13 +161,13 @@ class Heterogeneous(Student):
         return w * gammas[self.branch_of(w.shape[0])]
 
 
-#: name -> student; add your own
+#: name -> student
 STUDENTS: dict[str, Student] = {
-    "g": Placed("g, no scale vector"),
-    "f": Placed("f, scale vector", before=True),
+    "g": Placed("g"),
+    "f": Placed("f", before=True),
     "hg": Heterogeneous(),
     "ap": Placed("AP", after=True),
-    "dp": Placed("φ, DP", after=True, before=True),
+    "dp": Placed("φ", after=True, before=True),
     "or": OriginalSpace(),
     "er": Exponential(),
 }
@@ -181,6 +176,5 @@ STUDENTS: dict[str, Student] = {
 def exact(values: Any) -> Array:
     """Return an array of Fractions: whole numbers, Fractions, or floats at their exact value."""
     given = np.asarray(values)
-    fractions = np.empty(given.size, dtype=object)
-    fractions[:] = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
-    return fractions.reshape(given.shape)
+    fractions = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
+    return np.array(fractions, dtype=object).reshape(given.shape)

@@ -1,8 +1,9 @@
-"""Short training runs of the package's models, to measure the theory's quantities.
+"""Short trainings of the package's models and of AdamW on noise, to measure the theory's quantities.
 
 A Llama of 32 channels and two blocks trains on bytes of the standard library's sources, in seconds.
 """
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +76,21 @@ def rms(weights: list[Tensor]) -> list[float]:
     return [weight.detach().square().mean().sqrt().item() for weight in weights]
 
 
+def batches(steps: int) -> Tensor:
+    """Return the sequences of every step, (steps, SEQUENCES, LENGTH + 1)."""
+    return blocks(text()[0], steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
+
+
+def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, clip: float = math.inf) -> float:
+    """Take a step on a batch, with the gradient's norm clipped; return the loss before it."""
+    loss = model(batch[:, :-1], targets=batch[:, 1:])
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return float(loss.item())
+
+
 def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
     """Train with q, k, v, gate and up initialized at `std`, and all other matrices at STD.
 
@@ -92,22 +108,16 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
             weight.mul_(std / STD)
     groups = role_groups(model, model.strategy.decayed_roles)
     optimizer = build_optimizer(groups, OptimConfig(weight_decay=decay), peak)
-    seen, held_out = text()
-    batches = blocks(seen, steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES))
     radii, moves = [rms(weights)], []
-    for batch, rate in zip(batches, rates(steps, peak), strict=True):
+    for batch, rate in zip(batches(steps), rates(steps, peak), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
         before = [weight.detach().clone() for weight in weights]
-        loss = model(batch[:, :-1], targets=batch[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        take_step(model, optimizer, batch, clip=1.0)
         with torch.no_grad():
             radii.append(rms(weights))
             moves.append([float((w - b).norm() / b.norm()) for w, b in zip(weights, before, strict=True)])
-    ending = blocks(held_out, 256, 1)
+    ending = blocks(text()[1], 256, 1)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
     return ShortRun(np.array(radii), np.array(moves), final)
@@ -138,11 +148,25 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
         betas=(0.9, 0.95),
         eps=1e-30,
     )
-    losses = []
-    for batch in blocks(text()[0], steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES)):
-        loss = model(batch[:, :-1], targets=batch[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
+    return np.array([take_step(model, optimizer, batch) for batch in batches(steps)])
+
+
+def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
+    """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
+
+    Returns:
+        r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
+    """
+    rng = np.random.default_rng(seed)
+    w = torch.tensor(rng.standard_normal(n))
+    w *= start * n**0.5 / w.norm()
+    optimizer = torch.optim.AdamW([w], betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
+    radius, steps = [start], []
+    for rate in rates:
+        before, length, noise = w.clone(), w.norm(), torch.tensor(rng.standard_normal(n))
+        w.grad = (noise - w * (w @ noise) / length**2) / length
+        optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.step()
-        losses.append(loss.item())
-    return np.array(losses)
+        steps.append(float((w - (1 - rate * decay) * before).norm() / length))
+        radius.append(float(w.norm()) / n**0.5)
+    return np.array(radius), np.array(steps)

@@ -29,7 +29,7 @@ def test_lanczos_on_subsets_of_a_llama_equals_dense_eigenvalues(strategy: str, s
     assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
     one_percent = lanczos(product, rtol=1e-2).largest
     assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
-    assert one_percent.products <= 30
+    assert one_percent.n_matvecs <= 30
     assert one_percent.value <= true[-1] * (1 + 1e-9) and (true - one_percent.value).abs().min() <= one_percent.error
     exact = lanczos(product, 100, rtol=0, ends="both")
     assert exact.largest.value == pytest.approx(true[-1].item(), rel=1e-6)
@@ -47,7 +47,7 @@ def test_lanczos_error_contains_an_eigenvalue(eigenvalues: list[float], n_steps:
     top = max(map(abs, eigenvalues))
     for end, extreme in ((found.largest, max(eigenvalues)), (found.smallest, min(eigenvalues))):
         assert min(abs(end.value - x) for x in eigenvalues) <= end.error + 1e-12 * top
-        assert end.products == product.products <= min(n_steps, len(eigenvalues))
+        assert end.n_matvecs == product.products <= min(n_steps, len(eigenvalues))
         if n_steps >= len(eigenvalues):
             assert end.value == pytest.approx(extreme, abs=1e-9 * top)
             assert end.error <= 1e-6 * top
@@ -58,12 +58,12 @@ def test_lanczos_error_contains_an_eigenvalue(eigenvalues: list[float], n_steps:
 def test_lanczos_stops_at_its_tolerance() -> None:
     spread = Dense(with_eigenvalues([100.0, -30.0, *torch.linspace(-1, 1, 298).tolist()]))
     loose, both = lanczos(spread, rtol=1e-2), lanczos(spread, rtol=1e-2, ends="both")
-    assert loose.largest.products <= both.largest.products < 10
+    assert loose.largest.n_matvecs <= both.largest.n_matvecs < 10
     assert both.smallest.error <= 0.3
-    assert lanczos(spread, rtol=0).largest.products == 30
-    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).largest.products == 1  # an invariant subspace
+    assert lanczos(spread, rtol=0).largest.n_matvecs == 30
+    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).largest.n_matvecs == 1  # an invariant subspace
     zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64))).largest
-    assert (zero.value, zero.products) == (0, 1)
+    assert (zero.value, zero.n_matvecs) == (0, 1)
 
 
 @pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
@@ -88,7 +88,7 @@ def check(product, n: int, matrix: Tensor, reachable: bool = True) -> None:
     moments = hutchinson(product, n)
     square = matrix.square().sum().item()
     for estimate, true in ((moments.trace, matrix.trace().item()), (moments.squared_frobenius, square)):
-        assert estimate.products <= n
+        assert estimate.n_matvecs <= n
         # five: of the 480 estimates that come here, one or two are off by more than three of their errors
         assert abs(estimate.value - true) <= 5 * estimate.error + 1e-12 * square**0.5
         if reachable or true == square:
@@ -132,5 +132,5 @@ def test_estimates_of_nonfinite_products_are_nan() -> None:
     product = HessianProduct(lambda: (theta.square() * float("nan")).sum(), [theta])
     moments = hutchinson(product, 4)
     for found in (moments.trace, moments.squared_frobenius):
-        assert math.isnan(found.value) and math.isnan(found.error) and found.products > 0
+        assert math.isnan(found.value) and math.isnan(found.error) and found.n_matvecs > 0
     assert math.isnan(lanczos(product, 4).largest.value)

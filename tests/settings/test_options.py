@@ -119,7 +119,7 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.Capt
     """Wrong input, exit code 2: a file where a folder should be, for whoever may write anywhere as well."""
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file/in"):
-        assert main(["theory", "--teacher", "1", "--out", str(out)]) == 2
+        assert main(["theory", "--out", str(out)]) == 2
         assert str(tmp_path / "file") in capsys.readouterr().err
 
 

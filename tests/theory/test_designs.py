@@ -5,10 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.theory.claims import heterogeneity, unified
-from lightning_sv.theory.compare import starts_below
-from lightning_sv.theory.deep_linear import DeepLinear, balanced, balanced_preconditioner, end_rates, singular_value
-from lightning_sv.theory.flow import flow, loss_series
+from lightning_sv.theory.claims import CLAIMS, heterogeneity, reparameterization
+from lightning_sv.theory.claims.deep_linear import (
+    DeepLinear,
+    balanced,
+    balanced_preconditioner,
+    end_rates,
+    singular_value,
+)
+from lightning_sv.theory.flow import flow, loss_series, starts_below
 from lightning_sv.theory.students import STUDENTS
 from tests.theory.strategies import rational_teachers, states
 
@@ -19,13 +24,14 @@ from tests.theory.strategies import rational_teachers, states
 def test_table_1_rows_equal_preconditioners_of_the_students(name: str, data: st.DataObject) -> None:
     blocks, _ = data.draw(states(STUDENTS[name]))
     k = STUDENTS[name].preconditioner(blocks)
-    np.testing.assert_allclose(unified.table_1(name, blocks), k, atol=1e-11 * np.abs(k).max())
+    np.testing.assert_allclose(reparameterization.table_1(name, blocks), k, atol=1e-11 * np.abs(k).max())
 
 
 def test_table_1_with_a_wrong_row_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """ER with OR's P, which is right at γ = 1 alone."""
-    monkeypatch.setattr(unified, "stated_exponential", lambda alpha, beta: np.eye(alpha.size))
-    assert unified.CLAIMS[0].run().verdict == "CONTRADICTED"
+    monkeypatch.setattr(reparameterization, "stated_exponential", lambda alpha, beta: np.eye(alpha.size))
+    (claim,) = (claim for claim in CLAIMS if claim.claim == "table1")
+    assert claim.run().verdict == "CONTRADICTED"
 
 
 @given(rational_teachers())

@@ -1,4 +1,6 @@
-"""Flows against closed forms, invariants, another integrator and their own power series."""
+"""Flows against closed forms, invariants and their own power series."""
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -28,11 +30,12 @@ def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_power_series_equal_an_implicit_integrator(name: str) -> None:
-    """Order 10 at t = 0.03 against an implicit method; the remainder is of order t^11."""
+def test_power_series_equal_the_integrator(name: str) -> None:
+    """Order 10 at t = 0.03; the remainder is of order t^11."""
     teacher = [[1, 0.5, -2], [0, 1.5, 1]]
-    loss = flow(STUDENTS[name], teacher, [0.03], method="Radau", rtol=1e-11, atol=1e-13).loss[0]
-    assert loss_series(STUDENTS[name], teacher, 10)(0.03) == pytest.approx(loss, rel=1e-10)
+    loss = flow(STUDENTS[name], teacher, [0.03]).loss[0]
+    coefficients = loss_series(STUDENTS[name], teacher, 10).coefficients
+    assert float(np.polyval(coefficients[::-1], Fraction(3, 100))) == pytest.approx(loss, rel=1e-10)
     w = power_series(STUDENTS[name], teacher, 2)[0]
     assert [x.coefficients[:2] for x in w.flat] == [(0, x) for x in np.ravel(teacher)]  # W = t W* + O(t²)
 

@@ -1,11 +1,16 @@
-"""A step of SGD against autograd and sampling; AdamW's radius against torch; the product's scale invariance."""
+"""A step of SGD against autograd and sampling; AdamW's radius against its law; the product's scale invariance."""
 
 import numpy as np
 import pytest
 import torch
 
 from lightning_sv.theory import toy_training
-from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius, update_rms
+from lightning_sv.theory.claims.initial_std import (
+    equilibrium,
+    memory,
+    radii,
+    relative_steps,
+)
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
 
 
@@ -52,29 +57,15 @@ def test_radii_have_their_limits() -> None:
     flat = np.full(4000, 0.01)
     assert radii(0.0, flat[:100], 0.0)[-1] == pytest.approx(0.1)
     assert radii(0.5, flat, 0.5)[-1] == pytest.approx(equilibrium(0.01, 0.5), rel=1e-9)
-    for decay, start in ((0.1, 0.3), (0.0, 0.1)):
-        at = round(memory(start, 0.01, decay))
-        own = radii(0.0, flat[:at], decay)[-1]
-        assert radii(start, flat[:at], decay)[-1] ** 2 == pytest.approx(2 * own**2, rel=0.01)
-    assert update_rms(0.9) == pytest.approx(19**-0.5)
+    at = round(memory(0.3, 0.01, 0.1))
+    own = radii(0.0, flat[:at], 0.1)[-1]
+    assert radii(0.3, flat[:at], 0.1)[-1] ** 2 == pytest.approx(2 * own**2, rel=0.01)
     assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
 
 
-def test_simulate_radius_equals_adamw_of_torch() -> None:
-    """The same noise goes into torch's AdamW."""
-    start, rate, decay, steps, n = 0.05, 0.01, 0.2, 30, 400
-    rng = np.random.default_rng(0)
-    weight = torch.tensor(rng.standard_normal(n))
-    weight = (weight * start * n**0.5 / weight.norm()).requires_grad_()
-    optimizer = torch.optim.AdamW([weight], lr=rate, betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (torch.tensor(rng.standard_normal(n)) @ (weight / weight.norm())).backward()
-        optimizer.step()
-    radius, moves = simulate_radius(start, np.full(steps, rate), decay, n=n)
-    assert weight.detach().norm().item() / n**0.5 == pytest.approx(radius[-1], rel=1e-9)
+def test_simulated_radius_follows_the_law() -> None:
     long = np.full(600, 0.01)
-    radius, moves = simulate_radius(0.2, long, 0.1)
+    radius, moves = toy_training.simulate_radius(0.2, long, 0.1)
     assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
     assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
 

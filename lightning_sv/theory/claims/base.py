@@ -1,21 +1,12 @@
 """Claims of the paper, their checks and results."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lightning_sv.theory.panels import Panel
 
-Advance = Callable[[float], None]
-T = TypeVar("T")
 Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
-
-
-def counted(items: Sequence[T], advance: Advance) -> Iterator[T]:
-    """Yield the items, and report the completed fraction after each."""
-    for done, item in enumerate(items, 1):
-        yield item
-        advance(done / len(items))
 
 
 @dataclass(frozen=True)
@@ -45,25 +36,25 @@ class Claim:
 
     Args:
         claim: name of the theorem on the command line
-        part: part of the theorem
         source: place in the paper
+        part: part of the theorem
         statement: the statement as a formula
         conditions: conditions of this check
-        check: function that measures; called with a progress function of the completed fraction
+        check: function that measures
         expected: 'holds', or 'fails' for a limit: a statement with a known counterexample
     """
 
     claim: str
-    part: str
     source: str
+    part: str
     statement: str
     conditions: str
-    check: Callable[[Advance], Finding]
+    check: Callable[[], Finding]
     expected: Literal["holds", "fails"] = "holds"
 
-    def run(self, advance: Advance = lambda share: None) -> "Result":
+    def run(self) -> "Result":
         """Run the check."""
-        return Result(self, self.check(advance))
+        return Result(self, self.check())
 
 
 @dataclass(frozen=True)
@@ -83,16 +74,18 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the check and the pictures, for JSON."""
         claim, finding = self.claim, self.finding
-        return {
-            "claim": claim.claim,
-            "part": claim.part,
-            "source": claim.source,
-            "statement": claim.statement,
-            "conditions": claim.conditions,
-            "stated": finding.stated,
-            "measured": finding.measured,
-            "error": finding.error,
-            "verdict": self.verdict,
-            "expected": claim.expected,
-            "note": finding.note,
-        }
+        statement = {key: getattr(claim, key) for key in ("claim", "part", "source", "statement", "conditions")}
+        figures = {key: getattr(finding, key) for key in ("stated", "measured", "error")}
+        return {**statement, **figures, "verdict": self.verdict, "expected": claim.expected, "note": finding.note}
+
+
+def claim(
+    name: str, source: str, part: str, conditions: str, expected: Literal["holds", "fails"] = "holds"
+) -> Callable[[Callable[[], Finding]], Claim]:
+    """Turn a check into a `Claim` whose statement is the check's docstring; arguments as in `Claim`."""
+
+    def make(check: Callable[[], Finding]) -> Claim:
+        statement = " ".join((check.__doc__ or "").split()).removesuffix(".")
+        return Claim(name, source, part, statement, conditions, check, expected)
+
+    return make

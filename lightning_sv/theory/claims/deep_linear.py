@@ -1,32 +1,105 @@
-"""Comparison with deep linear networks: overhead, structure, and order over time (paper, Appendix C.1)."""
+"""Comparison with two-layer deep linear networks (Arora et al., arXiv:1802.06509; paper, Appendix C.1).
+
+Shapes: c outputs, d inputs, m = min(c, d) hidden units.
+"""
 
 from collections.abc import Mapping
+from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
-from lightning_sv.theory.compare import FLOOR, TIMES, loss_ratio
-from lightning_sv.theory.deep_linear import DeepLinear, balanced, balanced_preconditioner, end_rates, singular_value
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.dual import Array
-from lightning_sv.theory.flow import flow
+from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio
 from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, Student
 from lightning_sv.theory.teachers import TEACHERS
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
+_dln = partial(claim, "dln", _SOURCE)
 _F, _G = STUDENTS["f"], STUDENTS["g"]
 #: time before which a start of size 1/100 could be behind g
 EARLY = 0.1
 
 
-def _overhead(advance: Advance) -> Finding:
+class DeepLinear(Student):
+    """A = W_2 W_1: over-parameterized, with the same functions as a matrix (paper, Appendix C.1).
+
+    W = 0 is a fixed point; it starts at W_1, W_2 = start · (1 on the diagonal), which is balanced,
+    W_2ᵀ W_2 = W_1 W_1ᵀ.
+
+    Args:
+        start: diagonal of both layers; a whole number or a Fraction for exact power series
+    """
+
+    name = "DLN"
+
+    def __init__(self, start: Fraction | float = Fraction(1, 10)):
+        self.start = start
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """Return W_2 (c, m) and W_1 (m, d)."""
+        m = min(c, d)
+        return [self.start * np.eye(c, m, dtype=int), self.start * np.eye(m, d, dtype=int)]
+
+    def effective(self, *blocks: Any) -> Any:
+        """Return W_2 W_1."""
+        outer, inner = blocks
+        return (outer[:, :, None] * inner[None, :, :]).sum(1)
+
+
+def balanced(matrix: Array) -> list[Array]:
+    """Return (U √S, √S Vᵀ) with product `matrix` = U S Vᵀ and W_2ᵀ W_2 = W_1 W_1ᵀ; shapes (c, m), (m, d)."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    return [u * np.sqrt(s), np.sqrt(s)[:, None] * v]
+
+
+def balanced_preconditioner(matrix: Array) -> Array:
+    """Return K = (A Aᵀ)^½ ⊗ I + I ⊗ (Aᵀ A)^½ at a balanced state with product A, (c·d, c·d).
+
+    Arora et al., Theorem 1. Its eigenvectors are u_i v_jᵀ, its eigenvalues σ_i + σ_j: it acts on the spectrum, while
+    scale vectors act on channels.
+    """
+    c, d = matrix.shape
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    return np.asarray(np.kron((u * s) @ u.T, np.eye(d)) + np.kron(np.eye(c), (v.T * s) @ v))
+
+
+def singular_value(times: Array, target: float, start: float) -> Array:
+    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
+
+    Args:
+        times: shape (T,)
+        target: σ > 0, the teacher's singular value in that direction
+        start: initial singular value s_0 > 0 of the product
+    """
+    return np.asarray(target / (1 + (target / start - 1) * np.exp(-2 * target * times)))
+
+
+def end_rates(teacher: Array) -> tuple[float, float]:
+    """Return the final decay rates of the residuals of f and of an aligned DLN, for a teacher σ u vᵀ of rank one.
+
+    f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the end iff
+    4σ² (1 − min_j v_j²) > 1: never for one column, always for a large teacher shared by many columns.
+    """
+    squares = (np.asarray(teacher, dtype=float) ** 2).sum(0)
+    return float(np.sqrt(1 + 4 * squares[squares > 0].min())), 2 * float(np.sqrt(squares.sum()))
+
+
+@_dln("overhead", "m = min(c, d)")
+def _overhead() -> Finding:
+    """γ adds d parameters, a second layer c·m + m·d − c·d."""
     d = 64
     plain, scaled, deep = (sum(block.size for block in student.initial(d, d)) for student in (_G, _F, DeepLinear()))
     note = f"c = d = {d}: {scaled - plain} and {deep - plain} parameters more than {plain}"
     return Finding(d, scaled - plain, None, scaled - plain == d and deep == 2 * d * d, note)
 
 
-def _spectral(advance: Advance) -> Finding:
+@claim("dln", "Arora et al. (2018), Theorem 1, two layers", "K", "W_2ᵀ W_2 = W_1 W_1ᵀ")
+def _spectral() -> Finding:
+    """K = (A Aᵀ)^½ ⊗ I + I ⊗ (Aᵀ A)^½: spectral."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(200):
@@ -41,40 +114,43 @@ def _spectral(advance: Advance) -> Finding:
     return Finding(0.0, worst, worst, worst < 1e-12, note)
 
 
-def outside_channels(student: Student, blocks: list[Array]) -> float:
-    """Return the fraction of ‖K‖_F² between input channels: 0 if each channel has its own preconditioner."""
-    a = student.effective(*blocks)
-    k = student.preconditioner(blocks)
-    channel = np.arange(a.size) % a.shape[1]
-    apart = channel[:, None] != channel
-    return float((k[apart] ** 2).sum() / (k**2).sum())
-
-
 def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
-    """Return means of `outside_channels` over random states (c = d = 3, balanced for a DLN), and a note."""
+    """Return the mean fraction of ‖K‖_F² between input channels, 0 if each has its own preconditioner, and a note.
+
+    The mean is over random states, c = d = 3, balanced for a DLN.
+    """
+    channel = np.arange(9) % 3
+    apart = channel[:, None] != channel
     means = []
     for student in students.values():
         rng = np.random.default_rng(0)
         shares = []
         for _ in range(100):
             blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
-            shares.append(outside_channels(student, balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks))
+            k = student.preconditioner(balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks)
+            shares.append((k[apart] ** 2).sum() / (k**2).sum())
         means.append(float(np.mean(shares)))
     listed = ", ".join(f"{name} {mean:.2f}" for name, mean in zip(students, means, strict=True))
     return means, f"share of ‖K‖² between channels: {listed}"
 
 
-def _channel_wise(advance: Advance) -> Finding:
-    (share, deep), note = _shares({student.name: student for student in (_F, DeepLinear())})
+@_dln("channel-wise", "random states")
+def _channel_wise() -> Finding:
+    """f's K is 0 between channels, a DLN's is not."""
+    (share, deep), note = _shares({"f, scale vector": _F, "DLN, two layers": DeepLinear()})
     return Finding(0.0, share, None, share == 0 and deep > 0.05, note)
 
 
-def _all_channel_wise(advance: Advance) -> Finding:
+@_dln("every design", "random states, c = d = 3", expected="fails")
+def _all_channel_wise() -> Finding:
+    """scale vectors induce a channel-wise preconditioner, whichever the design."""
     shares, note = _shares({name: STUDENTS[name] for name in ("f", "hg", "ap", "dp", "or", "er")})
     return Finding(0.0, max(shares), None, max(shares) == 0, note)
 
 
-def _closed_form(advance: Advance) -> Finding:
+@claim("dln", "Saxe et al. (2013)", "s(t)", "diagonal W*, start 0.1 I in both layers")
+def _closed_form() -> Finding:
+    """s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt))."""
     times = TIMES[TIMES <= 5]
     goals, start, worst = (0.3, 1.0, 2.5), 0.1, 0.0
     states = flow(DeepLinear(start), np.diag(goals), times).states
@@ -90,9 +166,11 @@ def _closed_form(advance: Advance) -> Finding:
     return Finding(0.0, worst, worst, worst < 1e-8, note, (panel,))
 
 
-def _early(advance: Advance) -> Finding:
+@_dln("early", f"DLN from 0.1 on the diagonals, t = {EARLY}")
+def _early() -> Finding:
+    """early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown."""
     behind, overtakes, lines = [], [], []
-    for teacher in counted(TEACHERS, advance):
+    for teacher in TEACHERS:
         curve = loss_ratio(DeepLinear(), _G, teacher.matrix)
         scaled = loss_ratio(_F, _G, teacher.matrix, TIMES[:2])
         behind.append(float(np.interp(EARLY, curve.times, curve.values)) > 1 > scaled.values[-1])
@@ -111,8 +189,11 @@ def _early(advance: Advance) -> Finding:
     return Finding(len(TEACHERS), float(sum(behind)), None, all(behind), note, (panel,))
 
 
-def _regimes(advance: Advance) -> Finding:
-    """Compare the final rates along flows with the closed forms; the sign of their difference decides."""
+@claim(
+    "dln", 'ours; "an interesting direction for future work" there', "who ends faster", "rank one, aligned small start"
+)
+def _regimes() -> Finding:
+    """W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0."""
     rng = np.random.default_rng(0)
     cases: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
     while len(cases) < 40:
@@ -122,7 +203,7 @@ def _regimes(advance: Advance) -> Finding:
         if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:  # slower ones have not arrived; equal ones decide nothing
             cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
     predicted, measured, wrong, worst = [], [], 0, 0.0
-    for teacher in counted(cases, advance):
+    for teacher in cases:
         stated = end_rates(teacher)
         small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
         found = []
@@ -151,54 +232,3 @@ def _regimes(advance: Advance) -> Finding:
         "the closed form; error: largest of a rate, where the losses meet rounding"
     )
     return Finding("iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,))
-
-
-CLAIMS = (
-    Claim(
-        "dln", "overhead", _SOURCE, "γ adds d parameters, a second layer c·m + m·d − c·d", "m = min(c, d)", _overhead
-    ),
-    Claim(
-        "dln",
-        "K",
-        "Arora et al. (2018), Theorem 1, two layers",
-        "K = (A Aᵀ)^½ ⊗ I + I ⊗ (Aᵀ A)^½: spectral",
-        "W_2ᵀ W_2 = W_1 W_1ᵀ",
-        _spectral,
-    ),
-    Claim(
-        "dln", "channel-wise", _SOURCE, "f's K is 0 between channels, a DLN's is not", "random states", _channel_wise
-    ),
-    Claim(
-        "dln",
-        "every design",
-        _SOURCE,
-        "scale vectors induce a channel-wise preconditioner, whichever the design",
-        "random states, c = d = 3",
-        _all_channel_wise,
-        expected="fails",
-    ),
-    Claim(
-        "dln",
-        "s(t)",
-        "Saxe et al. (2013)",
-        "s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt))",
-        "diagonal W*, start 0.1 I in both layers",
-        _closed_form,
-    ),
-    Claim(
-        "dln",
-        "early",
-        _SOURCE,
-        "early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown",
-        f"DLN from 0.1 on the diagonals, t = {EARLY}",
-        _early,
-    ),
-    Claim(
-        "dln",
-        "who ends faster",
-        'ours; "an interesting direction for future work" there',
-        "W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0",
-        "rank one, aligned small start",
-        _regimes,
-    ),
-)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.hessian import Point, near_interpolation, noise_term, random_point
 from lightning_sv.theory.panels import Line, Panel
@@ -14,6 +14,7 @@ from lightning_sv.theory.panels import Line, Panel
 _SOURCE = 'Appendix C.2, "How Hessian sharpness influences loss descent"'
 _STATES = "2,000 random states, d = 4"
 COUNT = 2000
+_descent = partial(claim, "descent", _SOURCE)
 Statistic = Callable[[Point], Any]
 SIGMA2, SIGMA2_OF_GRADIENT = 0.7, 0.4  # σ² (σ_0²) and σ_1² of the models
 
@@ -31,7 +32,13 @@ def _drawn(rng: np.random.Generator, trace: float) -> Array:
     return np.asarray(covariance * trace / np.trace(covariance))
 
 
-def _expansion(advance: Advance) -> Finding:
+def _square(point: Point) -> float:
+    return float((point.hessian**2).sum())
+
+
+@_descent("expansion", "η from 0.001 to 0.02")
+def _expansion() -> Finding:
+    """E L(θ_(t+1)) = Q + (η²/2) P + o(η²)."""
     rng = np.random.default_rng(0)
     rates = np.geomspace(0.001, 0.02, 8)
     slopes, lines = [], []
@@ -51,26 +58,32 @@ def _expansion(advance: Advance) -> Finding:
     return Finding("> 2", slope, None, slope > 2, note, (panel,))
 
 
-def _gd_term(advance: Advance) -> Finding:
+def _bound(point: Point, rate: float, sharpest: float) -> float:
+    """Return L − η(1 − η λ_max/2)‖∇L‖²."""
+    g = point.gradient
+    return float(point.loss() - rate * (1 - rate * sharpest / 2) * (g @ g))
+
+
+@_descent("GD term", "any state, any η")
+def _gd_term() -> Finding:
+    """Q ≤ L − η(1 − η λ_max/2)‖∇L‖²."""
     worst = -np.inf
     for point, rng in _points():
-        eta, g = rng.uniform(0.01, 2), point.gradient
-        sharpest = np.linalg.eigvalsh(point.hessian)[-1]
-        bound = point.loss() - eta * (1 - eta * sharpest / 2) * (g @ g)
-        worst = max(worst, float((point.after_descent(eta) - bound) / (1 + abs(bound))))
+        eta = rng.uniform(0.01, 2)
+        bound = _bound(point, eta, np.linalg.eigvalsh(point.hessian)[-1])
+        worst = max(worst, (point.after_descent(eta) - bound) / (1 + abs(bound)))
     return Finding("≤ 0", worst, None, worst <= 1e-12, f"{_STATES}, η from 0.01 to 2; largest excess over the bound")
 
 
-def _true_step(advance: Advance) -> Finding:
-    """Limit: the descent lemma needs λ_max along the whole step, not at its start."""
-    excess, rises = [], 0
+@_descent("GD step", "η < 2/λ_max", expected="fails")
+def _true_step() -> Finding:
+    """L(θ − η∇L) ≤ L − η(1 − η λ_max/2)‖∇L‖², λ_max at θ."""
+    excess, rises = [], 0  # the descent lemma needs λ_max along the whole step, not at its start
     for point, rng in _points():
-        g = point.gradient
         sharpest = np.linalg.eigvalsh(point.hessian)[-1]
         eta = rng.uniform(0.05, 0.95) * 2 / sharpest
-        bound = point.loss() - eta * (1 - eta * sharpest / 2) * (g @ g)
-        after = float(point.loss(point.theta - eta * g))
-        excess.append(after > bound + 1e-12)
+        after = float(point.loss(point.theta - eta * point.gradient))
+        excess.append(after > _bound(point, eta, sharpest) + 1e-12)
         rises += int(after > point.loss())
     share = float(np.mean(excess))
     note = (
@@ -79,7 +92,7 @@ def _true_step(advance: Advance) -> Finding:
     return Finding(0.0, share, None, share == 0, note)
 
 
-def _bounded(size: Statistic, advance: Advance) -> Finding:
+def _bounded(size: Statistic) -> Finding:
     """Check P ≤ size · λ_max for every covariance of trace `size`, with equality along the sharpest direction."""
     worst, tight, shares = -np.inf, 0.0, []
     for point, rng in _points():
@@ -94,7 +107,25 @@ def _bounded(size: Statistic, advance: Advance) -> Finding:
     return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
-def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advance) -> Finding:
+@_descent("1 bounded", "Tr C = σ²")
+def _bounded_by_a_constant() -> Finding:
+    """P ≤ σ² λ_max."""
+    return _bounded(lambda point: SIGMA2)
+
+
+@_descent("2 affine", "Tr C = σ_0² + σ_1²‖∇L‖²")
+def _bounded_by_the_gradient() -> Finding:
+    """P ≤ (σ_0² + σ_1²‖∇L‖²) λ_max."""
+    return _bounded(lambda point: SIGMA2 + SIGMA2_OF_GRADIENT * (point.gradient @ point.gradient))
+
+
+@_descent("3 loss", "Tr C = σ² L")
+def _bounded_by_the_loss() -> Finding:
+    """P ≤ σ² L λ_max."""
+    return _bounded(lambda point: SIGMA2 * point.loss())
+
+
+def _equal(covariance: Statistic, stated: Statistic, *, near: bool = False) -> Finding:
     errors, negative = [], []
     for point, _ in _points(near):
         c, says = covariance(point), float(stated(point))
@@ -107,24 +138,46 @@ def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advanc
     return Finding(0.0, worst, worst, worst < 1e-10, note)
 
 
-def _no_covariance(advance: Advance) -> Finding:
-    """Limit: away from interpolation H has negative eigenvalues, so it is not a covariance."""
+@_descent("4 isotropic", "C = σ² I")
+def _isotropic() -> Finding:
+    """P = σ² Tr ∇²L."""
+    return _equal(lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian))
+
+
+@_descent("5 Hessian", "C = σ² ∇²L, near interpolation")
+def _hessian() -> Finding:
+    """P = σ² ‖∇²L‖_F²."""
+    return _equal(lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point), near=True)
+
+
+@_descent("6 loss, Hessian", "C = 2L ∇²L, near interpolation")
+def _loss_and_hessian() -> Finding:
+    """P = 2L ‖∇²L‖_F²."""
+    return _equal(
+        lambda point: 2 * point.loss() * point.hessian, lambda point: 2 * point.loss() * _square(point), near=True
+    )
+
+
+@_descent("5 as printed", f"σ² = {SIGMA2}", expected="fails")
+def _printed() -> Finding:
+    """P ≃ ‖∇²L‖_F² where C = σ² ∇²L."""
+    point = near_interpolation(np.random.default_rng(0), 0.01)
+    ratio = noise_term(point.hessian, SIGMA2 * point.hessian) / _square(point)
+    note = f"P over ‖H‖_F² with σ² = {SIGMA2}: the factor σ² is missing"
+    return Finding(1.0, ratio, None, abs(ratio - 1) < 1e-6, note)
+
+
+@_descent("5, 6 anywhere", _STATES, expected="fails")
+def _no_covariance() -> Finding:
+    """σ² ∇²L is a covariance."""
     negative = [np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]
     share = float(np.mean(negative))
     return Finding(0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue")
 
 
-def _printed(advance: Advance) -> Finding:
-    point = near_interpolation(np.random.default_rng(0), 0.01)
-    square = float((point.hessian**2).sum())
-    ratio = noise_term(point.hessian, SIGMA2 * point.hessian) / square
-    return Finding(
-        1.0, ratio, None, abs(ratio - 1) < 1e-6, f"P over ‖H‖_F² with σ² = {SIGMA2}: the factor σ² is missing"
-    )
-
-
-def _true_noise(advance: Advance) -> Finding:
-    """Compare model 6 with the noise of single samples, at decreasing distance from a*."""
+@_descent("6 and SGD", "z on the sphere, ‖e‖ → 0")
+def _true_noise() -> Finding:
+    """single samples: P/(2L‖H‖_F²) in [d/(d+2), (2d−2)/(d+2)]."""
     rng = np.random.default_rng(0)
     distances = np.geomspace(0.003, 3, 10)
     spans, medians = [], []
@@ -132,7 +185,7 @@ def _true_noise(advance: Advance) -> Finding:
         ratios = []
         for _ in range(400):
             point = near_interpolation(rng, distance)
-            model = 2 * point.loss() * (point.hessian**2).sum()
+            model = 2 * float(point.loss()) * _square(point)
             ratios.append(noise_term(point.hessian, point.one_sample_covariance()) / model)
         medians.append(float(np.median(ratios)))
         spans.append((min(ratios), max(ratios)))
@@ -159,54 +212,3 @@ def _true_noise(advance: Advance) -> Finding:
         f"(2d−2)/(d+2) as derived; at ‖e‖ = 3 from {spans[-1][0]:.2f} to {spans[-1][1]:.2f}"
     )
     return Finding(f"{least:.2f} to {most:.2f}", medians[0], None, inside, note, (panel,))
-
-
-def _square(point: Point) -> float:
-    return float((point.hessian**2).sum())
-
-
-def _row(part: str, statement: str, conditions: str, check: Callable[[Advance], Finding], limit: bool = False) -> Claim:
-    return Claim("descent", part, _SOURCE, statement, conditions, check, "fails" if limit else "holds")
-
-
-CLAIMS = (
-    _row("expansion", "E L(θ_(t+1)) = Q + (η²/2) P + o(η²)", "η from 0.001 to 0.02", _expansion),
-    _row("GD term", "Q ≤ L − η(1 − η λ_max/2)‖∇L‖²", "any state, any η", _gd_term),
-    _row("GD step", "L(θ − η∇L) ≤ L − η(1 − η λ_max/2)‖∇L‖², λ_max at θ", "η < 2/λ_max", _true_step, limit=True),
-    _row("1 bounded", "P ≤ σ² λ_max", "Tr C = σ²", partial(_bounded, lambda point: SIGMA2)),
-    _row(
-        "2 affine",
-        "P ≤ (σ_0² + σ_1²‖∇L‖²) λ_max",
-        "Tr C = σ_0² + σ_1²‖∇L‖²",
-        partial(_bounded, lambda point: SIGMA2 + SIGMA2_OF_GRADIENT * (point.gradient @ point.gradient)),
-    ),
-    _row("3 loss", "P ≤ σ² L λ_max", "Tr C = σ² L", partial(_bounded, lambda point: SIGMA2 * point.loss())),
-    _row(
-        "4 isotropic",
-        "P = σ² Tr ∇²L",
-        "C = σ² I",
-        partial(_equal, False, lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian)),
-    ),
-    _row(
-        "5 Hessian",
-        "P = σ² ‖∇²L‖_F²",
-        "C = σ² ∇²L, near interpolation",
-        partial(_equal, True, lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point)),
-    ),
-    _row(
-        "6 loss, Hessian",
-        "P = 2L ‖∇²L‖_F²",
-        "C = 2L ∇²L, near interpolation",
-        partial(
-            _equal,
-            True,
-            lambda point: 2 * point.loss() * point.hessian,
-            lambda point: 2 * point.loss() * _square(point),
-        ),
-    ),
-    _row("5 as printed", "P ≃ ‖∇²L‖_F² where C = σ² ∇²L", f"σ² = {SIGMA2}", _printed, limit=True),
-    _row("5, 6 anywhere", "σ² ∇²L is a covariance", _STATES, _no_covariance, limit=True),
-    _row(
-        "6 and SGD", "single samples: P/(2L‖H‖_F²) in [d/(d+2), (2d−2)/(d+2)]", "z on the sphere, ‖e‖ → 0", _true_noise
-    ),
-)

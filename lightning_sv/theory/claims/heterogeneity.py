@@ -1,17 +1,16 @@
 """HG: a scale vector per branch, and when it is slower or faster than a shared one."""
 
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.claims.shared_checks import early, throughout
-from lightning_sv.theory.compare import MARGIN, Curve, loss_ratio
 from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import MARGIN, Curve, loss_ratio
 from lightning_sv.theory.panels import Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, Heterogeneous
-from lightning_sv.theory.teachers import TEACHERS, Teacher
+from lightning_sv.theory.teachers import TEACHERS
 
 _F, _HG = STUDENTS["f"], Heterogeneous()
 #: relative difference of small losses that are equal by symmetry
@@ -31,64 +30,52 @@ def stated_coefficient(teacher: Array) -> Fraction:
     return Fraction(2, 3) * Fraction((squares.sum(0) ** 2).sum() - (squares**2).sum())
 
 
-def shares_a_column(teacher: Teacher) -> bool:
-    """Return True if two branches read the same input: a column with entries in both."""
-    return stated_coefficient(teacher.matrix) > 0
-
-
-def _at_an_instant(advance: Advance) -> Finding:
-    """Check the identity of the two rates at one state; the sign of the cross terms decides the order."""
+@claim("hg", "Section 3.1; ours", "(i)", "any state with γ_1 = γ_2 = γ")
+def _at_an_instant() -> Finding:
+    """dL_HG/dt − dL_f/dt = Σ_j [(Σ_k p_kj)² − Σ_k p_kj²], p_k = −∂L/∂γ_k: HG is faster where branches disagree."""
     rng = np.random.default_rng(0)
-    worst, ahead, wrong, cross_terms, ratios = 0.0, 0, 0, [], []
+    worst, wrong, cross_terms, ratios = 0.0, 0, [], []
     count = 2000
     for _ in range(count):
         c, d = (int(n) for n in rng.integers(2, 5, 2))
         w, teacher, gamma = rng.standard_normal((c, d)), rng.standard_normal((c, d)), rng.standard_normal(d)
-        gammas = np.broadcast_to(gamma, (2, d)).copy()
         pull = by_branch(w * (teacher - w * gamma))  # −∂L/∂γ_kj
         cross = float((pull.sum(0) ** 2).sum() - (pull**2).sum())
-        ours, theirs = _HG.rate([w, gammas], teacher), _F.rate([w, gamma], teacher)
+        ours, theirs = _HG.rate([w, np.stack([gamma, gamma])], teacher), _F.rate([w, gamma], teacher)
         worst = max(worst, abs(ours - theirs - cross) / (1 + abs(theirs)))
-        ahead += ours < theirs
         wrong += (ours < theirs) != (cross < 0)
         cross_terms.append(cross / -theirs)
         ratios.append(ours / theirs)
-    x = np.array(cross_terms)
+    ahead = float(np.mean(np.array(ratios) > 1))
     panel = Panel(
         "(i) HG is the faster where branches pull γ apart",
         "cross terms of the branches / $|dL_f/dt|$",
         "$(dL_{HG}/dt) \\,/\\, (dL_f/dt)$",
-        [Line("random states", x[:1000], np.array(ratios)[:1000], marks=True)],
+        [Line("random states", cross_terms[:1000], ratios[:1000], marks=True)],
         level=1.0,
     )
-    note = f"{count} random states, HG faster in {ahead / count:.0%}; {wrong} against the sign of the cross terms"
+    note = f"{count} random states, HG faster in {ahead:.0%}; {wrong} against the sign of the cross terms"
     return Finding(0.0, worst, worst, worst < 1e-12 and not wrong, note, (panel,))
 
 
-def _course(w: tuple[float, float], teacher: tuple[float, float]) -> Curve:
-    start = np.array(w)[:, None]
-    blocks = ([start, np.ones((2, 1))], [start, np.ones(1)])
-    return loss_ratio(_HG, _F, np.array(teacher)[:, None], np.linspace(0.02, 4, 200), initial=blocks)
+@claim("hg", "ours, as Theorem D.1 (ii)", "(ii)", _START)
+def _early() -> Finding:
+    """L_HG − L_f = +(2/3) Σ_j [(Σ_k ‖w*_kj‖²)² − Σ_k ‖w*_kj‖⁴] t³ + O(t⁴): HG is the slower."""
+    return early("hg", stated_coefficient)
 
 
-def _grow_and_shrink(advance: Advance) -> Finding:
-    """One branch grows and the other shrinks, from W(0) ≠ 0: the paper's Figure 4."""
-    grid = (0.5, 1.0, 1.5, 2.0)
-    below, lines = [], []
-    cases = [(a, b) for a in grid for b in grid]
-    for a, b in counted(cases, advance):
-        curve = _course((a, b), (2 * a, b / 2))
-        below.append(curve.peak[0] < 1 - MARGIN)
-        if (a, b) in ((0.5, 0.5), (0.5, 2.0), (1.0, 1.0), (2.0, 0.5), (2.0, 2.0)):
-            lines.append(Line(f"W(0) = ({a:g}, {b:g})ᵀ", *curve))
-    panel = ratio_panel("One branch doubles, one halves: HG and f", "HG", "f", lines, (1e-3, 1e3))
-    share = float(np.mean(below))
-    first = np.mean([_course((a, b), (2 * a, b / 2)).values[0] < 1 for a, b in cases])
-    note = f"share of {len(cases)} starts where HG stays ahead up to t = 4; ahead at first in {first:.0%}"
-    return Finding(1.0, share, None, share == 1, note, (panel,))
+@claim("hg", "ours", "(iii)", f"{_START}; two branches share a column of W*")
+def _throughout() -> Finding:
+    """L_f(t) < L_HG(t) for every t > 0: rate √(1 + 4‖a_j‖²) of whole columns against √(1 + 4‖a_kj‖²)."""
+    teachers = [teacher for teacher in TEACHERS if stated_coefficient(teacher.matrix) > 0]
+    return throughout("f", "hg", "(iii) f stays below HG: branches share an input", teachers)
 
 
-def _ahead(advance: Advance) -> Finding:
+@claim(
+    "hg", 'Section 3.1: separate vectors let "the induced preconditioners adapt"', "faster", _START, expected="fails"
+)
+def _ahead() -> Finding:
+    """L_HG(t) < L_f(t) for some W* and t > 0."""
     curves = [loss_ratio(_HG, _F, teacher.matrix) for teacher in TEACHERS]
     behind = sum(curve.peak[0] > 1 + EQUAL for curve in curves)
     least = min(float(curve.values.min()) for curve in curves)
@@ -99,47 +86,22 @@ def _ahead(advance: Advance) -> Finding:
     return Finding("< 1", least, None, least < 1 - EQUAL, note)
 
 
-CLAIMS = (
-    Claim(
-        "hg",
-        "(i)",
-        "Section 3.1; ours",
-        "dL_HG/dt − dL_f/dt = Σ_j [(Σ_k p_kj)² − Σ_k p_kj²], p_k = −∂L/∂γ_k: HG is faster where branches disagree",
-        "any state with γ_1 = γ_2 = γ",
-        _at_an_instant,
-    ),
-    Claim(
-        "hg",
-        "(ii)",
-        "ours, as Theorem D.1 (ii)",
-        "L_HG − L_f = +(2/3) Σ_j [(Σ_k ‖w*_kj‖²)² − Σ_k ‖w*_kj‖⁴] t³ + O(t⁴): HG is the slower",
-        _START,
-        partial(early, "hg", "HG", stated_coefficient),
-    ),
-    Claim(
-        "hg",
-        "(iii)",
-        "ours",
-        "L_f(t) < L_HG(t) for every t > 0: rate √(1 + 4‖a_j‖²) of whole columns against √(1 + 4‖a_kj‖²)",
-        f"{_START}; two branches share a column of W*",
-        partial(throughout, "f", "f", "branches share an input", shares_a_column, ("hg", "HG")),
-    ),
-    Claim(
-        "hg",
-        "faster",
-        'Section 3.1: separate vectors let "the induced preconditioners adapt"',
-        "L_HG(t) < L_f(t) for some W* and t > 0",
-        _START,
-        _ahead,
-        expected="fails",
-    ),
-    Claim(
-        "hg",
-        "W(0) ≠ 0",
-        "Section 3.1, Figure 4; ours",
-        "L_HG(t) < L_f(t) for every t where one branch doubles and one halves",
-        "d = 1, W(0) from 1/2 to 2, γ = 1; t ≤ 4",
-        _grow_and_shrink,
-        expected="fails",
-    ),
-)
+def _course(a: float, b: float) -> Curve:
+    """Return L_HG / L_f from W(0) = (a, b)ᵀ to W* = (2a, b/2)ᵀ."""
+    start = np.array([[a], [b]])
+    blocks = ([start, np.ones((2, 1))], [start, np.ones(1)])
+    return loss_ratio(_HG, _F, np.array([[2 * a], [b / 2]]), np.linspace(0.02, 4, 200), initial=blocks)
+
+
+@claim("hg", "Section 3.1, Figure 4; ours", "W(0) ≠ 0", "d = 1, W(0) from 1/2 to 2, γ = 1; t ≤ 4", expected="fails")
+def _grow_and_shrink() -> Finding:
+    """L_HG(t) < L_f(t) for every t where one branch doubles and one halves."""
+    grid = (0.5, 1.0, 1.5, 2.0)
+    curves = {(a, b): _course(a, b) for a in grid for b in grid}
+    shown = ((0.5, 0.5), (0.5, 2.0), (1.0, 1.0), (2.0, 0.5), (2.0, 2.0))
+    lines = [Line(f"W(0) = ({a:g}, {b:g})ᵀ", *curves[a, b]) for a, b in shown]
+    panel = ratio_panel("One branch doubles, one halves: HG and f", "HG", "f", lines, (1e-3, 1e3))
+    share = float(np.mean([curve.peak[0] < 1 - MARGIN for curve in curves.values()]))
+    first = np.mean([curve.values[0] < 1 for curve in curves.values()])
+    note = f"share of {len(curves)} starts where HG stays ahead up to t = 4; ahead at first in {first:.0%}"
+    return Finding(1.0, share, None, share == 1, note, (panel,))

@@ -1,15 +1,26 @@
-"""Effective step as the reason why the initial std matters for llama but not for dnp.
+"""Initial std under AdamW with decay: the effective step, and why the std matters for llama but not for dnp.
 
-Beyond the paper. The derivation is in `theory.adamw`.
+Beyond the paper.
+
+Setting: L(cW) = L(W) for every c > 0, as for a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)). Then ⟨W, ∇L⟩ = 0 and
+∇L(cW) = ∇L(W) / c; the function changes by the relative step ‖ΔW‖ / ‖W‖. AdamW's update u = m̂ / √v̂ does not depend on
+the gradient's size:
+
+    W_(t+1) = (1 − η_t λ) W_t − η_t u_t
+
+Exactly (ε = 0): the start c W_0, rates c η_t and decay λ/c give c W_t. An initial std thus acts as a learning rate.
+
+If noise dominates the mean gradient, each g enters Σ u with total weight 1 for any β1, and is orthogonal to W:
+r² = ‖W‖² / n grows by η² per step, while a single update has rms √((1 − β1) / (1 + β1)), about 0.23 for β1 = 0.9. Known
+for constant rates as rotational equilibrium (Kosson et al., arXiv:2305.17212); here with the start and any schedule.
 """
 
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius
-from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.panels import Colour, Line, Panel
 
@@ -23,20 +34,49 @@ _COLOURS: dict[str, Colour] = {"llama": "vermillion", "dnp": "blue"}
 _RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
 #: the first steps of AdamW are larger, because its second moment averages few values
 SETTLED = 100
+_init_std = partial(claim, "init-std", "ours; beyond the paper")
 
 
-@cache
-def _runs() -> "dict[tuple[str, float], ShortRun]":
-    from lightning_sv.theory.toy_training import train
+def radii(start: float, rates: Array, decay: float) -> Array:
+    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + η_t²: the rms of W before every step and after the last.
 
-    return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
+    Args:
+        start: initial std r_0
+        rates: η_t, shape (T,)
+        decay: λ
+
+    Returns:
+        r, shape (T + 1,).
+    """
+    squares = [start**2]
+    for rate in rates:
+        squares.append((1 - rate * decay) ** 2 * squares[-1] + rate**2)
+    return np.sqrt(squares)
 
 
-def _equivalence(advance: Advance) -> Finding:
+def relative_steps(start: float, rates: Array, decay: float, beta1: float = 0.9) -> Array:
+    """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
+    return np.asarray(rates * np.sqrt((1 - beta1) / (1 + beta1)) / radii(start, rates, decay)[:-1])
+
+
+def equilibrium(rate: float, decay: float) -> float:
+    """Return r_∞ = √(η / (λ(2 − ηλ))), at which growth and decay balance at a constant rate."""
+    return float(np.sqrt(rate / (decay * (2 - rate * decay))))
+
+
+def memory(start: float, rate: float, decay: float) -> float:
+    """Return log(1 + r_0²/r_∞²) / (−2 log(1 − ηλ)), the steps after which half of r² is due to the optimizer."""
+    share = start**2 / equilibrium(rate, decay) ** 2
+    return float(np.log1p(share) / (-2 * np.log1p(-rate * decay)))
+
+
+@_init_std("equivalence", "dnp and unified hold, llama must not; ε negligible")
+def _equivalence() -> Finding:
+    """L(cW) = L(W): AdamW from c W_0 with rates c η and decay λ/c trains as from W_0."""
     from lightning_sv.theory.toy_training import losses_of_rescaled
 
     apart = {}
-    for arm in counted(("dnp", "hg+dnp+or", "llama"), advance):
+    for arm in ("dnp", "hg+dnp+or", "llama"):
         apart[arm] = float(np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max())
     worst = max(apart["dnp"], apart["hg+dnp+or"])
     note = "c = 4, 8 steps of our models in float64; largest difference of the losses: " + ", ".join(
@@ -45,10 +85,14 @@ def _equivalence(advance: Advance) -> Finding:
     return Finding(0.0, worst, worst, worst < 1e-9 and apart["llama"] > 0.1, note)
 
 
-def _simulated(advance: Advance) -> Finding:
+@_init_std("r(t)", f"white noise orthogonal to W, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}")
+def _simulated() -> Finding:
+    """r²_(t+1) = (1 − ηλ)² r²_t + η², ‖ΔW‖/‖W‖ = η √((1 − β1)/(1 + β1)) / r."""
+    from lightning_sv.theory.toy_training import simulate_radius
+
     steps = np.full(3000, PEAK)
     worst, lines = 0.0, []
-    for std in counted(STDS, advance):
+    for std in STDS:
         radius, relative = simulate_radius(std, steps, DECAY)
         stated = radii(std, steps, DECAY)
         settled = slice(SETTLED, None)
@@ -74,7 +118,16 @@ def _simulated(advance: Advance) -> Finding:
     return Finding(0.0, worst, worst, worst < 0.12, note, (panel,))
 
 
-def _radius_in_training(advance: Advance) -> Finding:
+@cache
+def _runs() -> "dict[tuple[str, float], ShortRun]":
+    from lightning_sv.theory.toy_training import train
+
+    return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
+
+
+@_init_std("r(t) in training", _RUNS)
+def _radius_in_training() -> Finding:
+    """dnp's matrices follow this law within a factor 1.5."""
     from lightning_sv.theory.toy_training import rates
 
     schedule = rates(STEPS, PEAK)
@@ -102,81 +155,28 @@ def _radius_in_training(advance: Advance) -> Finding:
     return Finding("within 1.5", factor, None, factor < 1.5, note, (panel,))
 
 
-def _mean_steps(arm: str) -> Array:
-    return np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS])
+def _by_std(title: str, y: str, values: dict[str, Array], scale: Literal["x", "xy"]) -> Panel:
+    lines = [Line(arm, STDS, values[arm], colour=_COLOURS[arm]) for arm in ARMS]
+    return Panel(title, "initial std of q, k, v, gate, up", y, lines, scale=scale)
 
 
-def _step_explains(advance: Advance) -> Finding:
-    """Limit: llama's sensitivity is not explained by its step."""
-    steps = {arm: _mean_steps(arm) for arm in ARMS}
+@_init_std("the step alone", _RUNS, expected="fails")
+def _step_explains() -> Finding:
+    """llama's relative step depends on the std more than dnp's."""
+    steps = {arm: np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS]) for arm in ARMS}
     spans = {arm: float(values.max() / values.min()) for arm, values in steps.items()}
-    panel = Panel(
-        "The relative step depends on the std in both",
-        "initial std of q, k, v, gate, up",
-        "mean ‖ΔW‖ / ‖W‖ after the warm-up",
-        [Line(arm, STDS, steps[arm], colour=_COLOURS[arm]) for arm in ARMS],
-        scale="xy",
-    )
+    panel = _by_std("The relative step depends on the std in both", "mean ‖ΔW‖ / ‖W‖ after the warm-up", steps, "xy")
     note = f"largest over least mean step: llama {spans['llama']:.0f}, dnp {spans['dnp']:.0f}"
     return Finding("> 1.5", spans["llama"] / spans["dnp"], None, spans["llama"] > 1.5 * spans["dnp"], note, (panel,))
 
 
-def _loss(advance: Advance) -> Finding:
+@_init_std("loss", _RUNS)
+def _loss() -> Finding:
+    """the loss depends on the std less than half as much under dnp."""
     losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
     spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    panel = Panel(
-        "llama's function has the std in it, dnp's has not",
-        "initial std of q, k, v, gate, up",
-        "loss on held-out text, nats per byte",
-        [Line(arm, STDS, values, colour=_COLOURS[arm]) for arm, values in losses.items()],
-        scale="x",
-    )
+    title = "llama's function has the std in it, dnp's has not"
+    panel = _by_std(title, "loss on held-out text, nats per byte", losses, "x")
     note = "; ".join(f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items())
     share = spreads["dnp"] / spreads["llama"]
     return Finding("< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,))
-
-
-_SOURCE = "ours; beyond the paper"
-CLAIMS = (
-    Claim(
-        "init-std",
-        "equivalence",
-        _SOURCE,
-        "L(cW) = L(W): AdamW from c W_0 with rates c η and decay λ/c trains as from W_0",
-        "dnp and unified hold, llama must not; ε negligible",
-        _equivalence,
-    ),
-    Claim(
-        "init-std",
-        "r(t)",
-        _SOURCE,
-        "r²_(t+1) = (1 − ηλ)² r²_t + η², ‖ΔW‖/‖W‖ = η √((1 − β1)/(1 + β1)) / r",
-        f"white noise orthogonal to W, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}",
-        _simulated,
-    ),
-    Claim(
-        "init-std",
-        "r(t) in training",
-        _SOURCE,
-        "dnp's matrices follow this law within a factor 1.5",
-        _RUNS,
-        _radius_in_training,
-    ),
-    Claim(
-        "init-std",
-        "the step alone",
-        _SOURCE,
-        "llama's relative step depends on the std more than dnp's",
-        _RUNS,
-        _step_explains,
-        expected="fails",
-    ),
-    Claim(
-        "init-std",
-        "loss",
-        _SOURCE,
-        "the loss depends on the std less than half as much under dnp",
-        _RUNS,
-        _loss,
-    ),
-)

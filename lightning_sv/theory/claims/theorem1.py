@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
-from lightning_sv.theory.compare import TIMES, stays_below
-from lightning_sv.theory.flow import flow
-from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
+from lightning_sv.theory.claims.base import Finding, claim
+from lightning_sv.theory.claims.shared_checks import throughout
+from lightning_sv.theory.flow import TIMES, flow
+from lightning_sv.theory.panels import TIME, Line, Panel
 from lightning_sv.theory.students import STUDENTS
 from lightning_sv.theory.teachers import TEACHERS
 
@@ -14,22 +14,17 @@ _F, _G = STUDENTS["f"], STUDENTS["g"]
 _SETTING = "W(0) = 0, γ(0) = 1, W* ≠ 0"
 
 
-def _faster(advance: Advance) -> Finding:
-    curves, below = [], []
-    for teacher in counted(TEACHERS, advance):
-        holds, curve = stays_below(_F, _G, teacher.matrix)
-        below.append(holds)
-        curves.append(curve)
-    worst = max(curve.peak[0] for curve in curves)
-    shown = [Line(t.name, *curve) for t, curve in zip(TEACHERS, curves, strict=True)][:6]
-    panel = ratio_panel("f, with γ, is always below g, without", "f", "g", shown, (1e-6, 3))
-    note = f"{len(TEACHERS)} teachers; just after t = 0 by exact series, then up to t = {TIMES[-1]:g}"
-    return Finding("< 1", worst, None, all(below), note, (panel,))
+@claim("theorem1", _SOURCE, "faster", _SETTING)
+def _faster() -> Finding:
+    """L_f(t) < L_g(t) for every t > 0."""
+    return throughout("f", "g", "f, with γ, is always below g, without")
 
 
-def _invariant(advance: Advance) -> Finding:
+@claim("theorem1", _SOURCE, "invariant", _SETTING)
+def _invariant() -> Finding:
+    """γ_j² − ‖w_j‖² = 1."""
     drifts = []
-    for teacher in counted(TEACHERS, advance):
+    for teacher in TEACHERS:
         states = flow(_F, teacher.matrix, TIMES).states
         drifts.append([np.abs(gamma**2 - (w**2).sum(0) - 1).max() for w, gamma in states])
     worst = float(np.max(drifts))
@@ -45,9 +40,10 @@ def _invariant(advance: Advance) -> Finding:
     return Finding(1.0, 1.0 + worst, worst, worst < 1e-9, "the integrator does not know the invariant", (panel,))
 
 
-def _plain_loss(advance: Advance) -> Finding:
-    errors = []
-    times = TIMES[TIMES <= 5]
+@claim("theorem1", "Appendix C.1, Step I", "L_g", "W(0) = 0")
+def _plain_loss() -> Finding:
+    """L_g(t) = ½ e⁻²ᵗ ‖W*‖_F²."""
+    errors, times = [], TIMES[TIMES <= 5]
     for teacher in TEACHERS:
         start = 0.5 * float((teacher.matrix**2).sum())
         errors.append(np.abs(flow(_G, teacher.matrix, times).loss / (start * np.exp(-2 * times)) - 1).max())
@@ -71,7 +67,9 @@ def _plain_loss(advance: Advance) -> Finding:
     return Finding(stated, measured, worst, worst < 1e-8, note, (panel,))
 
 
-def _preconditioner(advance: Advance) -> Finding:
+@claim("theorem1", "Section 2.1", "preconditioner", "any state")
+def _preconditioner() -> Finding:
+    """ȧ_j = P_j (w*_j − a_j), P_j = γ_j² I + w_j w_jᵀ."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(200):
@@ -82,18 +80,3 @@ def _preconditioner(advance: Advance) -> Finding:
             stated[:, j, :, j] = gamma[j] ** 2 * np.eye(c) + np.outer(w[:, j], w[:, j])
         worst = max(worst, np.abs(_F.preconditioner([w, gamma]) - stated.reshape(c * d, c * d)).max())
     return Finding(0.0, worst, worst, worst < 1e-12, "J Jᵀ by differentiation against the formula, 200 random states")
-
-
-CLAIMS = (
-    Claim("theorem1", "faster", _SOURCE, "L_f(t) < L_g(t) for every t > 0", _SETTING, _faster),
-    Claim("theorem1", "invariant", _SOURCE, "γ_j² − ‖w_j‖² = 1", _SETTING, _invariant),
-    Claim("theorem1", "L_g", "Appendix C.1, Step I", "L_g(t) = ½ e⁻²ᵗ ‖W*‖_F²", "W(0) = 0", _plain_loss),
-    Claim(
-        "theorem1",
-        "preconditioner",
-        "Section 2.1",
-        "ȧ_j = P_j (w*_j − a_j), P_j = γ_j² I + w_j w_jᵀ",
-        "any state",
-        _preconditioner,
-    ),
-)

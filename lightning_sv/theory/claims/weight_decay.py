@@ -1,9 +1,11 @@
 """Weight decay on γ: without it γ and the Hessian's sharpness grow forever, with it they converge."""
 
+from functools import cache
+
 import numpy as np
 from scipy.special import ndtri
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.hessian import Point, dense_hessian, dense_sharpness, sharpness
 from lightning_sv.theory.panels import TIME, Colour, Line, Panel
@@ -20,7 +22,6 @@ _METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "fr
 _COLOURS: tuple[tuple[Colour, ...], ...] = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
 _Z = float(ndtri(0.99))  # one-sided
 _Z2 = float(ndtri(0.995))  # two-sided
-_DONE: dict[NoisyTraining, Paths] = {}
 
 
 def growth(late: Array, early: Array) -> tuple[float, float]:
@@ -30,16 +31,9 @@ def growth(late: Array, early: Array) -> tuple[float, float]:
     return ratio, error
 
 
-def slopes(times: Array, values: Array) -> Array:
-    """Return the least-squares slope of each path; times (T,), values (T, p) -> (p,)."""
-    centred = times - times.mean()
-    return np.asarray(centred @ values / (centred @ centred))
-
-
-def _paths(advance: Advance) -> Paths:
-    if _SETTING not in _DONE:
-        _DONE[_SETTING] = simulate(_SETTING, advance=advance)
-    return _DONE[_SETTING]
+@cache
+def _paths() -> Paths:
+    return simulate(_SETTING)
 
 
 def _mean_line(label: str, times: Array, values: Array, colour: Colour) -> Line:
@@ -47,8 +41,15 @@ def _mean_line(label: str, times: Array, values: Array, colour: Colour) -> Line:
     return Line(label, times, values.mean(-1), spread=spread, colour=colour)
 
 
-def _no_decay_grows(advance: Advance) -> Finding:
-    paths = _paths(advance)
+def _bounds(paths: Paths) -> tuple[Array, Array]:
+    d = len(_SETTING.target)
+    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
+
+
+@claim("weight-decay", _SOURCE, "μ = 0: γ", _CONDITIONS)
+def _no_decay_grows() -> Finding:
+    """E‖γ(4T)‖² / E‖γ(T)‖² > 1.5: unbounded."""
+    paths = _paths()
     quarter = len(paths.times) // 4
     ratio, error = growth(paths.gamma[-1, 0], paths.gamma[quarter, 0])
     panel = Panel(
@@ -67,8 +68,10 @@ def _no_decay_grows(advance: Advance) -> Finding:
     return Finding("> 1.5", ratio, error, low > 1.5, note, (panel,))
 
 
-def _no_decay_sharpens(advance: Advance) -> Finding:
-    paths = _paths(advance)
+@claim("weight-decay", _SOURCE, "μ = 0: sharpness", _CONDITIONS)
+def _no_decay_sharpens() -> Finding:
+    """λ_max, Tr, ‖·‖_F of ∇²L grow too."""
+    paths = _paths()
     quarter = len(paths.times) // 4
     values = {label: getattr(paths, name) for label, name in _METRICS}
     found = {label: growth(each[-1, 0], each[quarter, 0]) for label, each in values.items()}
@@ -91,14 +94,16 @@ def _no_decay_sharpens(advance: Advance) -> Finding:
     return Finding("> 1.5", found[weakest][0], found[weakest][1], min(lows.values()) > 1.5, note, (panel,))
 
 
-def _decay_settles(advance: Advance) -> Finding:
-    paths = _paths(advance)
+@claim("weight-decay", _SOURCE, "μ > 0: slope", _CONDITIONS)
+def _decay_settles() -> Finding:
+    """E‖γ‖² and the sharpness of ∇²L stay bounded: slope 0."""
+    paths = _paths()
     window = _SETTING.end / 2
     late = paths.times >= window
     settled, found = [], {}
     for label, name in (("‖γ‖²", "gamma"), *_METRICS):
         values = getattr(paths, name)[late, 1]
-        each = slopes(paths.times[late], values)
+        each = np.polyfit(paths.times[late], values, 1)[0]
         slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
         # an interval that covers zero must be narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
@@ -112,13 +117,10 @@ def _decay_settles(advance: Advance) -> Finding:
     return Finding(0.0, found["‖γ‖²"][0], found["‖γ‖²"][1], all(settled), note)
 
 
-def _bounds(paths: Paths) -> tuple[Array, Array]:
-    d = len(_SETTING.target)
-    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
-
-
-def _below_bounds(advance: Advance) -> Finding:
-    paths = _paths(advance)
+@claim("weight-decay", "Appendix C.2, eq. (Grönwall)", "bounds", _CONDITIONS)
+def _below_bounds() -> Finding:
+    """E‖γ‖² and E‖w‖² below the proof's bounds."""
+    paths = _paths()
     gamma_bound, w_bound = _bounds(paths)
     shares = []
     for values, bound in ((paths.gamma[:, 1], gamma_bound), (paths.w[:, 0], w_bound), (paths.w[:, 1], w_bound)):
@@ -129,7 +131,9 @@ def _below_bounds(advance: Advance) -> Finding:
     return Finding("< 1", max(shares), None, max(shares) < 1, note)
 
 
-def _closed_forms(advance: Advance) -> Finding:
+@claim("weight-decay", "Appendix C.2", "Hessian", "any state")
+def _closed_forms() -> Finding:
+    """∇²L = diag(H_1, ..., H_d) and its closed forms."""
     rng = np.random.default_rng(0)
     closed, dense, errors = [], [], []
     for _ in range(60):
@@ -157,35 +161,3 @@ def _closed_forms(advance: Advance) -> Finding:
     return Finding(
         0.0, worst, worst, worst < 1e-10, "blocks, λ_max, trace and Frobenius norm of 60 random states", (panel,)
     )
-
-
-CLAIMS = (
-    Claim("weight-decay", "μ = 0: γ", _SOURCE, "E‖γ(4T)‖² / E‖γ(T)‖² > 1.5: unbounded", _CONDITIONS, _no_decay_grows),
-    Claim(
-        "weight-decay", "μ = 0: sharpness", _SOURCE, "λ_max, Tr, ‖·‖_F of ∇²L grow too", _CONDITIONS, _no_decay_sharpens
-    ),
-    Claim(
-        "weight-decay",
-        "μ > 0: slope",
-        _SOURCE,
-        "E‖γ‖² and the sharpness of ∇²L stay bounded: slope 0",
-        _CONDITIONS,
-        _decay_settles,
-    ),
-    Claim(
-        "weight-decay",
-        "bounds",
-        "Appendix C.2, eq. (Grönwall)",
-        "E‖γ‖² and E‖w‖² below the proof's bounds",
-        _CONDITIONS,
-        _below_bounds,
-    ),
-    Claim(
-        "weight-decay",
-        "Hessian",
-        "Appendix C.2",
-        "∇²L = diag(H_1, ..., H_d) and its closed forms",
-        "any state",
-        _closed_forms,
-    ),
-)

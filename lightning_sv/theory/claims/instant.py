@@ -1,4 +1,4 @@
-"""Claims (i): descent rates of two students at the same effective state.
+"""Claims (i) of DP and OR: descent rates of two students at the same effective state.
 
 The proofs use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard initialization
 preserves and a state off the trajectory may violate. `guard` is that number.
@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_sv.theory.claims.base import Finding
 from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.flow import flow
+from lightning_sv.theory.panels import Colour, Line, Panel
 from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student
 
 _F = STUDENTS["f"]
@@ -64,12 +66,6 @@ class Pairing:
         blocks = [rng.standard_normal(block.shape) for block in self.student.initial(c, d)]
         return State(blocks, rng.standard_normal((c, d)))
 
-    def on_trajectory(self, rng: np.random.Generator, times: Sequence[float]) -> list[State]:
-        """Return states of the student's flow from its standard initialization, for a random teacher."""
-        c, d = rng.integers(1, 5, 2)
-        teacher = rng.standard_normal((c, d))
-        return [State(blocks, teacher) for blocks in flow(self.student, teacher, times).states]
-
     def smallest_violation(self, c: int, d: int, grid: Sequence[float]) -> tuple[State, Rates] | None:
         """Return the violation closest to the standard initialization, among states with entries on a grid.
 
@@ -93,6 +89,11 @@ class Pairing:
                 return state, rates
         return None
 
+    def panel(self, title: str, lines: Sequence[Line], **limits: tuple[float, float]) -> Panel:
+        """Return log-log axes for the ratio of the rates as a function of the guard."""
+        ratio = f"$(dL_{{{self.student.name}}}/dt) \\,/\\, (dL_f/dt)$"
+        return Panel(title, f"{self.guard_name} of the state", ratio, lines, scale="xy", level=1.0, **limits)
+
 
 PAIRINGS = {
     # DP (i): γ = γb and W_f = diag(γa) W_φ
@@ -110,3 +111,37 @@ PAIRINGS = {
         lambda blocks: float(blocks[2][0] ** 2 / (blocks[1] * blocks[1]).mean()),
     ),
 }
+
+
+def at_an_instant(name: str) -> Finding:
+    """Check (i) on the student's trajectory, and off it if the guard of the proof is at least 1."""
+    pairing, rng = PAIRINGS[name], np.random.default_rng(0)
+    on: list[State] = []
+    off: list[State] = []
+    for _ in range(40):
+        teacher = rng.standard_normal(rng.integers(1, 5, 2))
+        on += [State(blocks, teacher) for blocks in flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states]
+    while len(off) < 2000:
+        state = pairing.random(rng)
+        if pairing.guard(state.blocks) >= 1:
+            off.append(state)
+    violations, lines = 0, []
+    sets: dict[Colour, tuple[str, list[State]]] = {
+        "orange": ("off the trajectory, guarded", off),
+        "blue": ("on the trajectory", on),
+    }
+    for colour, (label, states) in sets.items():
+        rates = [pairing.rates(state) for state in states]
+        violations += sum(rate.violates for rate in rates)
+        moving = [(pairing.guard(s.blocks), r) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
+        ratio = [r.student / r.standard for _, r in moving]
+        lines.append(Line(label, [guard for guard, _ in moving], ratio, marks=True, colour=colour))
+    panel = pairing.panel(
+        f"(i) {pairing.student.name} descends at least as fast as f",
+        lines,
+        limits=(0.8, 1.5 * max(np.quantile(line.y, 0.999) for line in lines)),
+        x_limits=(0.8, 1.5 * max(np.quantile(line.x, 0.99) for line in lines)),
+    )
+    least = min(np.min(line.y) for line in lines)
+    note = f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
+    return Finding(0.0, violations, None, violations == 0, note, (panel,))
