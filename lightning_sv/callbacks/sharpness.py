@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import lightning as L
@@ -19,6 +19,7 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
+from lightning_sv.callbacks.probe_memory import free_bytes, probe_bytes
 from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
@@ -26,6 +27,7 @@ from lightning_sv.callbacks.training_monitor import pause_throughput, write_scal
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
+from lightning_sv.settings.model import PretrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ class Sharpness(L.Callback):
     Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
     weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
-    lanczos_steps vectors of a subset's size. If a GPU has too little for exact products, differences are used.
+    lanczos_steps vectors of a subset's size. On a GPU it is measured before the first probe: if exact products do not
+    fit, differences are used, and if these do not fit either, the run stops.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not be sharded.
 
@@ -115,7 +118,8 @@ class Sharpness(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint."""
-        self._state = _ProbeState(**state_dict)
+        known = {field.name for field in fields(_ProbeState)}  # older checkpoints also contain the step
+        self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the subsets, and that a loss is available."""
@@ -179,6 +183,30 @@ class Sharpness(L.Callback):
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
                 )
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
+            self._fit_memory(settings, pl_module)
+
+    def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
+        """On a GPU, choose products that fit its memory."""
+        assert self._blocks is not None
+        if (free := free_bytes(pl_module.device, pl_module)) is None:
+            return
+        n, length = self._blocks.shape
+        for exact in (True, False) if self.method == "exact" else (False,):
+            shape = (n, length - 1)
+            needed = probe_bytes(settings.meta(), shape, self._present, self.lanczos_steps, exact=exact)
+            self._exact = exact
+            if needed <= free:
+                return
+            if exact:
+                log.warning(
+                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free: differences of gradients instead",
+                    needed / 2**30,
+                    free / 2**30,
+                )
+        raise ConfigError(
+            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, what "
+            "training leaves of the device. Leave out the subset all, or lower lanczos_steps or sequences."
+        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -255,19 +283,9 @@ class Sharpness(L.Callback):
             value = loss().item()
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
-        try:
-            return {"loss": value} | self._estimates(subsets, loss)
-        except torch.OutOfMemoryError:
-            if not self._exact:
-                raise
-            log.warning("sharpness: exact products do not fit the device's memory: differences of gradients instead")
-        self._exact = False  # outside of the handler, where the error would keep the graph alive
-        return {"loss": value} | self._estimates(subsets, loss)
-
-    def _estimates(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        spent = 0
-        for name, product in self._products(subsets, loss).items():
+        scalars, spent = {"loss": value}, 0
+        products = self._products(subsets, loss)
+        for name, product in products.items():
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
             moments = hutchinson(product, self.hutchinson_probes)
             spent += sharpest.n_matvecs + moments.trace.n_matvecs
