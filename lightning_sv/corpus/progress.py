@@ -4,30 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 
 @contextmanager
-def phase(name: str, total: int | None, unit: str = "bytes", *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error during the block; yield the function that advances it.
+def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error during the block; yield the function that advances it by bytes.
 
     Args:
         name: phase of the preparation
-        total: its size, None if unknown
-        unit: 'bytes' shows a rate; anything else shows a count
+        total: its size in bytes, None if unknown
         shown: if False, show nothing
     """
-    measure: ProgressColumn = TransferSpeedColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), measure, TimeElapsedColumn()
+    columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), TransferSpeedColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)
         yield lambda amount: bars.advance(task, amount)
