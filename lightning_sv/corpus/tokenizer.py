@@ -40,11 +40,13 @@ class Tokenizer(ABC):
         filename: name of its canonical file inside a corpus
         vocab_size: one more than the largest id
         eot: id of the end-of-text token
+        content: bytes of the canonical file
     """
 
     filename: ClassVar[str]
     vocab_size: int
     eot: int
+    content: bytes
 
     @property
     def eot_token(self) -> str:
@@ -80,14 +82,10 @@ class Tokenizer(ABC):
         before, after = _characters(text), _characters(decoded)
         return _n_bytes(before - after) / max(1, _n_bytes(before))
 
-    @abstractmethod
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
-
     @property
     def sha256(self) -> str:
         """sha256 of the canonical file, equal for tokenizers made from the same data."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        return hashlib.sha256(self.content).hexdigest()
 
     @property
     def dtype(self) -> np.dtype:
@@ -97,7 +95,7 @@ class Tokenizer(ABC):
     def save(self, folder: str | Path) -> Path:
         """Write the canonical file, and the end token's name if it is unusual; return the file's path."""
         path = Path(folder) / self.filename
-        path.write_bytes(self.to_bytes())
+        path.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
             path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
         return path
@@ -107,7 +105,7 @@ class Tokenizer(ABC):
         """Read the tokenizer of a prepared corpus."""
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
-                return kind.from_bytes(read_limited(path), str(path), _named_end(path.parent))
+                return kind(read_limited(path), str(path), _named_end(path.parent))
         raise ConfigError(f"{folder} has neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
@@ -116,8 +114,15 @@ class JsonTokenizer(Tokenizer):
 
     filename = "tokenizer.json"
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str, eot: str | None = None) -> None:
-        self._tokenizer, self._raw = tokenizer, raw
+    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
+        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
+        self._tokenizer, self.content = tokenizer, raw
         tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -130,17 +135,6 @@ class JsonTokenizer(Tokenizer):
                 "tokens."
             )
         self.eot = eot_id
-
-    @classmethod
-    def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "JsonTokenizer":
-        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
-        try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-        except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
-        return cls(tokenizer, raw, where, eot)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
@@ -160,7 +154,7 @@ class JsonTokenizer(Tokenizer):
                 f"tokenizer is bpe:{vocab_size}; expected at most bpe:{size}, which is all that this text supports. "
                 "Add text or use a smaller size."
             )
-        return cls.from_bytes(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
+        return cls(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
@@ -175,7 +169,7 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def unknown(self) -> int | None:  # type: ignore[override]
         """Id of the token for unknown text; None if there is none."""
-        model = json.loads(self._raw)["model"]
+        model = json.loads(self.content)["model"]
         name = model.get("unk_token")
         if name is None:
             unigram_id: int | None = model.get("unk_id")
@@ -186,37 +180,29 @@ class JsonTokenizer(Tokenizer):
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
-        return self._raw
-
 
 class RanksTokenizer(Tokenizer):
     """GPT-2 on tiktoken, from its table of ranks; the canonical file lists `base64(token) rank`."""
 
     filename = "gpt2.tiktoken"
 
-    def __init__(self, ranks: dict[bytes, int]) -> None:
-        self._ranks = ranks
-        self.eot = len(ranks)
-        self.vocab_size = self.eot + 1
-        special = {END_OF_TEXT: self.eot}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "RanksTokenizer":
+    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
         """Read a file of GPT-2's ranks, named `where` in errors; others need a different splitting pattern."""
         try:
             rows = (line.split() for line in raw.splitlines() if line)
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
         except ValueError:
             ranks = {}
-        if hashlib.sha256(_dump_ranks(ranks)).hexdigest() != GPT2_RANKS_SHA256:
+        self.content = _dump_ranks(ranks)
+        if self.sha256 != GPT2_RANKS_SHA256:
             raise ConfigError(
                 f"{where} does not have GPT-2's ranks; use the gpt2.tiktoken of the openai-whisper sources "
                 "(in whisper/assets), or a tokenizer.json."
             )
-        return cls(ranks)
+        self.eot = len(ranks)
+        self.vocab_size = self.eot + 1
+        special = {END_OF_TEXT: self.eot}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     @classmethod
     def download(cls) -> "RanksTokenizer":
@@ -228,8 +214,8 @@ class RanksTokenizer(Tokenizer):
                 "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
                 "gpt2.tiktoken file (in whisper/assets of the openai-whisper sources)."
             ) from error
-        tokens = (encoding.decode_single_token_bytes(rank) for rank in range(encoding.eot_token))
-        return cls({token: rank for rank, token in enumerate(tokens)})
+        ranks = {encoding.decode_single_token_bytes(rank): rank for rank in range(encoding.eot_token)}
+        return cls(_dump_ranks(ranks), "tokenizer=gpt2")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
@@ -239,10 +225,6 @@ class RanksTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._encoding.decode(list(ids))
-
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
-        return _dump_ranks(self._ranks)
 
 
 def bpe_size(spec: str) -> int | None:
@@ -271,8 +253,8 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     path = Path(spec).expanduser()
     raw = read_limited(path)
     if path.suffix == ".tiktoken":
-        return RanksTokenizer.from_bytes(raw, f"tokenizer={spec}")
-    return JsonTokenizer.from_bytes(raw, f"tokenizer={spec}", eot or _named_end(path.parent))
+        return RanksTokenizer(raw, f"tokenizer={spec}")
+    return JsonTokenizer(raw, f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
 def canonical_sha256(spec: str) -> str:

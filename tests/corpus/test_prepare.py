@@ -19,16 +19,18 @@ import tokenizers
 from filelock import FileLock
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.registry import open_source
 from lightning_sv.corpus.sources.stdlib import PACKAGES
 from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.settings.parse import parse_run
+from tests.corpus.conftest import shard_ids
 
 
 def _ids(folder: Path, split: str) -> list[int]:
-    return np.concatenate(list(iter_tokens(folder, split))).tolist()  # type: ignore[arg-type]
+    ids: list[int] = np.concatenate(shard_ids(folder, split)).tolist()
+    return ids
 
 
 def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
