@@ -77,10 +77,11 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
         raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
         return
-    if bpe_size(spec) is not None:
-        wanted = None
-    else:  # GPT-2 is known without a download
-        wanted = GPT2_RANKS_SHA256 if spec == "gpt2" else canonical_sha256(spec)
+    wanted = None
+    if spec == "gpt2":  # known without a download
+        wanted = GPT2_RANKS_SHA256
+    elif bpe_size(spec) is None:
+        wanted = canonical_sha256(spec)
     if wanted != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
@@ -132,8 +133,8 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
         if file_sha256(path) != shard.sha256:
             raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
         tokens = np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2)) if shard.tokens else [0]
-        if (largest := np.max(tokens)) > (most := max(split.largest_token for split in manifest.splits.values())):
-            raise ConfigError(f"{path} has token {largest}, above the largest, {most}; {_again(root)}")
+        if (largest := np.max(tokens)) >= manifest.vocab_size:
+            raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
         return shard.bytes
 
     shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
