@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork, signal_group
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, signal_group
 from lightning_sv.runs.job import LAUNCHER, Job
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
@@ -29,7 +29,7 @@ _POLL_S = 0.1
 
 def available_cores() -> int:
     """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def default_parallel() -> int:
@@ -40,8 +40,8 @@ def default_parallel() -> int:
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with progress bars; return name -> reason of each failure.
 
-    Runs of `LAUNCHER` are forked from one process that has done the imports, if the system supports it. With several
-    GPUs, each parallel run sees one. An interrupt stops the children; finished runs remain.
+    Runs of `LAUNCHER` are forked from one process that has done the imports. With several GPUs, each parallel run sees
+    one. An interrupt stops the children; finished runs remain.
 
     Raises:
         RunError: a signal stopped a run
@@ -61,7 +61,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
 
     with _stops_as_interrupt(), progress, ExitStack() as cleanup:
         server = None
-        if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
+        if any(job.launcher == LAUNCHER for job in jobs):
             server = ForkServer()
             cleanup.callback(server.close)
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
