@@ -73,7 +73,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
                         running.append(_Child(job, slot, env | own, progress, server))
-                    except ConfigError as error:  # a different process trains in its directory
+                    except ConfigError as error:  # its directory has a different run
                         fail(job, str(error))
                 for child in list(running):
                     if child.poll():

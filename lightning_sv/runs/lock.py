@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 from itertools import count
 from pathlib import Path
 
@@ -101,14 +100,11 @@ def clear_unfinished(run_dir: Path) -> None:
 
 
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
-    """Lock a run directory until this process ends; raise ConfigError if a run uses it, or has used it meanwhile."""
-    held = lock(run_dir)
-    _check_free(run_dir, ckpt_path, again)
-    return held
+    """Lock a run directory until this process ends; without a lock if the file system has none.
 
-
-def lock(run_dir: Path) -> FileLock:
-    """Return the acquired lock of a run directory; not acquired if the file system has no locks."""
+    Raises:
+        ConfigError: a run uses the directory, or has used it meanwhile
+    """
     held = FileLock(run_dir / LOCK)
     try:
         held.acquire(timeout=LOCK_SECONDS)
@@ -116,19 +112,5 @@ def lock(run_dir: Path) -> FileLock:
         raise ConfigError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:
         log.warning("%s cannot be locked; do not start a second run in it", run_dir)
+    _check_free(run_dir, ckpt_path, again)
     return held
-
-
-def remove(run_dir: Path) -> None:
-    """Remove the content of an unused run directory except its lock."""
-    held = lock(run_dir)
-    if not held.is_locked:
-        raise ConfigError(f"run_dir {run_dir} has a different run, which may be running; remove it yourself.")
-    try:
-        for each in run_dir.iterdir():
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
-            elif each.name != LOCK:
-                each.unlink()
-    finally:
-        held.release()

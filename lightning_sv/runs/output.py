@@ -23,8 +23,6 @@ class LastingStream:
         """Write a text, or discard it after a failure."""
         try:
             self._stream.write(text)
-        except UnicodeEncodeError:
-            self._stream.write(text.encode("ascii", "backslashreplace").decode())
         except OSError as error:
             self._lose(error)
         return len(text)
