@@ -63,24 +63,14 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         )
     target = Path(config.dir).expanduser().resolve()
     try:
-        if (manifest := _existing(config, target)) is not None:
-            return manifest
-        return _prepare(config, target, progress)
+        if (manifest := _existing(config, target)) is None:
+            with _alone(target):
+                # Another process may have prepared it while this one waited.
+                manifest = _existing(config, target) or _build(config, target, progress)
     except OSError as error:
         raise ConfigError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
-
-
-def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
-    with _alone(target):
-        if (manifest := _existing(config, target)) is not None:  # prepared while this process waited
-            return manifest
-        with atomic_path(target) as partial:  # replaces only an empty folder
-            partial.mkdir()
-            manifest = _build(config, partial, shown)
-            _write_layer(config, manifest.vocab_size, partial)
-            manifest.save(partial)
     return manifest
 
 
@@ -147,7 +137,8 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     return manifest
 
 
-def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
+def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
+    """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
     if config.workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(config.workers)  # `tokenizers` reads it at the first use
     n_tokens = bpe_size(config.tokenizer)
@@ -163,31 +154,34 @@ def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
         assert n_tokens is not None
         tokenizer = _train_bpe(documents, n_tokens, shown)
     check_end(tokenizer, config.eot)
-    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
+    with atomic_path(target) as folder:
+        splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
+        manifest = Manifest(
+            version=FORMAT_VERSION,
+            source=config.source,
+            licence=config.licence or source.licence,
+            packages=source.packages,
+            settings=config.settings(),
+            tokenizer=config.tokenizer,
+            tokenizer_file=tokenizer.save(folder).name,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot=tokenizer.eot,
+            dtype=tokenizer.dtype.name,
+            splits=splits,
+            duplicates=documents.duplicates,
+            unreadable=len(source.unreadable),
+            corpus_hash=corpus_hash(tokenizer.sha256, splits),
+            sources=states,
+            left_out=source.left_out,
+            held_out=held_out,
+            tokenizer_loss=lost,
+        )
+        _write_layer(config, tokenizer.vocab_size, folder)
+        manifest.save(folder)
     # The library's threads do not survive a fork, about which it would warn in every process forked later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer_file = tokenizer.save(folder)
-    return Manifest(
-        version=FORMAT_VERSION,
-        source=config.source,
-        licence=config.licence or source.licence,
-        packages=source.packages,
-        settings=config.settings(),
-        tokenizer=config.tokenizer,
-        tokenizer_file=tokenizer_file.name,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        eot=tokenizer.eot,
-        dtype=tokenizer.dtype.name,
-        splits=splits,
-        duplicates=documents.duplicates,
-        unreadable=len(source.unreadable),
-        corpus_hash=corpus_hash(tokenizer.sha256, splits),
-        sources=states,
-        left_out=source.left_out,
-        held_out=held_out,
-        tokenizer_loss=lost,
-    )
+    return manifest
 
 
 def _train_bpe(documents: SplitDocuments, size: int, shown: bool) -> Tokenizer:

@@ -157,8 +157,7 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
     lines += ["set -euo pipefail", "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}", "export OMP_NUM_THREADS=1", ""]
     lines += ['case "$SLURM_ARRAY_TASK_ID" in']
     for i, job in enumerate(jobs):
-        words = " ".join(shlex.quote(word) for word in [*job.arguments, *job.here])
-        lines += [f"# {job.title}", f"{i}) args=({words}) ;;"]
+        lines += [f"# {job.title}", f"{i}) args=({shlex.join([*job.arguments, *job.here])}) ;;"]
     lines += ['*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;', "esac"]
     srun = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
     lines += [f'exec {srun} "$PROGRAM" fit "${{args[@]}}"', ""]

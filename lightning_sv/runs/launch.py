@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -161,9 +160,6 @@ def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
     """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
