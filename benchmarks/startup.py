@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.runs.forkserver import ForkServer, can_fork
+from lightning_sv.runs.forkserver import ForkServer
 from lightning_sv.runs.provenance import Provenance
 
 ROOT = Path(__file__).parent.parent
@@ -83,7 +83,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/startup.json")
     options = parser.parse_args()
-    assert can_fork(), "measured on Linux"
     most = {name: limit for name, (_, limit) in COMMANDS.items()}
     most |= {"report": 3.0, "fit, first step": 7.0, "a run of compare, first step": 1.5}
     seconds = {name: min(cpu_of(argv) for _ in range(options.rounds)) for name, (argv, _) in COMMANDS.items()}

@@ -82,12 +82,8 @@ def regular(path: Path) -> Path:
         ConfigError: the path exists, but is not a regular file
     """
     if path.exists() and not path.is_file():
-        kind = next((name for name, is_kind in _KINDS.items() if is_kind(path)), "not a file")
-        raise ConfigError(f"{path} is {kind}; expected a regular file. Remove it, or name another.")
+        raise ConfigError(f"{path} is not a regular file; remove it, or name another.")
     return path
-
-
-_KINDS = {"a folder": Path.is_dir, "a named pipe": Path.is_fifo, "a socket": Path.is_socket}
 
 
 def partial_of(final: Path) -> Path:

@@ -115,7 +115,7 @@ def cli() -> None:
     """Run the command of the program's arguments and exit."""
     os.environ |= _MATPLOTLIB
     if sys.stderr is not None:
-        sys.stderr = LastingStream(sys.stderr, "stderr", None)  # type: ignore[assignment]
+        sys.stderr = LastingStream(sys.stderr, "stderr")  # type: ignore[assignment]
     try:
         code: Any = main()
     except SystemExit as end:  # from a parser, after --help

@@ -5,7 +5,7 @@ from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.prepare import prepare
 from lightning_sv.corpus.remote import is_remote, local_folder
 from lightning_sv.corpus.sampler import RankShare, TokenLoader
-from lightning_sv.corpus.shards import Sequences, iter_tokens, open_split
+from lightning_sv.corpus.shards import Sequences, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.corpus.validate import check_corpus
 
@@ -18,7 +18,6 @@ __all__ = [
     "Tokenizer",
     "check_corpus",
     "is_remote",
-    "iter_tokens",
     "local_folder",
     "open_split",
     "prepare",

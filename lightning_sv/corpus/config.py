@@ -43,7 +43,7 @@ class CorpusConfig:
         hf_split: split of the Hugging Face dataset
         hf_data_files: data files for a Hugging Face builder: a path, a glob, or several, separated by commas
         licence: licence of the text, stored in the manifest; 'stdlib' and 'installed' set their own
-        workers: number of encoding threads; null for one per core
+        workers: number of threads of the library `tokenizers`; null for one per core
         chunk_bytes: size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024)
     """
 

@@ -54,7 +54,7 @@ class Manifest:
 
     Attributes:
         licence: licence of the text, None if unknown
-        packages: versions of the packages with the text (sources 'stdlib' and 'installed')
+        packages: versions of the packages with the text, or the revision of the dataset
         settings: all settings that determine the content
         tokenizer_file: canonical tokenizer file inside the corpus
         vocab_size: upper bound of the ids, which are in [0, vocab_size)
@@ -62,9 +62,8 @@ class Manifest:
         duplicates: number of documents dropped because of equal text
         unreadable: number of source files omitted because they are not UTF-8
         corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal
-        sources: name of each source file, package or dataset -> size, time and hash; version; or revision. None if
-            an older version prepared the corpus
-        left_out: suffix or kind -> number of files of the source that are not read
+        sources: name of each source file -> size, time and hash
+        left_out: suffix -> number of files of the source that are not read
         held_out: sources of the first validation documents
         tokenizer_loss: fraction of the validation text's bytes that the tokenizer drops
     """
@@ -84,7 +83,7 @@ class Manifest:
     duplicates: int
     unreadable: int
     corpus_hash: str
-    sources: dict[str, Any] | None = None
+    sources: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, Any] = field(default_factory=dict)
     held_out: list[str] = field(default_factory=list)
     tokenizer_loss: float = 0.0
@@ -149,7 +148,7 @@ class Manifest:
             manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is incomplete ({error!r}); delete {dir} and prepare it again.") from None
-        if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
+        if any(not isinstance(state, dict) for state in manifest.sources.values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
             raise ConfigError(unknown(f"{path}: dtype", manifest.dtype, DTYPES))

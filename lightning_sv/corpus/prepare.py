@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,26 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
-from lightning_sv.corpus.encode import encode_documents
-from lightning_sv.corpus.loss import check_sample, check_share, lost_share
-from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
+from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.remote import is_remote
-from lightning_sv.corpus.sources.registry import (
-    SplitDocuments,
-    UniqueDocuments,
-    changed_text,
-    listed,
-    open_source,
-    source_state,
-)
-from lightning_sv.corpus.sources.state import file_bytes, hashed
+from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
+from lightning_sv.corpus.sources.state import changed_text, file_states
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
-from lightning_sv.corpus.validate import SHOWN_BYTES, check_corpus
+from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 
@@ -36,6 +30,10 @@ log = logging.getLogger(__name__)
 
 # More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
+#: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
+MOST_LOST, LOSS_SAMPLE_BYTES = 0.05, 1_000_000
+# Text that is encoded at once.
+_BATCH_BYTES = 1 << 22
 # Print a message if the lock is not acquired within this many seconds.
 _SILENT_WAIT_S = 1.0
 #: number of validation documents recorded by name
@@ -65,24 +63,14 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         )
     target = Path(config.dir).expanduser().resolve()
     try:
-        if (manifest := _existing(config, target)) is not None:
-            return manifest
-        return _prepare(config, target, progress)
+        if (manifest := _existing(config, target)) is None:
+            with _alone(target):
+                # Another process may have prepared it while this one waited.
+                manifest = _existing(config, target) or _build(config, target, progress)
     except OSError as error:
         raise ConfigError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
-
-
-def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
-    with _alone(target):
-        if (manifest := _existing(config, target)) is not None:  # prepared while this process waited
-            return manifest
-        with atomic_path(target) as partial:  # replaces only an empty folder
-            partial.mkdir()
-            manifest = _build(config, partial, shown)
-            _write_layer(config, manifest.vocab_size, partial)
-            manifest.save(partial)
     return manifest
 
 
@@ -100,8 +88,7 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, with a message while waiting; leave no lock file or new empty folder."""
-    missing = [folder for folder in target.parents if not folder.exists()]
+    """Hold the lock of `target`, with a message while waiting; leave no lock file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
         pass
@@ -118,9 +105,6 @@ def _alone(target: Path) -> Iterator[None]:
         with suppress(OSError):  # waiting processes create a new lock file
             path.unlink()
         lock.release()
-        with suppress(OSError):  # not empty
-            for folder in missing:
-                folder.rmdir()
 
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
@@ -145,79 +129,71 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         )
     # The tokenizer file of that name may have changed, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
-    _check_text(config, manifest)
+    if changes := changed_text(manifest):
+        raise ConfigError(
+            f"dir={config.dir} has a corpus whose text has changed since: {changes}. Delete it to prepare it again, or "
+            f"choose another dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
+        )
     return manifest
 
 
-def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
-    """Raise an error if the text of a user's corpus has changed, or log a warning."""
-    if not (changes := changed_text(manifest, ask_hub=True)):
-        return
-    # 'stdlib' is a reference corpus for any installed versions; a new dataset revision may be a new description only.
-    if config.source == "stdlib" or changes[0].startswith("hf:"):
-        log.warning("%s is used although its text has changed: %s", config.dir, listed(changes))
-        return
-    raise ConfigError(
-        f"dir={config.dir} has a corpus whose text has changed since: {listed(changes)}. Delete it to prepare it "
-        f"again, or choose another dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
-    )
-
-
-def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
+def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
+    """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
+    if config.workers is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(config.workers)  # `tokenizers` reads it at the first use
     n_tokens = bpe_size(config.tokenizer)
     # Check the path before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
-    state = source_state(config, ask_hub=True)  # before reading, so that concurrent changes are detected
-    size = file_bytes(state)
-    with phase("hashing text", size, shown=shown and size > SHOWN_BYTES) as step:
-        state = hashed(state, step)
-    source = open_source(config, shown)
+    states = file_states(config)  # before reading, so that concurrent changes are detected
+    source = open_source(config)
     try:
-        documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
+        documents = SplitDocuments(source, config.max_bytes, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
     if tokenizer is None:
         assert n_tokens is not None
-        tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, shown)
-    else:
-        check_sample(tokenizer, documents, config.tokenizer)
+        tokenizer = _train_bpe(documents, n_tokens, shown)
     check_end(tokenizer, config.eot)
-    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
-    tokenizer_file = tokenizer.save(folder)
-    return Manifest(
-        version=FORMAT_VERSION,
-        source=config.source,
-        licence=config.licence or source.licence,
-        packages=source.packages,
-        settings=config.settings(),
-        tokenizer=config.tokenizer,
-        tokenizer_file=tokenizer_file.name,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        eot=tokenizer.eot,
-        dtype=tokenizer.dtype.name,
-        splits=splits,
-        duplicates=documents.documents.duplicates,
-        unreadable=len(source.unreadable),
-        corpus_hash=corpus_hash(tokenizer.sha256, splits),
-        sources=state,
-        left_out=source.left_out,
-        held_out=held_out,
-        tokenizer_loss=lost,
-    )
+    with atomic_path(target) as folder:
+        splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
+        manifest = Manifest(
+            version=FORMAT_VERSION,
+            source=config.source,
+            licence=config.licence or source.licence,
+            packages=source.packages,
+            settings=config.settings(),
+            tokenizer=config.tokenizer,
+            tokenizer_file=tokenizer.save(folder).name,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot=tokenizer.eot,
+            dtype=tokenizer.dtype.name,
+            splits=splits,
+            duplicates=documents.duplicates,
+            unreadable=len(source.unreadable),
+            corpus_hash=corpus_hash(tokenizer.sha256, splits),
+            sources=states,
+            left_out=source.left_out,
+            held_out=held_out,
+            tokenizer_loss=lost,
+        )
+        _write_layer(config, tokenizer.vocab_size, folder)
+        manifest.save(folder)
+    # The library's threads do not survive a fork, about which it would warn in every process forked later.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return manifest
 
 
-def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, shown: bool) -> Tokenizer:
+def _train_bpe(documents: SplitDocuments, size: int, shown: bool) -> Tokenizer:
     """Train a BPE on the first training documents; validation text is not used."""
-    size_read = min(BPE_SAMPLE_BYTES, total_bytes or BPE_SAMPLE_BYTES)
-    with phase("training BPE", size_read, shown=shown) as step:
+    with phase("training BPE", BPE_SAMPLE_BYTES, shown=shown) as step:
 
         def sample() -> Iterator[str]:
             n_bytes = 0
-            for document in documents:
+            for document, held_out in documents:
                 if n_bytes >= BPE_SAMPLE_BYTES:
                     return
-                if not documents.held_out(document):
+                if not held_out:
                     step(document.n_bytes)
                     n_bytes += document.n_bytes
                     yield document.text
@@ -229,22 +205,46 @@ def _write_splits(
     config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, shown: bool
 ) -> tuple[dict[str, SplitInfo], list[str], float]:
     """Encode the documents into splits; also return the first validation sources and the lost fraction."""
-    writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
-    unique = documents.documents
-    total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in SPLITS}
+    total = min((n for n in (documents.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    eot = np.array([tokenizer.eot], dtype=tokenizer.dtype)
     held_out, lost = list[str](), 0
     with phase("encoding", total, shown=shown) as step:
-        for document, ids in encode_documents(documents, tokenizer, config.workers):
-            n_bytes = document.n_bytes
-            if documents.held_out(document):
-                n_bytes -= round(n_bytes * lost_share(tokenizer, document.text, ids[:-1].tolist()))
-                lost += document.n_bytes - n_bytes
-                if len(held_out) < _NAMED:
-                    held_out.append(document.where)
-                writers["val"].add(ids, n_bytes)
-            else:
-                writers["train"].add(ids, n_bytes)
-            step(document.n_bytes)
-    share = lost / (lost + writers["val"].text_bytes)
-    check_share(share, config.tokenizer)
-    return {name: writer.finish() for name, writer in writers.items()}, held_out, share
+        for batch in _batches(documents):
+            encoded = tokenizer.encode_batch([document.text for document, _ in batch])
+            for (document, is_val), ids in zip(batch, encoded, strict=True):
+                n_bytes = document.n_bytes
+                if is_val:
+                    n_bytes -= round(n_bytes * tokenizer.lost_share(document.text, ids.tolist()))
+                    lost += document.n_bytes - n_bytes
+                    if len(held_out) < _NAMED:
+                        held_out.append(document.where)
+                writers["val" if is_val else "train"].add(np.concatenate((ids, eot)), n_bytes)
+                step(document.n_bytes)
+            _check_lost(lost, max(writers["val"].text_bytes + lost, LOSS_SAMPLE_BYTES), config.tokenizer)
+    val_bytes = writers["val"].text_bytes + lost
+    _check_lost(lost, val_bytes, config.tokenizer)
+    return {name: writer.finish() for name, writer in writers.items()}, held_out, lost / val_bytes
+
+
+def _batches(documents: SplitDocuments) -> Iterator[list[tuple[Document, bool]]]:
+    """Yield lists of documents of about `_BATCH_BYTES`, which the tokenizer's library encodes on all cores."""
+    batch: list[tuple[Document, bool]] = []
+    n_bytes = 0
+    for document, is_val in documents:
+        batch.append((document, is_val))
+        n_bytes += document.n_bytes
+        if n_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, n_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _check_lost(lost: int, n_bytes: int, tokenizer: str) -> None:
+    """Check that a tokenizer drops at most `MOST_LOST` of `n_bytes` of text."""
+    if lost > MOST_LOST * n_bytes:
+        raise ConfigError(
+            f"tokenizer={tokenizer} drops {lost / n_bytes:.0%} of this text; expected at most {MOST_LOST:.0%}. Use one "
+            "that knows its characters, for example bpe:4096."
+        )

@@ -6,7 +6,6 @@ step, with the checks of a local corpus, and not streamed.
 
 import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from filelock import FileLock
 
 from lightning_sv.atomic import atomic_path, file_sha256, write_atomically
 from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest
-from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.progress import in_threads
 from lightning_sv.errors import ConfigError, unknown
 
 SCHEMES = ("s3", "gs", "azure", "r2")
-_THREADS = 8
 
 
 def is_remote(dir: str | Path) -> bool:
@@ -80,12 +78,7 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
             raise ConfigError(f"{url}/{name} does not match its sha256 in {FILENAME}; copy the corpus there again.")
         return sizes.get(name, 0)
 
-    with ThreadPoolExecutor(_THREADS) as pool, phase("downloading", sum(sizes.values())) as advance:
-        try:
-            for done in pool.map(fetch, names):
-                advance(done)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    in_threads("downloading", fetch, names, sum(sizes.values()))
 
 
 def _fetch(store: Any, url: str, name: str, folder: Path) -> None:

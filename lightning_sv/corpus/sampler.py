@@ -180,8 +180,6 @@ def _outlive_signals(worker: int) -> None:
 
     SIGTERM from the run itself still ends a worker; Python uses it at exit.
     """
-    if not hasattr(signal, "sigwaitinfo"):  # macOS
-        return
     numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

@@ -1,7 +1,5 @@
 """Token shards as datasets of sequences of seq_len + 1 ids."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -63,12 +61,3 @@ class Sequences(Dataset[Tensor]):
         if not 0 <= number < self._n:
             raise IndexError(f"sequence {number} of {self._n}")
         return torch.from_numpy(self._stream[int(number)].astype(np.int64))
-
-
-def iter_tokens(dir: str | Path, split: Split) -> Iterator[np.ndarray]:
-    """Yield the ids of each shard of a split in order, as 1-D memory maps."""
-    dir = local_folder(dir)
-    folder, dtype = dir / split, Manifest.load(dir).dtype
-    for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
-        offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32
-        yield np.memmap(folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],))

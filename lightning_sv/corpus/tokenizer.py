@@ -3,11 +3,14 @@
 import base64
 import hashlib
 import json
+import os
+import unicodedata
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import tiktoken
@@ -24,9 +27,8 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>",
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _MAX_FILE_BYTES = 256 << 20
-#: transformers files next to a tokenizer.json that name its end token, and model files with its id
+#: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
-_END_IDS = ("generation_config.json", "config.json")
 
 
 class Tokenizer(ABC):
@@ -38,11 +40,13 @@ class Tokenizer(ABC):
         filename: name of its canonical file inside a corpus
         vocab_size: one more than the largest id
         eot: id of the end-of-text token
+        content: bytes of the canonical file
     """
 
     filename: ClassVar[str]
     vocab_size: int
     eot: int
+    content: bytes
 
     @property
     def eot_token(self) -> str:
@@ -61,20 +65,27 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
+        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
 
-    @abstractmethod
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
+    def lost_share(self, text: str, ids: Sequence[int]) -> float:
+        """Return the fraction of a text's bytes that decoding its ids does not restore.
+
+        White space, case and compatibility forms do not count, because many tokenizers normalize them.
+        """
+        decoded = self.decode([i for i in ids if i != self.unknown])
+        if decoded == text:
+            return 0.0
+        before, after = _characters(text), _characters(decoded)
+        return _n_bytes(before - after) / max(1, _n_bytes(before))
 
     @property
     def sha256(self) -> str:
         """sha256 of the canonical file, equal for tokenizers made from the same data."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        return hashlib.sha256(self.content).hexdigest()
 
     @property
     def dtype(self) -> np.dtype:
@@ -84,7 +95,7 @@ class Tokenizer(ABC):
     def save(self, folder: str | Path) -> Path:
         """Write the canonical file, and the end token's name if it is unusual; return the file's path."""
         path = Path(folder) / self.filename
-        path.write_bytes(self.to_bytes())
+        path.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
             path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
         return path
@@ -94,7 +105,7 @@ class Tokenizer(ABC):
         """Read the tokenizer of a prepared corpus."""
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
-                return kind.from_bytes(read_limited(path), str(path), _named_end(path.parent))
+                return kind(read_limited(path), str(path), _named_end(path.parent))
         raise ConfigError(f"{folder} has neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
@@ -103,13 +114,19 @@ class JsonTokenizer(Tokenizer):
 
     filename = "tokenizer.json"
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str, eot: str | int | None = None) -> None:
-        self._tokenizer, self._raw = tokenizer, raw
+    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
+        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
+        self._tokenizer, self.content = tokenizer, raw
         tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-        eot = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
         names = _END_OF_TEXT_NAMES if eot is None else (eot,)
         eot_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if eot_id is None:
@@ -118,17 +135,6 @@ class JsonTokenizer(Tokenizer):
                 "tokens."
             )
         self.eot = eot_id
-
-    @classmethod
-    def from_bytes(cls, raw: bytes, where: str, eot: str | int | None = None) -> "JsonTokenizer":
-        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
-        try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-        except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
-        return cls(tokenizer, raw, where, eot)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
@@ -148,10 +154,10 @@ class JsonTokenizer(Tokenizer):
                 f"tokenizer is bpe:{vocab_size}; expected at most bpe:{size}, which is all that this text supports. "
                 "Add text or use a smaller size."
             )
-        return cls.from_bytes(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
+        return cls(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
+        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
@@ -163,7 +169,7 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def unknown(self) -> int | None:  # type: ignore[override]
         """Id of the token for unknown text; None if there is none."""
-        model = json.loads(self._raw)["model"]
+        model = json.loads(self.content)["model"]
         name = model.get("unk_token")
         if name is None:
             unigram_id: int | None = model.get("unk_id")
@@ -174,37 +180,29 @@ class JsonTokenizer(Tokenizer):
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
-        return self._raw
-
 
 class RanksTokenizer(Tokenizer):
     """GPT-2 on tiktoken, from its table of ranks; the canonical file lists `base64(token) rank`."""
 
     filename = "gpt2.tiktoken"
 
-    def __init__(self, ranks: dict[bytes, int]) -> None:
-        self._ranks = ranks
-        self.eot = len(ranks)
-        self.vocab_size = self.eot + 1
-        special = {END_OF_TEXT: self.eot}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "RanksTokenizer":
+    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
         """Read a file of GPT-2's ranks, named `where` in errors; others need a different splitting pattern."""
         try:
             rows = (line.split() for line in raw.splitlines() if line)
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
         except ValueError:
             ranks = {}
-        if hashlib.sha256(_dump_ranks(ranks)).hexdigest() != GPT2_RANKS_SHA256:
+        self.content = _dump_ranks(ranks)
+        if self.sha256 != GPT2_RANKS_SHA256:
             raise ConfigError(
                 f"{where} does not have GPT-2's ranks; use the gpt2.tiktoken of the openai-whisper sources "
                 "(in whisper/assets), or a tokenizer.json."
             )
-        return cls(ranks)
+        self.eot = len(ranks)
+        self.vocab_size = self.eot + 1
+        special = {END_OF_TEXT: self.eot}
+        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     @classmethod
     def download(cls) -> "RanksTokenizer":
@@ -216,21 +214,17 @@ class RanksTokenizer(Tokenizer):
                 "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
                 "gpt2.tiktoken file (in whisper/assets of the openai-whisper sources)."
             ) from error
-        tokens = (encoding.decode_single_token_bytes(rank) for rank in range(encoding.eot_token))
-        return cls({token: rank for rank, token in enumerate(tokens)})
+        ranks = {encoding.decode_single_token_bytes(rank): rank for rank in range(encoding.eot_token)}
+        return cls(_dump_ranks(ranks), "tokenizer=gpt2")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
-        encode = self._encoding.encode_to_numpy
-        return [encode(text, disallowed_special=()).astype(self.dtype) for text in texts]
+        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
+        encoded = self._encoding.encode_ordinary_batch(list(texts), num_threads=os.cpu_count() or 1)
+        return [np.array(ids, dtype=self.dtype) for ids in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._encoding.decode(list(ids))
-
-    def to_bytes(self) -> bytes:
-        """Return the content of the canonical file."""
-        return _dump_ranks(self._ranks)
 
 
 def bpe_size(spec: str) -> int | None:
@@ -252,24 +246,15 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         eot: name of the end-of-text token; None for the name in the files next to a tokenizer.json
 
     Raises:
-        ConfigError: a missing file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
-            network
+        ConfigError: a missing file, a file of another kind, no end-of-text token, or GPT-2 without a network
     """
     if spec == "gpt2":
-        tokenizer: Tokenizer = RanksTokenizer.download()
-    elif (path := Path(spec).expanduser()).suffix == ".tiktoken":
-        tokenizer = RanksTokenizer.from_bytes(read_limited(path), f"tokenizer={spec}")
-    else:
-        raw = read_limited(path)
-        ids = [i for name in _END_IDS for i in _end_ids(path.with_name(name))]
-        named = eot or _named_end(path.parent) or next(iter(ids), None)
-        tokenizer = JsonTokenizer.from_bytes(raw, f"tokenizer={spec}", named)
-        if eot is None and ids and tokenizer.eot not in ids:
-            raise ConfigError(
-                f"tokenizer={spec}: its end-of-text token is {tokenizer.eot_token}, id {tokenizer.eot}, and the model "
-                f"next to it has eos_token_id {' '.join(map(str, ids))}; set data.corpus.eot to the token you want."
-            )
-    return tokenizer
+        return RanksTokenizer.download()
+    path = Path(spec).expanduser()
+    raw = read_limited(path)
+    if path.suffix == ".tiktoken":
+        return RanksTokenizer(raw, f"tokenizer={spec}")
+    return JsonTokenizer(raw, f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
 def canonical_sha256(spec: str) -> str:
@@ -289,25 +274,16 @@ def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
 
 
 def _named_end(folder: Path) -> str | None:
-    for name in _NAMES_END:
-        token = _settings(folder / name).get("eos_token")
+    for path in (folder / name for name in _NAMES_END):
+        try:
+            settings = json.loads(read_limited(path)) if path.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
+        token = settings.get("eos_token") if isinstance(settings, dict) else None
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             return token
     return None
-
-
-def _end_ids(path: Path) -> list[int]:
-    ids = _settings(path).get("eos_token_id")
-    return [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int) and 0 <= i < 1 << 32]
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(read_limited(path)) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
-    return settings if isinstance(settings, dict) else {}
 
 
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
@@ -324,3 +300,11 @@ def read_limited(path: Path) -> bytes:
             f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."
         )
     return path.read_bytes()
+
+
+def _characters(text: str) -> Counter[str]:
+    return Counter("".join(unicodedata.normalize("NFKD", text).casefold().split()))
+
+
+def _n_bytes(characters: Counter[str]) -> int:
+    return sum(len(character.encode()) * number for character, number in characters.items())

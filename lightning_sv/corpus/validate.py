@@ -5,8 +5,6 @@ id no error, a sequence longer than a shard an empty dataset. Therefore everythi
 """
 
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,12 @@ import numpy as np
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
-from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.errors import ConfigError
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
-# Enough threads for a fast disk: each hashes at least 1 GB/s.
-_THREADS = min(8, os.cpu_count() or 1)
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
 # litdata's index of uncompressed, unencrypted shards with one array per document.
@@ -81,13 +77,12 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
         raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
         return
+    wanted = None
     if spec == "gpt2":  # known without a download
-        same = manifest.tokenizer_sha256 == GPT2_RANKS_SHA256
-    elif bpe_size(spec) is not None:
-        same = False
-    else:
-        same = canonical_sha256(spec) == manifest.tokenizer_sha256
-    if not same:
+        wanted = GPT2_RANKS_SHA256
+    elif bpe_size(spec) is None:
+        wanted = canonical_sha256(spec)
+    if wanted != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
             f"Use that one{_by_layer(root)}, or prepare another folder."
@@ -133,24 +128,18 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
 
 
 def _check_contents(manifest: Manifest, root: Path) -> None:
-    work = [(root / shard.file, shard, split) for split in SPLITS for shard in manifest.splits[split].shards]
-
-    def check(path: Path, shard: Shard, split: str) -> int:
+    def check(shard: Shard) -> int:
+        path = root / shard.file
         if file_sha256(path) != shard.sha256:
             raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
-        offset = 4 * (shard.documents + 2)
-        largest = np.memmap(path, manifest.dtype, mode="r", offset=offset).max() if shard.tokens else 0
-        if largest > manifest.splits[split].largest_token:
-            raise ConfigError(f"{path} has token {largest}, above the largest of {split}; {_again(root)}")
+        tokens = np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2)) if shard.tokens else [0]
+        if (largest := np.max(tokens)) >= manifest.vocab_size:
+            raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
         return shard.bytes
 
-    size = sum(shard.bytes for _, shard, _ in work)
-    with ThreadPoolExecutor(_THREADS) as pool, phase("checking shards", size, shown=size > SHOWN_BYTES) as advance:
-        try:
-            for done in pool.map(check, *zip(*work, strict=True)):
-                advance(done)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once
+    shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
+    size = sum(shard.bytes for shard in shards)
+    in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
 
 
 def _file(root: Path, name: str) -> Path:

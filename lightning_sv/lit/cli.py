@@ -278,7 +278,7 @@ class PretrainCLI(LightningCLI):
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
         tokenizer = Tokenizer.load(self.batches.folder)  # `generate` needs the run alone
         with atomic_path(self.run_dir / tokenizer.filename) as file:
-            file.write_bytes(tokenizer.to_bytes())
+            file.write_bytes(tokenizer.content)
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone

@@ -129,25 +129,18 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
 
 def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return the label in a run's summary, or that of its config if they mean different strategies."""
-    stated = summary.get("label") or None
+    """Return the label in a run's summary, or for an unfinished run that of its config."""
     scale, options = (config_value(config, f"model.{key}") for key in ("scale", "scale_options"))
-    if not isinstance(scale, str) or not scale:
-        return stated or directory.name
-    own = scale
-    if isinstance(options, Mapping) and any(options.values()):
-        from lightning_sv.scale import ScaleOptions  # imports torch; few runs need it
+    if summary.get("label") or not isinstance(scale, str):
+        return summary.get("label") or directory.name
+    if not isinstance(options, Mapping) or not any(options.values()):
+        return scale
+    from lightning_sv.scale import ScaleOptions  # imports torch; few runs need it
 
-        try:
-            own += ScaleOptions(**options).label()
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
-    if stated is None or stated == own:
-        return own
-    from lightning_sv.scale.strategy import own_tokens  # imports torch; needed if there are two spellings
-
-    (one, _, its_options), (other, _, options) = stated.partition("["), own.partition("[")
-    return stated if own_tokens(one) == own_tokens(other) and its_options == options else own
+    try:
+        return scale + ScaleOptions(**options).label()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
 
 
 def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:

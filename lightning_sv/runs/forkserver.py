@@ -28,11 +28,6 @@ _NEEDED = (
 )
 
 
-def can_fork() -> bool:
-    """Return True if runs can be forked: macOS libraries do not survive it, and Windows has no fork."""
-    return sys.platform == "linux"
-
-
 class ForkServer:
     """Process from which runs are forked. If the owner ends, it asks its runs to stop, and ends."""
 
@@ -62,7 +57,7 @@ class ForkServer:
                 self._ready = True  # before that an interrupt must not leave a run behind
             self._pipe.send({"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env})
             while "code" in (message := self._pipe.recv()):
-                self._end(message)
+                self._running.pop(message["pid"]).returncode = message["code"]
             run.pid = message["pid"]
             self._running[run.pid] = run
         except (EOFError, OSError):
@@ -70,14 +65,12 @@ class ForkServer:
             run.returncode = -signal.SIGKILL
         return run
 
-    def _end(self, message: dict[str, int]) -> None:
-        self._running.pop(message["pid"]).returncode = message["code"]
-
     def read(self) -> None:
         """Read which runs have ended."""
         try:
             while self._pipe.poll():
-                self._end(self._pipe.recv())
+                message = self._pipe.recv()
+                self._running.pop(message["pid"]).returncode = message["code"]
         except (EOFError, OSError):
             self._lose()
 
@@ -151,12 +144,9 @@ def _become(request: dict[str, Any]) -> None:
     import torch
 
     os.chdir(request["cwd"])
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.close(log)
-    os.close(null)
+    with open(request["log"], "ab") as log:  # noqa: PTH123
+        for target in (1, 2):
+            os.dup2(log.fileno(), target)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
     os.environ.clear()

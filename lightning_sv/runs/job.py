@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
 from lightning_sv.errors import ConfigError, RunError
-from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete
-from lightning_sv.runs.lock import remove
+from lightning_sv.runs.directory import COMMAND, LOCK, LOG, is_complete
 
 #: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -82,15 +81,14 @@ class Job:
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
     def prepare(self) -> None:
-        """Write the record of this command into the directory, and remove an unfinished different run, see `state`."""
-        if self.state() == "restart":
-            remove(self.run_dir)
+        """Write the record of this command into the directory; raise ConfigError as `state`."""
+        self.state()
         self.run_dir.mkdir(parents=True, exist_ok=True)
         regular(self.log)
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
-    def state(self) -> Literal["new", "resume", "restart", "complete"]:
-        """Return the state of the directory: 'resume' for an unfinished equal run, 'restart' for a different one.
+    def state(self) -> Literal["new", "resume", "complete"]:
+        """Return the state of the directory: 'resume' for an unfinished run of this command.
 
         Raises:
             ConfigError: the directory has other content, which must not be overwritten
@@ -102,21 +100,16 @@ class Job:
         if not record.is_file():
             why = f"is not empty and not a run of this comparison (no {COMMAND})"
             raise ConfigError(f"{self.run_dir} {why}; choose another output directory.")
-        complete = is_complete(self.run_dir)
         try:
             before = json.loads(record.read_text())
         except (ValueError, RecursionError):
             before = None
-        change = _change(before, self.record())
-        if change is None:
-            return "complete" if complete else "resume"
-        if not complete and not (self.run_dir / LAST).parent.is_dir():  # it may contain days of training
-            return "restart"
-        what = "a finished" if complete else "an unfinished"
-        raise ConfigError(
-            f"{self.run_dir} holds {what} run of another command ({change}); remove it or choose another output "
-            "directory."
-        )
+        if change := _change(before, self.record()):
+            raise ConfigError(
+                f"{self.run_dir} holds a run of another command ({change}); remove it or choose another output "
+                "directory."
+            )
+        return "complete" if is_complete(self.run_dir) else "resume"
 
 
 def _source(module: str) -> Path | None:
@@ -164,8 +157,7 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
     lines += ["set -euo pipefail", "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}", "export OMP_NUM_THREADS=1", ""]
     lines += ['case "$SLURM_ARRAY_TASK_ID" in']
     for i, job in enumerate(jobs):
-        words = " ".join(shlex.quote(word) for word in [*job.arguments, *job.here])
-        lines += [f"# {job.title}", f"{i}) args=({words}) ;;"]
+        lines += [f"# {job.title}", f"{i}) args=({shlex.join([*job.arguments, *job.here])}) ;;"]
     lines += ['*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;', "esac"]
     srun = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
     lines += [f'exec {srun} "$PROGRAM" fit "${{args[@]}}"', ""]

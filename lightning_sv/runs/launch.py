@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork, signal_group
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, signal_group
 from lightning_sv.runs.job import LAUNCHER, Job
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
@@ -29,7 +28,7 @@ _POLL_S = 0.1
 
 def available_cores() -> int:
     """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def default_parallel() -> int:
@@ -40,8 +39,8 @@ def default_parallel() -> int:
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with progress bars; return name -> reason of each failure.
 
-    Runs of `LAUNCHER` are forked from one process that has done the imports, if the system supports it. With several
-    GPUs, each parallel run sees one. An interrupt stops the children; finished runs remain.
+    Runs of `LAUNCHER` are forked from one process that has done the imports. With several GPUs, each parallel run sees
+    one. An interrupt stops the children; finished runs remain.
 
     Raises:
         RunError: a signal stopped a run
@@ -61,7 +60,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
 
     with _stops_as_interrupt(), progress, ExitStack() as cleanup:
         server = None
-        if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
+        if any(job.launcher == LAUNCHER for job in jobs):
             server = ForkServer()
             cleanup.callback(server.close)
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
@@ -73,7 +72,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
                         running.append(_Child(job, slot, env | own, progress, server))
-                    except ConfigError as error:  # a different process trains in its directory
+                    except ConfigError as error:  # its directory has a different run
                         fail(job, str(error))
                 for child in list(running):
                     if child.poll():
@@ -161,9 +160,6 @@ def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
     """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

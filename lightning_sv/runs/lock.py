@@ -2,7 +2,7 @@
 
 import logging
 import os
-import shutil
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -36,40 +36,36 @@ def resolve_run_dir(
             outside of one
         FileExistsError: the given directory is a file
     """
-    if rank and RUN_DIR_VARIABLE in os.environ:  # set by rank 0, which started this process
-        return Path(os.environ[RUN_DIR_VARIABLE])
-    if rank:  # started by torchrun or SLURM; only rank 0 writes
-        return Path(given or "runs")
-    named = given is not None or ckpt_path is not None
-    while True:
-        path = _choose(name, given, ckpt_path, again)
-        try:
-            if create:
-                path.mkdir(parents=True, exist_ok=named)
-            break
-        except FileExistsError:
-            if named:  # a file
-                raise
+    if rank:  # rank 0 sets the variable if it started this process; under torchrun and SLURM only rank 0 writes
+        return Path(os.environ.get(RUN_DIR_VARIABLE, given or "runs"))
+    if given is not None:
+        path = Path(given)
+        _check_free(path, ckpt_path, again)
+    elif ckpt_path is not None:
+        run = run_of(_absolute(ckpt_path))
+        if run is None:
+            raise ConfigError(f"the checkpoint {ckpt_path} is not in a run directory; add --run_dir with a new folder.")
+        path = run
+    else:
+        path = _new_dir(Path("runs") / name.replace(":", "."), create)  # not all systems allow the colon of my_module:X
+    if create:
+        path.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_DIR_VARIABLE] = str(path)
     return path
 
 
-def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) -> Path:
-    if given is None and ckpt_path:
-        path = run_of(_absolute(ckpt_path))
-        if path is None:
-            raise ConfigError(f"the checkpoint {ckpt_path} is not in a run directory; add --run_dir with a new folder.")
-        return path
-    if given is None:
-        base, number = Path("runs") / name.replace(":", "."), 1  # not all systems allow the colon of my_module:X
-        path = base
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-        return path
-    path = Path(given)
-    _check_free(path, ckpt_path, again)
-    return path
+def _new_dir(base: Path, create: bool) -> Path:
+    """Return `base`, with a number if it exists; `create` also wins it against runs that start at the same time."""
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not path.exists():
+            try:
+                if create:
+                    path.mkdir(parents=True)
+                return path
+            except FileExistsError:
+                continue
+    raise AssertionError
 
 
 def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
@@ -104,14 +100,11 @@ def clear_unfinished(run_dir: Path) -> None:
 
 
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
-    """Lock a run directory until this process ends; raise ConfigError if a run uses it, or has used it meanwhile."""
-    held = lock(run_dir)
-    _check_free(run_dir, ckpt_path, again)
-    return held
+    """Lock a run directory until this process ends; without a lock if the file system has none.
 
-
-def lock(run_dir: Path) -> FileLock:
-    """Return the acquired lock of a run directory; not acquired if the file system has no locks."""
+    Raises:
+        ConfigError: a run uses the directory, or has used it meanwhile
+    """
     held = FileLock(run_dir / LOCK)
     try:
         held.acquire(timeout=LOCK_SECONDS)
@@ -119,19 +112,5 @@ def lock(run_dir: Path) -> FileLock:
         raise ConfigError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:
         log.warning("%s cannot be locked; do not start a second run in it", run_dir)
+    _check_free(run_dir, ckpt_path, again)
     return held
-
-
-def remove(run_dir: Path) -> None:
-    """Remove the content of an unused run directory except its lock."""
-    held = lock(run_dir)
-    if not held.is_locked:
-        raise ConfigError(f"run_dir {run_dir} has a different run, which may be running; remove it yourself.")
-    try:
-        for each in run_dir.iterdir():
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
-            elif each.name != LOCK:
-                each.unlink()
-    finally:
-        held.release()

@@ -1,32 +1,29 @@
 """Output streams that do not end a run if the reader has ended, the disk is full or the terminal is closed."""
 
+import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+log = logging.getLogger(__name__)
+
 
 class LastingStream:
-    """A text stream that ignores failed writes, after a warning on a different stream.
+    """A text stream that ignores failed writes, after a warning.
 
     Args:
         stream: stdout or stderr
         name: its name
-        other: stream of the warning; None for no warning
     """
 
-    def __init__(self, stream: TextIO, name: str, other: TextIO | None):
-        self._stream, self._name, self._other = stream, name, other
+    def __init__(self, stream: TextIO, name: str):
+        self._stream, self._name = stream, name
 
     def write(self, text: str) -> int:
         """Write a text, or discard it after a failure."""
-        try:
-            self._stream.write(text)
-        except UnicodeEncodeError:
-            self._stream.write(text.encode("ascii", "backslashreplace").decode())
-        except OSError as error:
-            self._lose(error)
+        self._try(lambda: self._stream.write(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -35,16 +32,15 @@ class LastingStream:
 
     def flush(self) -> None:
         """Flush the stream."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._lose(error)
+        self._try(self._stream.flush)
 
-    def _lose(self, error: OSError) -> None:
-        discard(self._stream)
-        if self._other is not None:
-            with suppress(OSError):
-                print(f"warning: {self._name} cannot be written ({error.strerror}); going on", file=self._other)
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            discard(self._stream)
+            if self._name != "stderr":  # to which the warning goes
+                log.warning("%s cannot be written (%s); going on", self._name, error.strerror)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -54,9 +50,8 @@ class LastingStream:
 def lasting_output() -> Iterator[None]:
     """Let writes to stdout and stderr fail without an error."""
     before = sys.stdout, sys.stderr
-    out, err = before
-    sys.stdout = out and LastingStream(out, "stdout", err)  # type: ignore[assignment]
-    sys.stderr = err and LastingStream(err, "stderr", None)  # type: ignore[assignment]
+    sys.stdout = before[0] and LastingStream(before[0], "stdout")  # type: ignore[assignment]
+    sys.stderr = before[1] and LastingStream(before[1], "stderr")  # type: ignore[assignment]
     try:
         yield
         for stream in (sys.stdout, sys.stderr):

@@ -65,8 +65,7 @@ class Segments:
 
 def lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
-    legs = summary.get("legs")
-    known = [leg.get("max_steps") for leg in legs if isinstance(leg, dict)] if isinstance(legs, list) else []
+    known = [leg.get("max_steps") for leg in summary.get("legs") or () if isinstance(leg, dict)]
     found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
     return found if len(found) > 1 else []
 

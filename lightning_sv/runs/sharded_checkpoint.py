@@ -6,7 +6,6 @@ Lightning's checkpoint. DCP writes `.metadata` last, so a folder without it is i
 
 import pickle
 import warnings
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -120,15 +119,11 @@ def _read_index(folder: Path) -> Any:
         raise ConfigError(f"{folder} is incomplete: it has no {_INDEX}. Use a different checkpoint.")
     with (folder / _INDEX).open("rb") as file:
         index = _Unpickler(file).load()
-    for name, end in _file_ends(index):
+    for entry in index.storage_data.values():
+        name, end = entry.relative_path, entry.offset + entry.length
         if Path(name).name != name or not (folder / name).is_file() or (folder / name).stat().st_size < end:
             raise ConfigError(f"{folder} is incomplete: {name} is missing or too short. Use a different checkpoint.")
     return index
-
-
-def _file_ends(index: Any) -> Iterator[tuple[str, int]]:
-    for entry in index.storage_data.values():
-        yield entry.relative_path, entry.offset + entry.length
 
 
 class _Unpickler(pickle.Unpickler):

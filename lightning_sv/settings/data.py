@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
-from lightning_sv.corpus.sources.registry import changed_text, listed
+from lightning_sv.corpus.sources.state import changed_text
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class DataConfig:
             checksums=checksums,
         )
         if checksums and (changes := changed_text(self.manifest)):
-            log.warning("%s is used although its text has changed: %s", self.corpus.dir, listed(changes))
+            log.warning("%s is used although its text has changed: %s", self.corpus.dir, changes)
 
     @property
     def device_counts(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
@@ -54,3 +55,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, jsonl: Path) -> Path:
 @pytest.fixture(scope="session")
 def manifest(corpus: Path) -> Manifest:
     return Manifest.load(corpus)
+
+
+def shard_ids(corpus: Path, split: str) -> list[np.ndarray]:
+    """Return the ids of each shard of a split, read by the description of litdata's format."""
+    folder, dtype = corpus / split, Manifest.load(corpus).dtype
+    chunks = json.loads((folder / "index.json").read_text())["chunks"]
+    header = {chunk["filename"]: 4 * (chunk["chunk_size"] + 2) for chunk in chunks}  # number of documents, offsets
+    return [np.fromfile(folder / name, dtype=dtype, offset=offset) for name, offset in header.items()]

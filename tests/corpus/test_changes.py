@@ -1,8 +1,7 @@
-"""Changes of a corpus' source text are noticed, for every source."""
+"""Changes in the files of a corpus' text are noticed."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -14,10 +13,9 @@ import datasets
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.corpus.manifest import CHECKSUM
-from lightning_sv.corpus.sources import hub, stdlib
-from lightning_sv.corpus.sources.registry import changed_text
+from lightning_sv.corpus.sources import hub
 from lightning_sv.settings.data import DataConfig
 
 
@@ -95,58 +93,17 @@ def test_equal_text_is_no_change(notes: Path, own: CorpusConfig, capsys: pytest.
     assert prepare(own, progress=False) == made
 
 
-def test_an_installed_package_is_a_change(
-    own: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    versions = {"alpha": "1.0", "beta": "1.0"}
-    monkeypatch.setattr(stdlib, "_installed", lambda: sorted(versions))
-    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
-    monkeypatch.setattr(stdlib, "PACKAGES", ("alpha", "beta"))
-    made = prepare(own, progress=False)
-    for source in ("installed", "stdlib"):
-        settings = replace(own, source=source)
-        versions |= {"alpha": "1.0", "beta": "1.0"}
-        versions.pop("gamma", None)
-        state = stdlib.package_states(source)
-        replace(made, settings=settings.settings(), source=source, sources=state).save(own.dir)
-        assert not changed_text(Manifest.load(own.dir))
-        versions |= {"alpha": "2.0", "gamma": "1.0"}
-        if source == "installed":
-            with pytest.raises(ValueError, match="alpha has changed: 1.0, now 2.0, gamma is new"):
-                prepare(settings, progress=False)
-        else:  # a reference, whatever is installed
-            prepare(settings, progress=False)
-            assert "alpha has changed: 1.0, now 2.0" in capsys.readouterr().err
-
-
-def test_a_revision_of_the_hub_is_recorded_read_and_compared(
-    own: CorpusConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    revision: list[str | None] = ["first"]
+def test_a_revision_of_the_hub_is_read_and_recorded(own: CorpusConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
     def load(*args: object, **kwargs: object) -> list[dict[str, str]]:
         read.append(kwargs["revision"])
         return [{"text": f"row {number} of the hub"} for number in range(20)]
 
-    monkeypatch.setattr(hub, "_hub_revision", lambda name: revision[0])
+    monkeypatch.setattr(hub, "_hub_revision", lambda config: "first")
     monkeypatch.setattr(datasets, "load_dataset", load)
     config = replace(own, source="hf:nobody/some")
     made = prepare(config, progress=False)
-    assert made.sources == {"hf:nobody/some": {"revision": "first"}} and set(read) == {"first"}
-    for answer in ("first", None):  # None is offline
-        revision[0] = answer
-        assert prepare(config, progress=False) == made
-    assert not capsys.readouterr().err
-    revision[0] = "second"
+    assert made.packages == {"hf:nobody/some": "first"} and set(read) == {"first"}
+    monkeypatch.delattr(hub, "_hub_revision")  # it is not asked again
     assert prepare(config, progress=False) == made
-    assert "hf:nobody/some has changed: first, now second" in capsys.readouterr().err
-
-
-def test_local_files_of_a_builder_are_compared(own: CorpusConfig, notes: Path) -> None:
-    (notes / "rows.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(20)))
-    config = replace(own, source="hf:json", hf_data_files=f"{notes}/*.jsonl")
-    prepare(config, progress=False)
-    (notes / "more.jsonl").write_text('{"text": "x"}')
-    with pytest.raises(ValueError, match=r"more\.jsonl is new"):
-        prepare(config, progress=False)

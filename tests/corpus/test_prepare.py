@@ -19,16 +19,16 @@ import tokenizers
 from filelock import FileLock
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.sources.registry import open_source
-from lightning_sv.corpus.sources.stdlib import PACKAGES
 from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.settings.parse import parse_run
+from tests.corpus.conftest import shard_ids
 
 
 def _ids(folder: Path, split: str) -> list[int]:
-    return np.concatenate(list(iter_tokens(folder, split))).tolist()  # type: ignore[arg-type]
+    ids: list[int] = np.concatenate(shard_ids(folder, split)).tolist()
+    return ids
 
 
 def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
@@ -134,7 +134,6 @@ def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp
     ):
         (tmp_path / "one.txt").write_text(text)
         one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", **more)  # type: ignore[arg-type]
-        one = replace(one, dir=str(tmp_path / "new" / "deep" / "corpus"))
         with pytest.raises(ValueError, match=f"source=files:.*one.txt: {message}"):
             prepare(one, progress=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.txt"]
@@ -209,13 +208,3 @@ def test_a_wait_for_another_prepare_is_said(
         held.release()
         assert made.result().corpus_hash == manifest.corpus_hash
     assert said == f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)\n"
-
-
-@pytest.mark.long
-def test_stdlib_is_large_enough(tmp_path: Path) -> None:
-    """By the tokens a byte of a fair sample, which gives 30.8 M for the 31.0 M of the whole."""
-    sample = prepare(CorpusConfig(dir=str(tmp_path / "stdlib"), max_bytes=3_000_000), progress=False)
-    tokens, read = (sum(getattr(split, name) for split in sample.splits.values()) for name in ("tokens", "bytes"))
-    total = open_source(CorpusConfig(), shown=False).total_bytes
-    assert total is not None and 25e6 < total * tokens / read < 35e6
-    assert sample.packages.keys() == {"python", *PACKAGES}

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_sv.corpus import Sequences, TokenLoader, iter_tokens, open_split
+from lightning_sv.corpus import Sequences, TokenLoader, open_split
 from lightning_sv.corpus.sampler import RankShare
+from tests.corpus.conftest import shard_ids
 
 SEQ = 96
 
@@ -14,7 +15,7 @@ SEQ = 96
 def by_hand(corpus: Path) -> list[list[int]]:
     return [
         ids[start : start + SEQ + 1].tolist()
-        for ids in iter_tokens(corpus, "train")
+        for ids in shard_ids(corpus, "train")
         for start in range(0, ids.size - SEQ, SEQ + 1)
     ]
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, check_corpus, open_split
 from lightning_sv.corpus.manifest import CHECKSUM
+from tests.conftest import Refused, write_run_args
+from tests.lit.runs import contents
 
 
 @pytest.fixture
@@ -143,3 +146,24 @@ def test_an_empty_split_is_refused(copy: Path, key: str) -> None:
     _edit(copy / "manifest.json", lambda d: d["splits"]["val"].update({key: 0}))
     with pytest.raises(ValueError, match=r"manifest\.json"):
         Manifest.load(copy)
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated", "bit-flipped"])
+def test_fit_and_resume_refuse_a_damaged_shard_and_write_nothing(
+    how: str, tmp_path: Path, copy: Path, refused: Refused
+) -> None:
+    args, run = write_run_args(copy, tmp_path), tmp_path / "run"
+    fit = ["fit", *args, "--run_dir", str(run), "--trainer.max_steps"]
+    shard = copy / "train/chunk-0-0.bin"
+    good = shard.read_bytes()
+    if how == "bit-flipped":
+        assert main([*fit, "1"]) == 0
+        fit = [*fit[:-1], "--extend", "--ckpt_path", "last", "--trainer.max_steps"]
+        _flip(shard)
+    elif how == "deleted":
+        shard.unlink()
+    else:
+        shard.write_bytes(good[:-5])
+    before = contents(run)
+    assert shard.name in refused(*fit, "2")
+    assert contents(run) == before

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from rich.console import Console
 
 from lightning_sv.cli.paper import measured_ratio, print_dry_run
@@ -61,34 +60,18 @@ def job(run_dir: Path, *, torch: str = "2.13.0", launcher: tuple[str, ...] = FAK
     return Job("hg, seed 0", launcher, words, run_dir, {"torch": torch})
 
 
-def test_interrupted_run_is_resumed_or_restarted_under_a_different_torch(tmp_path: Path) -> None:
+def test_interrupted_run_is_resumed_and_refused_under_a_different_torch(tmp_path: Path) -> None:
     first = job(tmp_path / "r")
     assert first.state() == "new" and first.command[-2:] == ["--ckpt_path", "last"]
     first.prepare()
     (first.run_dir / "checkpoint").touch()
     first.log.write_text("of the first attempt\n")
-    assert first.state() == "resume" and job(tmp_path / "r", torch="2.14.0").state() == "restart"
+    assert first.state() == "resume"
     run_jobs([first], parallel=1, console=quiet())
     assert first.state() == "complete" and (first.run_dir / "checkpoint").exists()
     assert first.log.read_text().startswith("of the first attempt\n") and "step 1/10" in first.log.read_text()
-    (first.run_dir / "summary.json").unlink()
-    other = job(tmp_path / "r", torch="2.14.0")
-    run_jobs([other], parallel=1, console=quiet())
-    assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
-
-
-def test_running_run_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 0.1)
-    first, other = job(tmp_path / "r"), job(tmp_path / "r", torch="2.14.0")
-    first.prepare()
-    with FileLock(first.run_dir / ".lock"):
-        with pytest.raises(ValueError, match="is in use by another run"):
-            other.prepare()
-        failed = run_jobs([other], parallel=1, console=quiet())
-        assert "is in use by another run" in failed["r"]
-    assert first.state() == "resume"
-    other.prepare()
-    assert first.state() == "restart"
+    with pytest.raises(ValueError, match="torch was .*, now 2.14.0"):
+        job(tmp_path / "r", torch="2.14.0").prepare()
 
 
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
@@ -297,14 +280,12 @@ def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> N
 
 
 def test_unfinished_runs_of_a_different_version_are_kept(tmp_path: Path) -> None:
-    """A new torch does not restart them."""
     (figure,) = plan("heterogeneity")
     run = figure.requests()[0]
     old, new = (RunStore(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
     old.prepare()
-    assert new.state() == "restart"
     (old.run_dir / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=r"an unfinished run of another command \(torch was 2.13.0, now 2.14.0\)"):
+    with pytest.raises(ValueError, match=r"a run of another command \(torch was 2.13.0, now 2.14.0\)"):
         new.prepare()
     assert (old.run_dir / "checkpoints").is_dir() and old.state() == "resume"
 

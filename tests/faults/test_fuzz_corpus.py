@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, open_split, prepare
-from lightning_sv.corpus.manifest import corpus_hash
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, open_split, prepare
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import attempt, budget, edited, json_bytes, mangled
 
@@ -29,29 +26,19 @@ def copy(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(root: Path) -> None:
-    """What training does with a corpus: check it, read a block of each split, its tokens and its tokenizer."""
+    """What training does with a corpus: check it, read a block of each split and its tokenizer."""
     manifest = Manifest.load(root)
     check_corpus(manifest, root, vocab_size=1 << 16, seq_len=8)
     for split in ("train", "val"):
         block = open_split(root, split, seq_len=8)[0]
         assert block.max() < manifest.vocab_size
-        next(iter_tokens(root, split))
     Tokenizer.load(root).encode("word")
 
 
-def try_file(tally: Tally, fault: str, root: Path, name: str, raw: bytes) -> None:
+def fuzz_file(tally: Tally, fault: str, root: Path, name: str, n: int) -> None:
     """Read the corpus with one file replaced, then put the file back."""
     path = root / name
     good = path.read_bytes()
-    try:
-        path.write_bytes(raw)
-        attempt(tally, fault, lambda: read(root))
-    finally:
-        path.write_bytes(good)
-
-
-def fuzz_file(tally: Tally, fault: str, root: Path, name: str, n: int) -> None:
-    good = (root / name).read_bytes()
     hostile = mangled(good)
     if name.endswith(".json"):
         hostile = st.one_of(edited(json.loads(good)).map(json_bytes), hostile)
@@ -59,31 +46,13 @@ def fuzz_file(tally: Tally, fault: str, root: Path, name: str, n: int) -> None:
     @budget(n)
     @given(hostile)
     def run(raw: bytes) -> None:
-        try_file(tally, fault, root, name, raw)
+        path.write_bytes(raw)
+        attempt(tally, fault, lambda: read(root))
 
-    run()
-
-
-def fuzz_consistent(tally: Tally, root: Path, n: int) -> None:
-    """Shards of other bytes under a manifest with the right hashes: somebody made it so."""
-    path, manifest = root / "val/chunk-0-0.bin", Manifest.load(root)
-    good = path.read_bytes()
-    table = (root / "manifest.json").read_bytes()
-
-    @budget(n)
-    @given(mangled(good))
-    def run(raw: bytes) -> None:
-        raw = raw[: len(good)].ljust(len(good), b"\xff")
-        shard = replace(manifest.val.shards[0], sha256=hashlib.sha256(raw).hexdigest())
-        splits = manifest.splits | {"val": replace(manifest.val, shards=(shard, *manifest.val.shards[1:]))}
-        hashed = corpus_hash(manifest.tokenizer_sha256, splits)
-        try:
-            replace(manifest, splits=splits, corpus_hash=hashed).save(root)
-            try_file(tally, "hostile shard with its hash", root, "val/chunk-0-0.bin", raw)
-        finally:
-            (root / "manifest.json").write_bytes(table)
-
-    run()
+    try:
+        run()
+    finally:
+        path.write_bytes(good)
 
 
 def fuzz_tokenizer(tally: Tally, root: Path, n: int) -> None:
@@ -146,7 +115,6 @@ FUZZ: dict[str, tuple[Fuzz, int]] = {
     "index": (fuzz_named("index", "train/index.json"), 700),
     "shard": (fuzz_named("shard", "val/chunk-0-0.bin"), 700),
     "tokenizer": (fuzz_named("tokenizer", "tokenizer.json"), 300),
-    "shard with its hash": (fuzz_consistent, 400),
     "tokenizer of a run": (fuzz_tokenizer, 500),
     "text": (lambda tally, copy, n: fuzz_sources(tally, n), 1000),
 }

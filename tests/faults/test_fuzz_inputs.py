@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -17,15 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.tables import panel_table, run_rows
-from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
-from lightning_sv.runs.provenance import Provenance
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
 from lightning_sv.settings.parse import parse_run
-from tests.experiments.fake_results import write_run
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import ODD, attempt, budget, edited, mangled
 
@@ -164,31 +158,7 @@ def fuzz_checkpoints(tally: Tally, folder: Path, n: int) -> None:
     run()
 
 
-def fuzz_runs(tally: Tally, folder: Path, n: int) -> None:
-    """What `report` reads of a run beside its events."""
-    one, other = (write_run(folder / label, label, 0) for label in ("llama", "unified"))
-    good = {name: json.loads((one / name).read_text()) for name in ("config.yaml", "summary.json")}
-    good["summary.json"] |= {"val_loss": 3.0, "tokens": 10_000, "parameters": 9, "date": "2026", "legs": []}
-
-    @budget(n)
-    @given(edited(good))
-    def run(value: Any) -> None:
-        for name in good:
-            (one / name).write_text(json.dumps(value.get(name)))
-
-        def act() -> None:
-            figure = own_figure([one, other])
-            panels = [[Section(panel.title, (), *panel_table(panel), ()) for panel in figure.panels]]
-            markdown_report([figure], panels, head_lines([figure], "", Provenance("", "", "")))
-            run_rows([figure])
-
-        attempt(tally, "hostile config or summary of a run", act)
-
-    run()
-
-
 FUZZ = {
-    "runs": (fuzz_runs, 500),
     "strategies": (lambda tally, folder, n: fuzz_strategies(tally, n), 2000),
     "configs": (fuzz_configs, 500),
     "overrides": (fuzz_overrides, 500),

@@ -95,8 +95,7 @@ def test_nonfinite_loss_or_gradient_stops_before_the_step(
             fresh = type(module.net)(made.backbone, made.strategy, made.scale_options, seed=0)
             kept = differences(dict(fresh.state_dict()), dict(module.net.state_dict())) == []
             kept &= not (run / LAST).exists()
-        tally(f"{what}, stopped", told and known and kept)
-        assert told and known and kept, (told, known, kept, event)
+        tally(f"{what}, stopped", told and known and kept, told, known, kept, event)
 
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
@@ -130,7 +129,6 @@ def test_nonfinite_loss_or_gradient_skips_the_step(
         (one,), (two,) = kept[step]["optimizer_states"], kept[step + 1]["optimizer_states"]
         same &= differences(one["state"], two["state"]) == []
         tally(f"{what}, step left out", same)
-        assert same
     assert differences(kept[2]["state_dict"], kept[3]["state_dict"])
     assert not kept[1]["optimizer_states"][0]["state"]
     lines = events(whole)

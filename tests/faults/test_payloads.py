@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
@@ -240,15 +239,3 @@ def test_terminal_escapes_are_not_printed(
     assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
-
-
-def test_strategy_of_the_command_line_is_imported(module: str, marker: Path) -> None:
-    """The user's own words are trusted."""
-    ScaleStrategy.parse(f"hg+{module}:MyScale")
-    assert marker.exists()
-
-
-def test_tensorboard_listens_on_loopback_only() -> None:
-    done = subprocess.run(["make", "-n", "tensorboard"], cwd=ROOT, capture_output=True, text=True, check=True)
-    (line,) = [line for line in done.stdout.splitlines() if "tensorboard --logdir" in line]
-    assert "--host 127.0.0.1" in line and "--bind_all" not in line

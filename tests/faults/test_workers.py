@@ -44,6 +44,5 @@ def test_killed_worker_is_one_error_and_the_run_resumes(run_args: list[str], tmp
     assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
     different = differences(load(whole), load(run))
     for fine in told:
-        tally("a loader worker killed", fine and not different)
-    assert not different
+        tally("a loader worker killed", fine and not different, different)
     same_curves(whole, run)

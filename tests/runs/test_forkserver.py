@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork, signal_group
-
-pytestmark = pytest.mark.skipif(not can_fork(), reason="runs are forked on Linux alone")
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, signal_group
 
 STRATEGY = """
 import json, os, signal, sys, time

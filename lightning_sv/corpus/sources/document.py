@@ -6,19 +6,10 @@ from dataclasses import dataclass, field
 
 from lightning_sv.errors import ConfigError
 
-# One hash serves three purposes with different bytes, so that a document's position is independent of
-# its split.
-_SPLIT_BYTES = slice(0, 8)
-_ORDER_BYTES = slice(8, 16)
-_DIGEST_SIZE = 24
 #: Maximum size of a document, because it is held in memory; split larger files into .jsonl or .parquet records.
 MAX_DOCUMENT_BYTES = 1 << 30
 #: U+FEFF, which some editors write at the start of a file
 BYTE_ORDER_MARK = "\ufeff"
-
-
-class NotUtf8(ConfigError):
-    """Bytes that are not UTF-8, with errors='strict'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +19,14 @@ class Document:
     Attributes:
         text: the text, never empty
         n_bytes: length of the text in UTF-8 bytes
-        digest: blake2b of those bytes, 24 bytes long
+        digest: blake2b of those bytes, 24 bytes long; the first 8 decide its split, the next 8 its place in 'stdlib'
         where: its file, with line or row
-        side: True for the validation part of a document, False for its training part; None if the hash decides
     """
 
     text: str
     n_bytes: int
     digest: bytes
     where: str = field(default="", compare=False)
-    side: bool | None = field(default=None, compare=False)
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
@@ -51,18 +40,11 @@ class Document:
                 "repair or remove the document."
             ) from None
         check_size(len(raw), where)
-        return cls(text, len(raw), digest(raw), where)
+        return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
-        """Return True if the document is in validation, by its text or its `side`."""
-        if self.side is not None:
-            return self.side
-        return int.from_bytes(self.digest[_SPLIT_BYTES], "big") < val_fraction * 2.0**64
-
-
-def digest(raw: bytes) -> bytes:
-    """Return the hash of a document's UTF-8 bytes."""
-    return hashlib.blake2b(raw, digest_size=_DIGEST_SIZE).digest()
+        """Return True if the hash of the text selects the document for validation."""
+        return int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
 
 
 def check_size(n_bytes: int, where: str) -> None:
@@ -74,11 +56,6 @@ def check_size(n_bytes: int, where: str) -> None:
         )
 
 
-def order_key(document_digest: bytes) -> bytes:
-    """Return a key that shuffles documents, the same on every machine and independent of `held_out`."""
-    return document_digest[_ORDER_BYTES]
-
-
 @dataclass(frozen=True)
 class Source:
     """A stream of documents that can be restarted.
@@ -87,10 +64,10 @@ class Source:
         read: starts a new pass over the documents, always in the same order
         total_bytes: bytes of text per pass, None if unknown
         licence: licence of the text, None if unknown
-        packages: versions of the packages with the text
+        packages: versions of the packages with the text, or the revision of the dataset
         duplicates: documents that the source itself dropped because of equal text
         unreadable: files and lines omitted because they are not UTF-8; complete after the first pass
-        left_out: kind of file (a suffix, links, ...) -> number of files in folders that are not read
+        left_out: suffix -> number of files in folders that are not read
     """
 
     read: Callable[[], Iterator[Document]]

@@ -1,63 +1,52 @@
-"""Identity of a source's text, for detecting later changes."""
+"""Detection of changes in the files of a corpus's text."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import file_sha256
-
-#: name of a file, package or dataset -> bytes, mtime_ns and sha256; version; or revision
-State = dict[str, dict[str, Any]]
-_FILE = {"bytes", "mtime_ns"}
-
-
-def file_states(paths: Iterable[Path]) -> State:
-    """Return sizes and modification times of files."""
-    return {
-        str(path): {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-        for path in paths
-        for status in (path.stat(),)
-    }
+from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.corpus.sources.files import source_files
 
 
-def file_bytes(state: State) -> int:
-    """Return the total size of the files in a state."""
-    return sum(entry.get("bytes", 0) for entry in state.values())
+def file_states(config: CorpusConfig) -> dict[str, dict[str, Any]]:
+    """Return size, modification time and hash of each file of a source of files; empty for other sources."""
+    if not config.source.startswith("files:"):
+        return {}
+    return {str(path): _times(path) | {"sha256": file_sha256(path)} for path in source_files(config)[0]}
 
 
-def hashed(state: State, advance: Callable[[int], None]) -> State:
-    """Return a state with the hashes of its files, which distinguish a copy or a touch from a change."""
-    complete = dict(state)
-    for name, entry in state.items():
-        if entry.keys() >= _FILE:
-            complete[name] = entry | {"sha256": file_sha256(Path(name))}
-            advance(entry["bytes"])
-    return complete
+def changed_text(manifest: Manifest) -> str:
+    """Return a phrase that names files which are new, gone or changed since the preparation; empty for none.
 
-
-def differences(then: State, now: State) -> list[str]:
-    """Return a phrase per file, package or dataset that is new, gone or changed.
-
-    Args:
-        then: state recorded by `prepare`, with hashes
-        now: current state, without hashes; a file is hashed only if its time alone differs
+    Only sources of files are compared, if any of their files still exists here.
     """
+    then = manifest.sources
+    if not then or not manifest.source.startswith("files:"):
+        return ""
+    try:
+        found = source_files(CorpusConfig(**manifest.settings))[0]
+    except (TypeError, ValueError, OSError):  # some text no longer exists
+        found = [path for path in map(Path, then) if path.is_file()]
+    now = {str(path): path for path in found}
     phrases = []
-    for name in sorted(then.keys() | now.keys()):
-        before, after = then.get(name), now.get(name)
-        if before is None or after is None:
-            known = before or after or {}
-            if "revision" not in known:  # the hub was not asked
-                phrases.append(f"{name} is {'gone' if after is None else 'new'}")
-        elif not _same(name, before, after):
-            value = next((f": {before[key]}, now {after[key]}" for key in ("version", "revision") if key in after), "")
-            phrases.append(f"{name} has changed{value}")
-    return phrases
+    for name in sorted(then.keys() | now.keys()) if now else ():
+        if name not in then or name not in now:
+            phrases.append(f"{name} is {'new' if name in now else 'gone'}")
+        elif not _same(now[name], then[name]):
+            phrases.append(f"{name} has changed")
+    more = f", and {len(phrases) - 3:,} more" if len(phrases) > 3 else ""
+    return ", ".join(phrases[:3]) + more
 
 
-def _same(name: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    if all(before.get(key) == value for key, value in after.items()):
+def _times(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _same(path: Path, then: dict[str, Any]) -> bool:
+    """Return True if a file is unchanged; it is hashed only if its time alone differs, as after a copy."""
+    now = _times(path)
+    if now.items() <= then.items():
         return True
-    if before.get("bytes") != after.get("bytes", -1):
-        return False
-    return before.get("sha256") == file_sha256(Path(name))
+    return now["bytes"] == then.get("bytes") and file_sha256(path) == then.get("sha256")

@@ -26,7 +26,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
         ConfigError: transformers is not installed, or its ids differ
     """
     own = isinstance(tokenizer, JsonTokenizer)
-    converted = tokenizers.Tokenizer.from_buffer(tokenizer.to_bytes()) if own else _gpt2(tokenizer)
+    converted = tokenizers.Tokenizer.from_buffer(tokenizer.content) if own else _gpt2(tokenizer)
     end = converted.id_to_token(tokenizer.eot)
     pieces = processors.TemplateProcessing(
         single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
@@ -61,7 +61,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    theirs = JsonTokenizer.from_bytes(read_limited(path), str(path), tokenizer.eot_token)
+    theirs = JsonTokenizer(read_limited(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
             f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
@@ -73,7 +73,7 @@ def _gpt2(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
-        file.write(tokenizer.to_bytes())
+        file.write(tokenizer.content)
         file.flush()
         vocabulary, merges = TikTokenConverter().extract_vocab_merges_from_model(file.name)
     converted = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=True))
