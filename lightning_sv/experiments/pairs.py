@@ -68,12 +68,8 @@ class Pair:
 
 def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
     """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
-    base = next((arm for arm in panel.arms if arm.baseline), None)
-    couples = [(base, arm) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
-    if panel.sizes and (of := panel.baseline):
-        at = dict(zip(of.sizes, of.arms, strict=True))
-        others = [(size, x) for s in panel.series if s is not of for size, x in zip(s.sizes, s.arms, strict=True)]
-        couples = [(panel.arm(at[size]), panel.arm(x)) for size, x in others if size in at]
+    alike = [(a, b) for b in panel.arms if not b.baseline for a in panel.arms if a.baseline and a.size == b.size]
+    couples = alike if panel.kind in ("curves", "scaling", "lengths") else []
     pairs, lost = [], []
     for a, b in couples:
         try:

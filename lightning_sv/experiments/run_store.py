@@ -102,16 +102,12 @@ class RunStore:
             return panel
         counts = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
         lost = {label: n for label, n in counts.items() if n}
-        series = []
-        for each in panel.series:
-            kept = [(x, arm) for x, arm in zip(each.points, each.arms, strict=True) if arm not in lost]
-            if not kept:
-                return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
-            points, arms = zip(*kept, strict=True)
-            series.append(replace(each, points=points, arms=arms))
-        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
         arms = tuple(arm for arm in panel.arms if arm.label not in lost)
-        return replace(panel, arms=arms, series=tuple(series), warnings=(*panel.warnings, *warnings))
+        for series in panel.series:
+            if not any(arm.series == series.label for arm in arms):
+                return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
+        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
+        return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings))
 
 
 def diverged(job: Job) -> bool:

@@ -30,7 +30,7 @@ from lightning_sv.experiments.evaluate import (
 )
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
@@ -278,14 +278,13 @@ def test_unknown_error_is_omitted() -> None:
 
 def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> Panel:
     """Power laws without a floor, with noise that grows with size; `b` is the baseline."""
-    arms, series = [], []
+    arms = []
     for label, slope in slopes.items():
         for n in sizes:
             made = [run(np.array([9 * (n / 1e5) ** slope * (1 + x * (n / 1e5))])) for x in (1e-4, -1e-4, 0.0)]
-            arms.append(Arm(f"{label}, {n:g}", tuple(made), False, label == "b"))
-        names = tuple(f"{label}, {n:g}" for n in sizes)
-        series.append(Series(label, False, label == "b", names, sizes, tuple(f"{n:g}" for n in sizes)))
-    return Panel(PanelSpec("sizes", kind="scaling"), tuple(arms), tuple(series))
+            at = {"series": label, "point": (n,), "size": f"{n:g}"}
+            arms.append(Arm(f"{label}, {n:g}", tuple(made), False, label == "b", **at))
+    return Panel(PanelSpec("sizes", kind="scaling"), tuple(arms))
 
 
 def test_slope_is_that_of_the_joint_fit() -> None:
@@ -354,15 +353,13 @@ def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
 
 def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Panel:
     """Two arms on three values and three seeds: parabolas with their minimum at 2, the second lower by `gap`."""
-    rng, arms, series = np.random.default_rng(1), [], []
+    rng, arms = np.random.default_rng(1), []
     for label, offset in (("b", 0.0), ("a", gap)):
-        names = tuple(f"{label}, lr {x:g}" for x in values)
-        for name, x in zip(names, values, strict=True):
+        for x in values:
             loss = offset + 0.05 * math.log(x / 2.0) ** 2
-            arms.append(arm(name, loss, tuple(0.1 * seed + noise * rng.normal() for seed in range(3))))
-        series.append(Series(label, False, label == "b", names, points=tuple((x,) for x in values)))
-    spec = PanelSpec("grid", kind="grid", axes={"model.optim.lr": {}})
-    return Panel(spec, tuple(arms), tuple(series))
+            made = arm(f"{label}, lr {x:g}", loss, tuple(0.1 * seed + noise * rng.normal() for seed in range(3)))
+            arms.append(replace(made, series=label, point=(x,)))
+    return Panel(PanelSpec("grid", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
 
 
 @pytest.mark.parametrize(

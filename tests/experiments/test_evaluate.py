@@ -235,12 +235,9 @@ def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> Non
         write_tuned(several, tmp_path)
         assert (tmp_path / "tuned/tiny-3000.yaml").read_text().startswith('source: "by tuning; ')
     (panel,) = found.panels
-    point = replace(panel.series[0], label="llama, elsewhere", arms=panel.series[0].arms[:1], points=((0.0011, 0.01),))
-    for order in (
-        (point, panel.series[0]),
-        (panel.series[0], point),
-    ):  # if two arms have one strategy, the lower one is written
-        write_tuned([replace(found, panels=(replace(panel, series=order),))], tmp_path / "twice")
+    point = replace(panel.arms[0], label="elsewhere", series="llama, elsewhere")
+    for arms in ((point, *panel.arms), (*panel.arms, point)):  # if two arms have one strategy, the lower one is written
+        write_tuned([replace(found, panels=(replace(panel, arms=arms),))], tmp_path / "twice")
         text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
         assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
     llama, dnp = (arm.run_spec for arm in planned("other").panels[0].arms)
@@ -264,7 +261,7 @@ def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> Non
     assert planned("other").tokens_per_param == pytest.approx((6.62, 6.62), rel=0.02)
     (panel,) = planned("lengths").panels
     lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
-    assert [series.sizes for series in panel.series] == [lengths, lengths]
+    assert [tuple(arm.size for arm in series.arms) for series in panel.series] == [lengths, lengths]
     (shorter,) = (arm.run_spec for arm in panel.arms if arm.label == "b, 1.34 tokens a parameter")
     assert shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
@@ -291,7 +288,7 @@ def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> N
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
     found, other_one = (judged(figure, runs) for figure in figures)
     assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
-    assert len(found.panels[0].series[1].points) == 8
+    assert len(found.panels[0].series[1].arms) == 8
     assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
     assert other_one.verdicts[0].n == 2
 

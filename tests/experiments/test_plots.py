@@ -147,17 +147,22 @@ def test_scaling_has_both_fits_and_the_difference() -> None:
     assert "at least two sizes" in notes[0]
 
 
+def lengths_panel() -> Panel:
+    """Return the runs of a scaling panel as trainings of four lengths."""
+    panel, at = fake.scaling_panel(), dict(zip(fake.SIZES, (7.0, 27.0, 50.0, 100.0), strict=True))
+    arms = tuple(replace(arm, point=(at[float(arm.size.removeprefix("dense-"))],)) for arm in panel.arms)
+    return replace(panel, spec=replace(panel.spec, kind="lengths"), arms=arms)
+
+
 def test_lengths_have_a_difference_each() -> None:
     """A point and an interval per arm and length, with the means of the pairs; the baseline is the zero line."""
-    panel = fake.scaling_panel()
-    lengths = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
-    panel = replace(panel, spec=replace(panel.spec, kind="lengths"), series=lengths)
+    panel = lengths_panel()
     (plot,), notes = length_plots(panel)
     axes = plot.figure.axes[0]
     bars: list[Any] = axes.containers
     assert not notes and [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    base, unified, _ = (panel.losses(each) for each in lengths)
-    means = [float((b - a).mean()) for a, b in zip(base, unified, strict=True)]
+    base, unified, _ = panel.series
+    means = [float((b.losses - a.losses).mean()) for a, b in zip(base.arms, unified.arms, strict=True)]
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
     assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
@@ -167,12 +172,11 @@ def test_lengths_have_a_difference_each() -> None:
 def test_panels_of_lengths_have_one_vertical_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     panels = []
     for more in (0.0, 0.3):
-        panel = fake.scaling_panel()
+        panel = lengths_panel()
         for arm in panel.arms[8:]:
             for run in arm.runs:
                 run.curve("val/loss").values[:] += more
-        values = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
-        panels.append(replace(panel, spec=replace(panel.spec, kind="lengths"), series=values))
+        panels.append(panel)
     alone = [length_plots(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
     assert alone[0] != alone[1]
     drawn, save = [], Plot.save
@@ -213,8 +217,7 @@ def test_grid_has_a_ring_at_the_optimum() -> None:
     rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
     assert rings == pytest.approx([3e-3, 1e-2], rel=0.05)
     assert axes.get_xlabel() == "peak learning rate" and axes.get_xscale() == "log"
-    series = tuple(replace(s, points=s.points[:2], arms=s.arms[:2]) for s in panel.series)
-    (plot,), notes = grid_plots(replace(panel, series=series))
+    (plot,), notes = grid_plots(replace(panel, arms=(*panel.arms[:2], *panel.arms[4:6])))
     assert notes[0] == "unified has no fitted optimum: the lowest loss is at the end of the grid (0.003)."
     assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 

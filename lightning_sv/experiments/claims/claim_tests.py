@@ -33,7 +33,7 @@ from lightning_sv.analysis.verdicts import (
 )
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt
-from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.results import Arm, Panel, fit_series
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
 
@@ -120,7 +120,7 @@ def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
 def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
-    fits, n, sizes = panel.fit(b, a).fits, len(panel.losses(b)[0]), len(b.sizes)
+    fits, n, sizes = fit_series(b, a).fits, len(b.arms[0].runs), len(b.arms)
     found = [_of_fit(fit.slope, n, sizes * (n - 1)) for fit in fits]
     findings = [opposite(directed(d)) for d in found]
     words = {finding.word for finding in findings}
@@ -145,9 +145,9 @@ def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
 
 def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
     """Difference of the losses at the optima of A and B, on the same seeds."""
-    optima = {series.label: panel.optimum(series) for series in panel.series}
+    optima = {series.label: series.optimum for series in panel.series}
     a, b = optima[claim.a], optima[claim.b]
-    d = _of_optima(a, b, len(panel.losses(panel.series[0])[0]))
+    d = _of_optima(a, b, len(panel.arms[0].runs))
     where = "; ".join(optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b))
     finding = None
     if a.why_not or b.why_not:  # the sentence has the reason

@@ -226,8 +226,8 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     plots = [_fit_plot(panel, fits)]
     if fits:
         plots.append(_gap_plot(panel, fits))
-    for i, size in enumerate(panel.sizes):
-        arms = tuple(replace(panel.arm(series.arms[i]), label=series.label) for series in panel.series)
+    for size in panel.sizes:
+        arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
         drawn, lacking = curve_plots(Panel(spec, arms))
         plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn if plot.name != "end"]
@@ -239,10 +239,10 @@ def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     all_series = baseline_first(panel.series)
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
-        sizes, losses = np.array(series.values, float), panel.losses(series)
-        for size, values in zip(sizes, losses, strict=True):
-            axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
-        means = [values.mean() for values in losses]
+        sizes = np.array(series.values, float)
+        for size, arm in zip(sizes, series.arms, strict=True):
+            axes.plot(np.full(len(arm.runs), size), arm.losses, ".", color=colour, alpha=0.45, markersize=5)
+        means = [arm.losses.mean() for arm in series.arms]
         axes.plot(sizes, means, "o", color=colour, markersize=6, label=series.name)
         fit = next(iter(fits.values()), None) if series.baseline else fits.get(series.label)
         grid = _around(sizes)
@@ -293,15 +293,14 @@ def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
     """Return differences to the baseline at each point, and half of their intervals."""
-    ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
-    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
+    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in zip(series.arms, base.arms, strict=True)]
     return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
 
 
 def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
     axes.set_ylabel(f"difference to {base.label}, nats per token")
-    n = len(panel.losses(base)[0])
+    n = len(base.arms[0].runs)
     legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
     return finished(name, f"{panel.title}, difference to {base.label}", axes, legend)
 
@@ -335,13 +334,13 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     notes, optima = [], {}
     for series in panel.series:
-        optima[series.label] = found = panel.optimum(series)
+        optima[series.label] = found = series.optimum
         if found.why_not:
             at = ", ".join(f"{value:g}" for value in found.values)
             notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
     plots = []
     for k, key in enumerate(panel.spec.axes):
-        ticks = sorted({point[k] for series in panel.series for point in series.points})
+        ticks = sorted({arm.point[k] for arm in panel.arms})
         if len(ticks) > 1:
             plots.append(_profile_plot(panel, k, key, ticks, optima))
     return plots, notes
@@ -352,9 +351,9 @@ def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
         lowest: dict[float, NDArray[np.float64]] = {}
-        for point, losses in zip(series.points, panel.losses(series), strict=True):
-            if point[k] not in lowest or losses.mean() < lowest[point[k]].mean():
-                lowest[point[k]] = losses
+        for arm in series.arms:
+            if arm.point[k] not in lowest or arm.losses.mean() < lowest[arm.point[k]].mean():
+                lowest[arm.point[k]] = arm.losses
         values = sorted(lowest)
         for x in values:
             axes.plot(np.full(len(lowest[x]), x), lowest[x], ".", color=colour, alpha=0.45, markersize=5)

@@ -136,7 +136,7 @@ def _tuned_text(figure: Figure, panel: Panel) -> str:
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     found: dict[str, Optimum] = {}
     for series in panel.series:
-        best, of = panel.optimum(series), panel.arm(series.arms[0]).run_spec
+        best, of = series.optimum, series.arms[0].run_spec
         assert of is not None
         if of.strategy not in found or best.loss < found[of.strategy].loss:
             found[of.strategy] = best
