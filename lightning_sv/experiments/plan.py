@@ -1,13 +1,9 @@
 """Plans of figures under a budget: the runs of their panels."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from scipy.special import ndtri
-
-from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.results import Arm, Figure, Panel
@@ -81,7 +77,6 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope needs four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
     return Panel(panel, tuple(arms), warnings=tuple(warnings))
 
 
@@ -161,23 +156,6 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
     if panel.kind in ("scaling", "lengths") and not marked:  # only differences are drawn
         yield "`baseline: true` is set for no arm; expected one arm."
-
-
-def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
-    """Return a warning if the pairs of a budget cannot show a claim of equality, by the known scatter of its runs."""
-    model = budget.models[role]
-    spread = math.sqrt(2) * model.residual_std
-    asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
-    if not spread or not asked or (panel.optim, panel.schedule) != (PanelSpec.optim, PanelSpec.schedule):
-        return []
-    margin = min(claim.margin for claim in asked)
-    if float(ndtri((1 + CONFIDENCE) / 2)) * spread / math.sqrt(pairs) < margin:
-        return []
-    return [
-        f"{panel.title}: {pairs} pairs of runs that scatter as those of {model.config} did "
-        f"({model.residual_std:g}) are not expected to show an equality within {margin:g}, only its opposite: "
-        f"where arms are equal {math.ceil(pairs_within(spread, CONFIDENCE, margin))} pairs show it in 8 of 10 cases."
-    ]
 
 
 def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:

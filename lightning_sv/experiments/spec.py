@@ -19,8 +19,6 @@ class ModelSpec:
         overrides: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all arms have the same
         seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow from FLOPs
-        residual_std: of loss = arm + seed + residual over recorded runs under AdamW and cosine, nats per token; 0 if
-            nothing is recorded
         note: sentence for readers of its losses
     """
 
@@ -28,7 +26,6 @@ class ModelSpec:
     overrides: dict[str, Any] = field(default_factory=dict)
     tuned: str = ""
     seconds_per_1000_steps: float | None = None
-    residual_std: float = 0.0
     note: str = ""
 
 

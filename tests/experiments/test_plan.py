@@ -178,22 +178,6 @@ def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
-def test_too_few_pairs_for_equality_are_warned_about_before_training(conf: Path) -> None:
-    """1.645 sd sqrt(2 / n) against the margin of 0.01: two pairs of runs that scatter by 0.005 may show it.
-
-    The stated pairs show it in 8 of 10 cases if arms are equal: (1.645 + 1.282)² 2 sd² / 0.01².
-    """
-    path = conf / "paper/budgets/cpu.yaml"
-    budget = path.read_text()
-    for scatter, pairs in ((0.005, None), (0.02, 69)):
-        path.write_text(budget.replace("{config: tiny,", f"{{config: tiny, residual_std: {scatter},"))
-        (panel,) = plan_mine(conf, FIGURE + CLAIM % "equal").panels
-        said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
-        assert said == [True] * (pairs is not None)
-    (panel,) = plan_mine(conf, FIGURE + CLAIM % "equal" + "  optim: muon\n").panels  # a different scatter
-    assert panel.warnings == ()
-
-
 @pytest.mark.long
 def test_budget_plans_figures_of_other_budgets() -> None:
     budget = load_budget("cpu-100")
