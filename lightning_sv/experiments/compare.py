@@ -1,6 +1,6 @@
 """Comparisons and sweeps: train the missing runs of a figure of one panel, and report them.
 
-    out/  comparison.json  report.html  report.md  ...  [sharpness.png .csv]
+    out/  comparison.json  report.html  report.md  ...
 
 The name of a run is a hash of its configuration, so that all comparisons in one folder share runs.
 """
@@ -22,7 +22,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
@@ -35,7 +34,7 @@ from lightning_sv.experiments.comparability import (
 )
 from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
-from lightning_sv.experiments.report.tables import check_replaceable, write_csv
+from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_store import RunStore, diverged, train
@@ -118,9 +117,8 @@ class Comparison:
         """Print table, sentences, warnings and the paths of the files."""
         console.print(self._table())
         print_pairs(console, self.pairs, self.figure.warnings)
-        paths = [self.out / name for name in (COMPARISON, "sharpness.png", "report.html")]
-        files = "\n".join(str(path) for path in paths if path.exists())
-        console.print(files, markup=False, highlight=False, soft_wrap=True)
+        for name in (COMPARISON, "report.html"):
+            console.print(str(self.out / name), markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(title="val loss, nats per token", title_justify="left")
@@ -193,10 +191,6 @@ def compare(
     comparison = Comparison(result, by_name, commands, reused, tuple(differences), out)
     write_report([result], out, "a comparison of your own")
     write_atomically(out / COMPARISON, comparison.to_json() + "\n")
-    if has_sharpness(list(by_name.values())):
-        labels, runs_of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
-        draw_sharpness(runs_of_arms, out / "sharpness.png", labels=labels)
-        write_csv(out / "sharpness.csv", sharpness_rows(runs_of_arms, labels))
     return comparison
 
 

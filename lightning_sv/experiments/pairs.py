@@ -1,5 +1,6 @@
 """Pairs of the baseline and one other arm on the same seeds: differences of final losses, and in tokens."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,6 +14,9 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import PanelSpec
+
+# scalars of `callbacks.Sharpness` that a report draws
+_SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +84,18 @@ def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
 
 
 def described(figure: Figure) -> Figure:
-    """Add a sentence on each pair to a figure of one panel, and branch norms if all runs logged them."""
+    """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
     from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
 
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
     said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)
-    panels = [replace(panel, notes=(*said, *panel.notes))]
-    if all(branch_norms(run) for arm in panel.arms for run in arm.runs):
-        panels.append(replace(panels[0], spec=PanelSpec("Branches", kind="qkv")))
-    return replace(figure, panels=tuple(panels), warnings=(*figure.warnings, *lost))
+    runs = [run for arm in panel.arms for run in arm.runs]
+    more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
+    tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
+    more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
+    panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))
+    return replace(figure, panels=panels, warnings=(*figure.warnings, *lost))
 
 
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:

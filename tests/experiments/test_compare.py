@@ -21,6 +21,7 @@ from rich.console import Console
 from lightning_sv.experiments.compare import Comparison, compare, default_out
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.report.plots import scalar_plots
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
@@ -304,19 +305,11 @@ def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path)
     assert "llama, seed 0: reused" in said and "unified, seed 0: reused" in said
 
 
-def test_sharpness_is_drawn_if_all_runs_logged_it(three: Comparison, tmp_path: Path) -> None:
-    assert not (three.out / "sharpness.png").exists()
-    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=2)
-    assert (found.out / "sharpness.png").stat().st_size > 20_000
-    shown = Console(file=io.StringIO(), width=200)
-    found.print(shown)
-    assert "sharpness.png" in shown.file.getvalue()  # type: ignore[attr-defined]
-    rows = (found.out / "sharpness.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * 2 * 2 * 3 * 4 and "unified,1,scale_input,fro2,10000,1.25,0.5" in rows
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_sharpness_of_arms_without_scale_vectors(order: int, tmp_path: Path) -> None:
-    found, _ = run(tmp_path, "--sharp", "50", seeds=1, arms=(LLAMA, asked("nop", "", None))[::order])
-    rows = {row.rsplit(",", 4)[0] for row in (found.out / "sharpness.csv").read_text().splitlines()[1:]}
-    assert rows == {"llama,0,all", "llama,0,scale_input", "nop,0,all"}
+def test_sharpness_is_in_the_report(tmp_path: Path) -> None:
+    """One panel per logged scalar; `nop` has no scale vectors."""
+    found, _ = run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
+    tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
+    panels = found.figure.panels[1:]
+    assert sorted(panel.spec.tag for panel in panels) == tags
+    notes = {panel.spec.tag: scalar_plots(panel)[1] for panel in panels}
+    assert notes == {tag: [f"nop has no {tag} in its event files."] * ("input" in tag) for tag in tags}
