@@ -107,7 +107,7 @@ def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples
         seed: seed of the resampling
 
     Raises:
-        NotTestableError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
+        NotTestableError: fewer than two sizes, equal sizes, or losses that are not finite
     """
     n, losses = np.asarray(sizes, dtype=np.float64), _losses(sizes, a, b)
     shifts = _shifts(losses, resamples, seed)
@@ -129,11 +129,7 @@ def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> Scali
 
 def _losses(sizes: Sequence[float], a: ArrayLike, b: ArrayLike) -> Floats:
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.ndim != 2 or first.shape != second.shape or len(first) != len(sizes) or not first.shape[1]:
-        raise NotTestableError(
-            f"A scaling fit needs a loss per size and seed for both arms, got {len(sizes)} sizes and shapes "
-            f"{first.shape} and {second.shape}; run the same seeds of both arms at every size."
-        )
+    assert first.shape == second.shape and first.shape[0] == len(sizes) and first.size, (first.shape, second.shape)
     if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
         raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
@@ -150,17 +149,12 @@ def _fit(text: Text, room: float) -> None:
 
 def draw_seeds(
     axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
-) -> Line2D:
-    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N) if there are several.
-
-    Returns:
-        The thick line.
-    """
+) -> None:
+    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N), if several."""
     colour, style = look
     for seed in values if len(values) > 1 else []:
         axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
-    (thick,) = axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
-    return thick
+    axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
 
 
 def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
@@ -176,10 +170,10 @@ def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> No
     axes.set_xlabel("training tokens")
 
 
-def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Style every panel, label x with tokens, and write the file and its directory."""
     for axes in figure.axes:
-        set_token_axis(axes, tokens)
+        set_token_axis(axes)
         set_style(axes)
     write_picture(figure, path)
 

@@ -40,15 +40,16 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_curves_have_three_plots(seeds: int) -> None:
-    """Arms have the same look in each plot; legends have the final losses and differences of the runs."""
+def test_curves_have_two_plots(seeds: int) -> None:
+    """Arms have the same look in both plots; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
-    loss, difference, end = (plot.figure.axes[0] for plot in plots)
-    assert [plot.name for plot in plots] == ["loss", "difference", "end"] and not notes
+    loss, difference = (plot.figure.axes[0] for plot in plots)
+    assert [plot.name for plot in plots] == ["loss", "difference"] and not notes
     dp, llama, ours = panel.arms
-    assert list(legend(loss)) == ["llama", "dp", "hg+dp+or (ours)"]
-    assert legend(loss)["llama"] == (BLUE, "-")
+    ends = {arm.name: f"{arm.name}  {np.mean([run.val_loss for run in arm.runs]):.4f}" for arm in panel.arms}
+    assert list(legend(loss)) == [ends[name] for name in ("llama", "dp", "hg+dp+or (ours)")]
+    assert legend(loss)[ends["llama"]] == (BLUE, "-")
     assert len(set(legend(loss).values())) == 3
     assert len(loss.lines) == 3 * (1 + (seeds if seeds > 1 else 0))
     gaps = [np.mean([b.val_loss - a.val_loss for a, b in zip(llama.runs, x.runs, strict=True)]) for x in (dp, ours)]
@@ -56,10 +57,7 @@ def test_curves_have_three_plots(seeds: int) -> None:
     assert words[0].startswith(f"dp  {gaps[0]:+.4f}") and words[1].startswith(f"hg+dp+or (ours)  {gaps[1]:+.4f}")
     assert list(legend(difference).values()) == list(legend(loss).values())[1:]
     assert len(difference.collections) == (2 if seeds > 1 else 0)  # bands
-    assert f"llama  {np.mean([run.val_loss for run in llama.runs]):.4f}" in legend(end)
-    assert end.get_xlim()[0] == 0.8 * 1_536_000
-    for axes in (loss, difference, end):
-        assert axes.get_xlabel() == "training tokens"
+    assert loss.get_xlabel() == difference.get_xlabel() == "training tokens"
     assert loss.get_ylim()[1] < 4.5 and difference.get_ylim()[0] < 0 < difference.get_ylim()[1]  # the first drop is cut
     loss.figure.draw_without_rendering()
     assert "0.5M" in [tick.get_text() for tick in loss.get_xticklabels()]
@@ -77,7 +75,7 @@ def test_difference_at_one_point_is_a_bar() -> None:
     panel = fake.curves_panel()
     for run in (run for arm in panel.arms for run in arm.runs):
         run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
-    loss, difference, _ = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
+    loss, difference = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
     assert [line.get_marker() for line in loss.lines if line.get_linewidth() == 2] == ["o"] * 3
     bars: list[Any] = [bar.get_children() for bar in difference.containers]
     assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
@@ -112,12 +110,11 @@ def test_unpaired_arms_are_named() -> None:
         curve = run.curves["val/loss"]
         run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
     plots, notes = curve_plots(Panel(PanelSpec("p"), (*panel.arms, longer)))
-    assert "longer" in legend(plots[0].figure.axes[0])
-    assert not any("longer" in word for word in legend(plots[1].figure.axes[0]))
+    assert [any("longer" in word for word in legend(plot.figure.axes[0])) for plot in plots] == [True, False]
     (note,) = notes
     assert note.startswith("longer ends at 3.1M tokens, llama at 1.5M: only the table has")
     alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
-    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
+    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss"]
 
 
 @pytest.mark.long

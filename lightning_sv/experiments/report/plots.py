@@ -24,7 +24,6 @@ from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
-_END = 0.8
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -69,36 +68,25 @@ def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Plot loss against tokens, difference to the baseline, and end of training; notes on missing parts."""
+    """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
     arms = baseline_first(panel.arms)
     difference, notes = _difference_plot(panel.title, arms)
-    counts = sorted({len(arm.runs) for arm in arms})
-    several = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    seeds = "one seed" if counts == [1] else f"mean of {several} seeds"
-    ends = [f"{arm.name}  {arm.losses.mean():.4f}" for arm in arms]
-    loss = _loss_plot("loss", f"{panel.title}: validation loss", arms, [arm.name for arm in arms], seeds)
-    end = _loss_plot("end", f"{panel.title}: end of training", arms, ends, f"at the end, {seeds}")
-    return [loss, *difference, end], notes
-
-
-def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
-    """Plot the mean of each arm, and a thin line per seed; limits cover the later part of the training."""
     axes = style.new_figure(panels=1).subplots()
-    for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
+    for arm, look in zip(arms, looks_of(arms), strict=True):
         tokens, values = on_one_grid(arm.curves)
         mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may have only the last loss
+        label = f"{arm.name}  {arm.losses.mean():.4f}"
         style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
     curves = [curve for arm in arms for curve in arm.curves]
     ends = [float(curve.tokens[-1]) for curve in curves]
-    from_share = _END if name == "end" else 0.2
-    style.set_limits(axes, curves, from_share * min(ends) / max(ends))
+    style.set_limits(axes, curves, 0.2 * min(ends) / max(ends))
     axes.set_ylabel("validation loss, nats per token")
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
-    if name == "end":
-        axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
-        axes.set_title(f"The last {1 - from_share:.0%} of training")
     style.set_token_axis(axes)
-    return finished(name, alt, axes, legend)
+    counts = [len(arm.runs) for arm in arms]
+    several = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+    seeds = "one seed" if max(counts) == 1 else f"mean of {several} seeds"
+    return [finished("loss", f"{panel.title}: validation loss", axes, f"at the end, {seeds}"), *difference], notes
 
 
 def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
@@ -230,7 +218,7 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
         drawn, lacking = curve_plots(Panel(spec, arms))
-        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn if plot.name != "end"]
+        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
     return plots, notes
 
