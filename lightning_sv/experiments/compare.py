@@ -16,7 +16,6 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -71,11 +70,11 @@ class Comparison:
         """Pairs of the baseline with each other arm."""
         return pairs_of(self.figure.panels[0])[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all numbers and the commands that reproduce them, as JSON types."""
+    def to_json(self) -> str:
+        """Return all numbers and the commands that reproduce them."""
         first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
-        return {
+        numbers = {
             "unit": "nats per token",
             "seeds": list(self.arms[0].seeds),
             "arms": [
@@ -108,10 +107,7 @@ class Comparison:
             "versions": {"lightning_sv": __version__, **{package: version(package) for package in packages}},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-
-    def to_json(self) -> str:
-        """Return `to_dict` as text."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
+        return json.dumps(numbers, indent=2, default=str)
 
     def print(self, console: Console) -> None:
         """Print table, sentences, warnings and the paths of the files."""

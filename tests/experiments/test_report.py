@@ -20,7 +20,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
-from lightning_sv.experiments.report.tables import check_replaceable, write_csv
+from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
@@ -187,23 +187,6 @@ def test_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest
         write_csv(table, [{"a": 2}])
     assert table.read_text() == "a\n1\n"
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path != table} == before
-
-
-def test_report_with_a_truncated_table_is_replaced(report: Path, tmp_path: Path) -> None:
-    """The remaining rows decide whether it is a report of these runs."""
-    text = (report / "results.csv").read_text()
-    mine, *_, last = (Path(row["run"]) for row in rows(report / "results.csv"))
-    (tmp_path / "results.csv").write_text(text[: text.rindex(str(last))])
-    check_replaceable(tmp_path, [mine])
-    with pytest.raises(ValueError, match="report of other runs"):
-        check_replaceable(tmp_path, [Path("others")])
-    for damaged in ("", "figure,pan", f"run\n{'x' * 200_000}\n"):
-        (tmp_path / "results.csv").write_text(damaged)
-        if damaged:
-            with pytest.raises(ValueError, match=r"results\.csv"):
-                check_replaceable(tmp_path, [mine])
-        else:
-            check_replaceable(tmp_path, [mine])
 
 
 @pytest.fixture(scope="module")
