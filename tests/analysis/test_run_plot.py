@@ -3,20 +3,15 @@
 import os
 import subprocess
 import sys
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 from matplotlib import rcParams
 
-from lightning_sv import analysis
 from lightning_sv.analysis import run_plot, style
 from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.analysis.style import save
-from lightning_sv.experiments.report.write import write_report
 from lightning_sv.runs.events import Curve, Run
 
 
@@ -122,14 +117,6 @@ def test_settings_of_the_user_do_not_change_a_picture(tmp_path: Path) -> None:
         assert {key: rcParams[key] for key in theirs} == theirs
     draw_run(run, tmp_path / "ours.png")
     assert (tmp_path / "theirs.png").read_bytes() == (tmp_path / "ours.png").read_bytes()
-
-
-def test_functions_that_draw_files_have_the_plain_style() -> None:
-    modules = [import_module(f"{analysis.__name__}.{found.name}") for found in iter_modules(analysis.__path__)]
-    public = [function for module in modules for name, function in vars(module).items() if name.startswith("draw_")]
-    files = {draw_run, write_report, *(each for each in public if "path" in signature(each).parameters)}
-    files = {each for each in files if each.__module__.startswith("lightning_sv")}  # conftest stands in for one
-    assert len(files) >= 4 and [each for each in files if not hasattr(each, "__wrapped__")] == []
 
 
 def test_damaged_matplotlibrc_does_not_stop_commands(tmp_path: Path) -> None:

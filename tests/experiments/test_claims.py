@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lightning_sv.analysis.block_anova import BlockDesign
-from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.claim_tests import optimum_words
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.evaluate import (
     benjamini_hochberg,
@@ -266,14 +264,6 @@ def test_apart_compares_growth() -> None:
     assert grown(down, up).verdict == "holds" and found.unit == "in logarithms"
     assert grown(up, up).verdict == grown(up, up * 1.02).verdict == "contradicted"
     assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
-
-
-def test_unknown_error_is_omitted() -> None:
-    """A cross of five points on one seed has no degrees of freedom."""
-    words = optimum_words(
-        "llama", Optimum((1e-3, 4e-3), (math.nan, 0.5), 3.1, None, 0), ["model.optim.lr", "b.init_std"]
-    )
-    assert words == "llama at lr 0.001, init_std 0.004 (times or over 1.65)"
 
 
 def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> Panel:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightning_sv.experiments.compare import Comparison, compare, default_out
+from lightning_sv.experiments.compare import Comparison, compare
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
@@ -28,7 +28,6 @@ from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.from_runs import COMPARISON, own_figure
 from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from tests.conftest import listen_to_interrupts
-from tests.experiments.fake_results import disk_full
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
@@ -140,15 +139,6 @@ def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
     assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
 
 
-def test_full_disk_keeps_the_previous_comparison(three: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (three.out / "comparison.json").read_bytes()
-    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
-    monkeypatch.setattr("os.fsync", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        run(three.out)
-    assert (three.out / "comparison.json").read_bytes() == before
-
-
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     """Each other arm has its own pair with A, whose runs are trained once; the table has all seeds."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
@@ -181,13 +171,6 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
         assert all(f"{x:+.4f}" in text for x in (pair.difference.mean, *pair.per_seed))
         assert text.count(f"{pair.efficiency.factor:.2f}") >= 2  # in the table and in the sentence
     assert all(f"{x:.4f}" in text for arm in four.arms for x in arm.losses)
-
-
-def test_default_directory_has_all_arms() -> None:
-    """And model and corpus; special characters become dashes."""
-    arms = [LLAMA, UNIFIED, asked("nop", "--model.optim.lr 0.1", None)]
-    found = default_out(compared_figure(arms, CONFIG, 1), "tiny", "/data/my text/")
-    assert found == Path("runs/compare/tiny-my-text/llama_vs_unified_nop-lr=0.1")
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:

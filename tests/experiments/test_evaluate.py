@@ -145,22 +145,6 @@ def test_complete_runs_of_other_budgets_are_reused(shared: RunStore, tmp_path: P
     assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.requests()) == []
 
 
-def test_comment_in_a_config_keeps_the_run_key(conf: Path, tmp_path: Path) -> None:
-    """The key is that of the resolved configuration; a different value is a different run."""
-    tiny = (ROOT / "conf/model/tiny.yaml").read_text()
-    (conf / "model").unlink()
-    (conf / "model").mkdir()
-
-    def planned(text: str) -> Figure:
-        (conf / "model/tiny.yaml").write_text(text)
-        return plan_mine(conf, FIGURE)
-
-    runs = RunStore(tmp_path / "out", launcher=FAKE)
-    train([planned(tiny)], runs, parallel=2, console=quiet())
-    assert runs.missing(planned(f"# a word\n{tiny}").requests()) == []
-    assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).requests())) == 4
-
-
 def test_failed_runs_do_not_stop_the_evaluation(tmp_path: Path) -> None:
     """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
@@ -345,22 +329,6 @@ def test_time_is_measured_on_complete_runs(shared: RunStore) -> None:
     said = Console(file=io.StringIO(), width=200)
     print_dry_run(said, [figure], shared, load_budget("cpu"), parallel=2)
     assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("name", "width"), [("cpu", 80), ("cpu", 110), ("paper", 80)])
-def test_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
-    """Nothing is truncated, and no line of the table is longer than the terminal."""
-    budget = load_budget(name)
-    figure = plan_figure(load_figure("dense-scaling"), RunResolver(budget, {}))
-    said = Console(file=io.StringIO(), width=width)
-    print_dry_run(said, [figure], RunStore(tmp_path), budget, parallel=2)
-    text = said.file.getvalue()  # type: ignore[attr-defined]
-    lines = text[text.index("\n") : text.index("dense-scaling")].splitlines()
-    assert budget.summary in text.splitlines()[0] and max(map(len, lines)) <= width and "…" not in text
-    shown = set(text.split())
-    for run_spec, _ in figure.requests():
-        assert {f"{run_spec.steps:,}", f"{run_spec.tokens:,}", f"{run_spec.tokens_per_param:.1f}"} <= shown
-    assert {"steps", "tokens", "runs", "done"} <= shown
 
 
 def test_figure_is_evaluated(shared: RunStore) -> None:

@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE, new_figure
 from lightning_sv.experiments.report.plots import (
-    Plot,
     _set_log_axis,
     branch_plots,
     curve_plots,
@@ -166,30 +165,10 @@ def test_lengths_have_a_difference_each() -> None:
     assert len(panel_table(panel)[1]) == 12
 
 
-def test_panels_of_lengths_have_one_vertical_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels = []
-    for more in (0.0, 0.3):
-        panel = lengths_panel()
-        for arm in panel.arms[8:]:
-            for run in arm.runs:
-                run.curve("val/loss").values[:] += more
-        panels.append(panel)
-    alone = [length_plots(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
-    assert alone[0] != alone[1]
-    drawn, save = [], Plot.save
-    monkeypatch.setattr(Plot, "save", lambda plot, stem: (drawn.append(plot.figure.axes[0]), save(plot, stem)))
-    spec = FigureSpec("horizon", "The length of training", "5", "", [panel.spec for panel in panels])
-    write_report([Figure(spec, tuple(panels))], tmp_path, "")
-    lows, highs = zip(*alone, strict=True)
-    assert [axes.get_ylim() for axes in drawn] == [(min(lows), max(highs))] * 2
-
-
 @pytest.mark.parametrize(
     "rates",
     [
         [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647],
-        [0.00103, 0.00205, 0.00375, 0.0041, 0.0057, 0.0075, 0.00815, 0.0149, 0.0163, 0.0228, 0.03, 0.0326, 0.0652],
-        [0.003, 0.006, 0.012],
         [0.01],
     ],
 )
