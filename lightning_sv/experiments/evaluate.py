@@ -1,5 +1,6 @@
 """Evaluation of figures: load runs, pool their scatter, decide claims, correct for the number of claims."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +138,8 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     kind = KINDS[claim.kind]
     d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    word, p, to_go = finding or kind.test(tested or d, kind.bound(claim))
+    margin = math.log(claim.margin or 1.0) if unit == "times" else claim.margin
+    word, p, to_go = finding or kind.test(tested or d, margin)
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
     p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""

@@ -143,6 +143,8 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
                 yield f"{name}: {key} is {share:g}; expected a share of the tokens, above 0 and at most 1."
+        if claim.margin and "margin" not in kind.statement and "{more}" not in kind.statement:
+            yield f"margin of a {name} is {claim.margin:g}; expected none."
         if lacking := kind.needs(claim, panel):
             yield f"a {name} needs {lacking}."
     if (panel.kind == "scalar") != bool(panel.tag):
