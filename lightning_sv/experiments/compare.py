@@ -29,7 +29,6 @@ from lightning_sv.experiments.comparability import (
     check_same_corpus,
     comparability_warnings,
     config_differences,
-    rests_on,
 )
 from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
@@ -181,7 +180,7 @@ def compare(
             commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
     differences = config_differences(by_name, [key for arm in panel.spec.arms.values() for key in arm.overrides])
     check_same_corpus(by_name)
-    warnings = (*comparability_warnings(by_name, differences), *rests_on(panel))
+    warnings = (*comparability_warnings(by_name, differences), *panel.warnings)
     result = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
     reused = frozenset(job.name for job in complete)
     comparison = Comparison(result, by_name, commands, reused, tuple(differences), out)

@@ -38,19 +38,20 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
     every = tuple(runs.read(arm) for arm in panel.arms)
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
-    left_out = None
+    warnings, why_not = panel.warnings, panel.why_not
     if missing:
         n = sum(map(diverged, missing))
-        left_out = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
-        left_out += f"the first being {missing[0].title} ({missing[0].log})"
+        why_not = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
+        why_not += f"the first being {missing[0].title} ({missing[0].log})"
+        warnings += (f"{panel.title} has only the seeds for which all runs are available: {why_not}.",)
     if every and not seeds:
-        return replace(panel, arms=(), why_not=left_out, every=every)
+        return replace(panel, arms=(), why_not=why_not, warnings=warnings, every=every)
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, table=table, left_out=left_out, notes=notes, every=every)
+    return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=every)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:

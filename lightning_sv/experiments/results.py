@@ -149,7 +149,6 @@ class Panel:
     Attributes:
         arms: arms in order; empty if the panel is unavailable
         why_not: why the panel is unavailable
-        left_out: which runs are missing, if others are evaluated
         notes: sentences on the runs for readers
         every: arms with all available runs, also those without a pair
         pool: runs of all figures that are evaluated together
@@ -159,7 +158,6 @@ class Panel:
     arms: tuple[Arm, ...] = ()
     table: Table | None = None
     why_not: str | None = None
-    left_out: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()

@@ -143,7 +143,6 @@ class PanelSpec:
         axes: key of a grid -> budget -> values; all combinations are trained
         one_at_a_time: budgets under which one axis varies at a time, the others at their first values
         file: measured results of a table
-        picture: PNG of another command, above a table
         tag: logged scalar, above 0, of a panel of the kind `scalar`
         probes: file of conf/probes; "" for none
         skip_under: budget -> why the panel is unavailable there
@@ -164,7 +163,6 @@ class PanelSpec:
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     one_at_a_time: list[str] = field(default_factory=list)
     file: str | None = None
-    picture: str = ""
     tag: str = ""
     probes: str = ""
     skip_under: dict[str, str] = field(default_factory=dict)

@@ -41,25 +41,6 @@ def test_interval_is_scipys_paired_t(pairs: list[tuple[float, float]], confidenc
     assert swapped.mean == pytest.approx(-ours.mean) and below(swapped) == opposite(Finding(below(ours), 1.0)).word
 
 
-def test_verdicts() -> None:
-    """Lower, higher, or not resolved; half of the interval is the smallest resolvable difference."""
-    lower = paired_difference([3.0, 3.1, 3.2], [2.98, 3.06, 3.17])
-    assert below(lower) == "holds"
-    half = 4.302653 * 0.01 / math.sqrt(3)  # t(0.975, 2) from a printed table
-    assert lower.smallest_resolvable == pytest.approx(half, rel=1e-6)
-    assert below(paired_difference([2.98, 3.06, 3.17], [3.0, 3.1, 3.2])) == "contradicted"
-    unresolved = paired_difference([3.0, 3.0], [3.01, 2.98])
-    assert below(unresolved) == "not resolved" and unresolved.low < 0 < unresolved.high
-    assert below(paired_difference([3.0, 3.0], [3.0, 3.0])) == "not resolved"
-
-
-def test_one_pair_gives_no_verdict() -> None:
-    """One pair has a mean without an interval."""
-    one = paired_difference([3.0], [1.0])
-    assert (one.mean, one.low, one.high, one.se, one.n) == (-2.0, None, None, None, 1)
-    assert below(one) == "not resolved" and one.smallest_resolvable is None
-
-
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [

@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.style import BLUE, new_figure
+from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.report.plots import (
-    _set_log_axis,
     branch_plots,
     curve_plots,
     grid_plots,
@@ -61,12 +60,6 @@ def test_curves_have_two_plots(seeds: int) -> None:
     loss.figure.draw_without_rendering()
     assert "0.5M" in [tick.get_text() for tick in loss.get_xticklabels()]
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
-
-
-def test_unresolved_difference_is_labelled() -> None:
-    arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("alike", 0.0), fake.arm("lower", -0.1))
-    legends = list(legend(curve_plots(Panel(PanelSpec("p"), arms))[0][1].figure.axes[0]))
-    assert [words.endswith(", not resolved") for words in legends] == [True, False]
 
 
 def test_difference_at_one_point_is_a_bar() -> None:
@@ -135,11 +128,11 @@ def test_scaling_has_both_fits_and_the_difference() -> None:
     assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
     bars = gap.figure.axes[0].containers
     assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    assert [plot.name for plot in sizes] == [f"loss-{size}" for size in panel.sizes]  # no difference plot
+    assert [plot.name for plot in sizes] == [f"{x}-{size}" for size in panel.sizes for x in ("loss", "difference")]
     few = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
     assert "unified: The scaling fit has 3 sizes, fewer than 4" in few[0]
     one_size, notes = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
-    assert [plot.name for plot in one_size] == ["fit", f"loss-dense-{fake.SIZES[0]:g}"]
+    assert [plot.name for plot in one_size] == ["fit", "loss-dense-200000", "difference-dense-200000"]
     assert "at least two sizes" in notes[0]
 
 
@@ -163,23 +156,6 @@ def test_lengths_have_a_difference_each() -> None:
     assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
     assert len(panel_table(panel)[1]) == 12
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [
-        [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647],
-        [0.01],
-    ],
-)
-def test_labels_of_close_rates_do_not_touch(rates: list[float]) -> None:
-    axes = new_figure(panels=1).subplots()
-    axes.plot(rates, rates, "o")
-    _set_log_axis(axes, rates, lambda x: f"{x:g}")
-    axes.figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-    assert all(right.x0 - left.x1 > 3 for left, right in pairwise(boxes))
-    assert len(boxes) >= min(len(rates), 5)
 
 
 def test_grid_has_a_ring_at_the_optimum() -> None:

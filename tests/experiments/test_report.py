@@ -73,7 +73,7 @@ def test_page_is_self_contained(report: Path) -> None:
     assert page.open == [] and "<script" not in text
     assert not any(name.startswith("on") or name == "style" for name, _ in page.attrs)
     pictures = [source for source in page.loads if not source.startswith("#")]
-    assert page.tags.count("img") == len(pictures) == 11
+    assert page.tags.count("img") == len(pictures) == 15
     assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
     assert not re.search(r"url\(|@import|https?://|fetch\(|import ", re.sub(r"base64,[\w+/=]+", "", text))
     assert 'name="viewport"' in text
@@ -144,7 +144,7 @@ def test_markdown_links_existing_pictures(report: Path) -> None:
     """Relative links to PNGs, each with an SVG; tables keep their columns."""
     text = (report / "report.md").read_text()
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
-    assert len(links) == 11 and {Path(link).suffix for link in links} == {".png"}
+    assert len(links) == 15 and {Path(link).suffix for link in links} == {".png"}
     for link in links:
         assert imread(report / link).shape[1] == 750 and (report / link).with_suffix(".svg").is_file()
     assert "<script" not in text

@@ -1,6 +1,6 @@
 """Plots of panels: one per question. A baseline is blue and solid in each; arms that the paper lacks have "(ours)"."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from lightning_sv.analysis import style
@@ -154,7 +153,9 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         style.set_style(axes)
         ends = "; ".join(axes.get_legend_handles_labels()[1])
         plots.append(Plot(f"qkv{len(plots) + 1}", f"{panel.title}, {arm.name}: {ends}", figure))
-    style.share_y([plot.figure for plot in plots])
+    limits = [limit for plot in plots for limit in plot.figure.axes[0].get_ylim()]
+    for plot in plots:
+        plot.figure.axes[0].set_ylim(min(limits), max(limits))
     return plots, notes
 
 
@@ -176,8 +177,9 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         style.draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
         return [], notes
-    axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
-    style.set_token_axis(axes, "log")
+    axes.set(title="Which ends lower?", xlabel="training tokens", ylabel=tag)
+    style.set_log_axis(axes.xaxis, style.human_tokens)
+    style.set_log_axis(axes.yaxis, "{:g}".format)
     n = len(arms[0].runs)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
@@ -243,7 +245,8 @@ def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
-    _set_size_axis(axes, panel.series[0])
+    style.set_log_axis(axes.xaxis, style.human_tokens)
+    axes.set_xlabel("parameters")
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
@@ -261,7 +264,8 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     axes.set_title("Does the difference grow with size?")
-    _set_size_axis(axes, panel.series[0])
+    style.set_log_axis(axes.xaxis, style.human_tokens)
+    axes.set_xlabel("parameters")
     return _gap_picture("gap", panel, base, axes, "; lines: fits")
 
 
@@ -274,7 +278,7 @@ def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         along = np.array(base.values) * 1.04**i  # side by side, so that intervals do not overlap
         label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=line_style, color=colour, capsize=3, label=label)
-    _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
+    style.set_log_axis(axes.xaxis, "{:g}".format)
     axes.set(xlabel="training tokens per parameter", title=f"The difference by length of training\n{panel.title}")
     return [_gap_picture("lengths", panel, base, axes)], []
 
@@ -298,26 +302,6 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
 
 
-def _set_size_axis(axes: Axes, first: Series) -> None:
-    # ticks are the sizes of the first series; those of others differ by their scale vectors
-    _set_log_axis(axes, first.values, style.human_tokens)
-    axes.set_xlabel("parameters")
-
-
-def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
-    """Label the ticks, without those that would touch a label before them."""
-    letters = max(len(words(tick)) for tick in ticks)
-    room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # 45 letters fit between first and last
-    kept = [min(ticks)]
-    for tick in sorted(ticks):
-        if tick >= kept[-1] * room and tick > kept[-1]:
-            kept.append(tick)
-    axes.set_xscale("log")
-    axes.set_xticks(kept)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     notes, optima = [], {}
@@ -328,13 +312,12 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
             notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
     plots = []
     for k, key in enumerate(panel.spec.axes):
-        ticks = sorted({arm.point[k] for arm in panel.arms})
-        if len(ticks) > 1:
-            plots.append(_profile_plot(panel, k, key, ticks, optima))
+        if len({arm.point[k] for arm in panel.arms}) > 1:
+            plots.append(_profile_plot(panel, k, key, optima))
     return plots, notes
 
 
-def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> Plot:
+def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
     all_series = baseline_first(panel.series)
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
@@ -353,7 +336,7 @@ def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
             off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
             axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
             axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-    _set_log_axis(axes, ticks, lambda x: f"{x:g}")
+    style.set_log_axis(axes.xaxis, "{:g}".format)
     axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
     legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
