@@ -226,15 +226,17 @@ class Panel:
         return next((series for series in self.series if series.baseline), None)
 
     @property
-    def fits(self) -> list[tuple[Series, Scaling | str]]:
-        """Each other series of a scaling panel with the fit of its laws and the baseline's, or why there is none."""
-        found = list[tuple[Series, Scaling | str]]()
-        for series in self.series if (base := self.baseline) else ():
+    def fits(self) -> tuple[dict[str, Scaling], list[str]]:
+        """Series -> fit of its laws and the baseline's; and sentences on missing or weak fits."""
+        found, notes, base = dict[str, Scaling](), list[str](), self.baseline
+        for series in self.series if base else ():
             try:
-                found += [] if series.baseline else [(series, fit_series(base, series))]
+                if base and not series.baseline:
+                    found[series.label] = fit_series(base, series)
+                    notes += [f"{series.name}: {warning}" for warning in found[series.label].warnings]
             except NotTestableError as error:
-                found.append((series, str(error)))
-        return found
+                notes.append(f"{series.name} has no scaling fit: {error}")
+        return found, notes
 
 
 @dataclass(frozen=True)

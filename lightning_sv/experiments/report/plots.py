@@ -1,6 +1,6 @@
 """Plots of panels: one per question. A baseline is blue and solid in each; arms that the paper lacks have "(ours)"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -52,26 +52,21 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     return Plot(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
 
 
-def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
-    """Return colour and line style of each arm; the baseline has those of llama."""
+def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[str, str]]]:
+    """Return each arm, the baseline first, with its colour and line style; the baseline has those of llama."""
+    arms = sorted(arms, key=lambda arm: not arm.baseline)
     other = "llama, not the baseline" if any(arm.baseline for arm in arms) else "llama"
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(style.LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
-    return list(zip(style.colours(names), lines, strict=True))
-
-
-def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
-    """Return the arms with the baseline first."""
-    return sorted(arms, key=lambda arm: not arm.baseline)
+    return list(zip(arms, zip(style.colours(names), lines, strict=True), strict=True))
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
-    arms = baseline_first(panel.arms)
-    difference, notes = _difference_plot(panel.title, arms)
-    axes = style.new_figure(panels=1).subplots()
-    for arm, look in zip(arms, looks_of(arms), strict=True):
+    arms, axes = panel.arms, style.new_figure(panels=1).subplots()
+    difference, notes = _difference_plot(panel)
+    for arm, look in with_looks(arms):
         tokens, values = on_one_grid(arm.curves)
         mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may have only the last loss
         label = f"{arm.name}  {arm.losses.mean():.4f}"
@@ -88,13 +83,13 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     return [finished("loss", f"{panel.title}: validation loss", axes, f"at the end, {seeds}"), *difference], notes
 
 
-def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
+def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
-    base, *others = arms
+    (base, _), *others = with_looks(panel.arms)
     if not base.baseline:
         return [], []
     pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
-    for arm, look in zip(others, looks_of(arms)[1:], strict=True):
+    for arm, look in others:
         if arm.runs[0].tokens != base.runs[0].tokens:
             ends = [style.human_tokens(each.runs[0].tokens) for each in (arm, base)]
             notes.append(
@@ -120,8 +115,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
             axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
             continue
-        if pair.n > 1:
-            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
@@ -130,7 +124,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
     several = f"{counts[0]} to " if len(counts) > 1 else ""
     band = f"band: 95% interval of {several}{counts[-1]} pairs"
     legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
-    return [finished("difference", f"{title}: difference to {base.name}", axes, legend)], notes
+    return [finished("difference", f"{panel.title}: difference to {base.name}", axes, legend)], notes
 
 
 def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
@@ -162,8 +156,8 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
     axes = style.new_figure(panels=1).subplots()
-    arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
-    for arm, look in zip(arms, looks_of(arms), strict=True):
+    tag, notes = panel.spec.tag, []
+    for arm, look in with_looks(panel.arms):
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
@@ -180,15 +174,15 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     axes.set(title="Which ends lower?", xlabel="training tokens", ylabel=tag)
     style.set_log_axis(axes.xaxis, style.human_tokens)
     style.set_log_axis(axes.yaxis, "{:g}".format)
-    n = len(arms[0].runs)
+    n = max(len(arm.runs) for arm in panel.arms)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
 
 
 def copying_plot(panel: Panel) -> Plot:
     """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
-    axes, arms = style.new_figure(panels=1).subplots(), baseline_first(panel.arms)
-    for arm, look in zip(arms, looks_of(arms), strict=True):
+    axes = style.new_figure(panels=1).subplots()
+    for arm, look in with_looks(panel.arms):
         tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(0)
         style.draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
@@ -196,9 +190,8 @@ def copying_plot(panel: Panel) -> Plot:
     axes.axhline(FORMED, color=style.GREY, linewidth=1, linestyle=":", zorder=1)
     axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
     style.set_token_axis(axes)
-    return finished(
-        "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
-    )
+    legend = "at the end; dotted: the circuit has formed"
+    return finished("copying", f"{panel.title}: loss on text read twice", axes, legend)
 
 
 def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
@@ -206,16 +199,8 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
-    fits, notes = {}, []
-    for series, scaling in panel.fits:
-        if isinstance(scaling, str):
-            notes.append(f"{series.name} has no scaling fit: {scaling}")
-        else:
-            fits[series.label] = scaling
-            notes += [f"{series.name}: {warning}" for warning in scaling.warnings]
-    plots = [_fit_plot(panel, fits)]
-    if fits:
-        plots.append(_gap_plot(panel, fits))
+    fits, notes = panel.fits
+    plots = [_fit_plot(panel, fits), *([_gap_plot(panel, fits)] if fits else [])]
     for size in panel.sizes:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
@@ -225,10 +210,9 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     return plots, notes
 
 
-def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
-    all_series = baseline_first(panel.series)
+def _fit_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
-    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
+    for series, (colour, line_style) in with_looks(panel.series):
         sizes = np.array(series.values, float)
         for size, arm in zip(sizes, series.arms, strict=True):
             axes.plot(np.full(len(arm.runs), size), arm.losses, ".", color=colour, alpha=0.45, markersize=5)
@@ -250,51 +234,37 @@ def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
-    base, *others = all_series = baseline_first(panel.series)
+def _gap_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
+    """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
+    (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
-    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
-        if series.label not in fits:
+    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
+    for i, (series, (colour, line_style)) in enumerate(others):
+        if fits and series.label not in fits:
             continue
-        sizes = np.array(series.values) * 1.03**i  # side by side, so that intervals do not overlap
-        means, half = _gaps(panel, series, base)
-        axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
-        grid = _around(sizes)
-        for form in fits[series.label].fits:
+        pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in zip(series.arms, base.arms, strict=True)]
+        half = [pair.smallest_resolvable or 0.0 for pair in pairs]
+        along = np.array(base.values) * 1.03**i  # side by side, so that intervals do not overlap
+        label = f"{series.name}  {pairs[-1].mean:+.3f} at {style.human_tokens(base.values[-1])}"
+        look = {"color": colour, "linestyle": "" if fits else line_style}
+        axes.errorbar(along, [pair.mean for pair in pairs], yerr=half, marker="o", capsize=3, label=label, **look)
+        grid = _around(along)
+        for form in fits[series.label].fits if fits else ():
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
-    axes.set_title("Does the difference grow with size?")
     style.set_log_axis(axes.xaxis, style.human_tokens)
-    axes.set_xlabel("parameters")
-    return _gap_picture("gap", panel, base, axes, "; lines: fits")
+    lengths = panel.kind == "lengths"
+    axes.set_title(f"The difference by {'length of training' if lengths else 'size'}\n{panel.title}")
+    axes.set_xlabel("training tokens per parameter" if lengths else "parameters")
+    axes.set_ylabel(f"difference to {base.label}, nats per token")
+    n = len(base.arms[0].runs)
+    legend = f"95% interval of {n} pairs{'; lines: fits' if fits else ''}" if n > 1 else "one pair: no interval"
+    return finished("lengths" if lengths else "gap", f"{panel.title}, difference to {base.label}", axes, legend)
 
 
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the difference to the baseline against tokens per parameter; each point is a separate training."""
-    base, *others = all_series = baseline_first(panel.series)
-    axes = style.new_figure(panels=1).subplots()
-    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
-        means, half = _gaps(panel, series, base)
-        along = np.array(base.values) * 1.04**i  # side by side, so that intervals do not overlap
-        label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
-        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=line_style, color=colour, capsize=3, label=label)
-    style.set_log_axis(axes.xaxis, "{:g}".format)
-    axes.set(xlabel="training tokens per parameter", title=f"The difference by length of training\n{panel.title}")
-    return [_gap_picture("lengths", panel, base, axes)], []
-
-
-def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
-    """Return differences to the baseline at each point, and half of their intervals."""
-    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in zip(series.arms, base.arms, strict=True)]
-    return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
-
-
-def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
-    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
-    axes.set_ylabel(f"difference to {base.label}, nats per token")
-    n = len(base.arms[0].runs)
-    legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
-    return finished(name, f"{panel.title}, difference to {base.label}", axes, legend)
+    return [_gap_plot(panel, {})], []
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -318,9 +288,8 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
-    all_series = baseline_first(panel.series)
     axes = style.new_figure(panels=1).subplots()
-    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
+    for series, (colour, line_style) in with_looks(panel.series):
         lowest: dict[float, NDArray[np.float64]] = {}
         for arm in series.arms:
             if arm.point[k] not in lowest or arm.losses.mean() < lowest[arm.point[k]].mean():

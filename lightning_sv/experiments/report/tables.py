@@ -206,10 +206,9 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
     """Return (series, series of the baseline, fit of both) per series and form of the law."""
-    if panel.kind != "scaling" or panel.baseline is None:
-        return []
-    fitted = [(series, scaling) for series, scaling in panel.fits if not isinstance(scaling, str)]
-    return [(series, panel.baseline, fit) for series, scaling in fitted for fit in scaling.fits]
+    base = panel.baseline if panel.kind == "scaling" else None
+    fits, _ = panel.fits if base else ({}, [])
+    return [(x, base, fit) for x in panel.series if base and x.label in fits for fit in fits[x.label].fits]
 
 
 def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
