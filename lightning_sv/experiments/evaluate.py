@@ -35,8 +35,12 @@ def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """Load the runs of a panel, on the seeds for which all runs are available."""
     panel = runs.without_diverged(panel)
-    every = tuple(runs.read(arm) for arm in panel.arms)
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
+    names = {job.name for job in missing}
+    every = []
+    for arm in panel.arms:
+        found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in names}
+        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found)))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
     warnings, why_not = panel.warnings, panel.why_not
     if missing:
@@ -45,13 +49,13 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
         why_not += f"the first being {missing[0].title} ({missing[0].log})"
         warnings += (f"{panel.title} has only the seeds for which all runs are available: {why_not}.",)
     if every and not seeds:
-        return replace(panel, arms=(), why_not=why_not, warnings=warnings, every=every)
+        return replace(panel, arms=(), why_not=why_not, warnings=warnings, every=tuple(every))
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=every)
+    return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=tuple(every))
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:

@@ -124,27 +124,6 @@ def test_arms_are_trained_once_and_skipped_if_complete(shared: RunStore) -> None
     assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
 
 
-def test_complete_runs_of_other_budgets_are_reused(shared: RunStore, tmp_path: Path) -> None:
-    """Runs of a different corpus or torch are not reused."""
-    (figure,) = plan("heterogeneity")
-    train([figure], shared, parallel=2, console=quiet())
-    lost = shared.dir(*figure.requests()[0])
-    other = RunStore(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
-    (lost / "summary.json").rename(lost / "kept.json")  # incomplete there, so that it is trained here
-    try:
-        said = Console(file=io.StringIO(), width=200)
-        train([figure], other, parallel=2, console=said)
-    finally:
-        (lost / "kept.json").rename(lost / "summary.json")
-    text = said.file.getvalue()  # type: ignore[attr-defined]
-    assert "8 of 9 runs are complete, 8 of them under other budgets" in text and text.count(": done in") == 1
-    assert [path.name for path in (other.out / "runs").iterdir()] == [lost.name]
-    assert [v.n for v in judged(figure, other).verdicts] == [3]
-    beside = RunStore(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
-    assert len(beside.missing(figure.requests())) == 9
-    assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.requests()) == []
-
-
 def test_failed_runs_do_not_stop_the_evaluation(tmp_path: Path) -> None:
     """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
