@@ -149,7 +149,7 @@ def panel_warnings(panel: Panel) -> list[str]:
     Raises:
         ConfigError: its runs have different corpora, tokenizers or validation sets
     """
-    if panel.why_not and not panel.every:
+    if panel.why_not:
         return []
     found = list(panel.warnings)
     arms = panel.spec.arms.values()

@@ -42,14 +42,14 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
         found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in names}
         every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found)))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
-    warnings, why_not = panel.warnings, panel.why_not
+    warnings, lost = panel.warnings, ""
     if missing:
         n = sum(map(diverged, missing))
-        why_not = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
-        why_not += f"the first being {missing[0].title} ({missing[0].log})"
-        warnings += (f"{panel.title} has only the seeds for which all runs are available: {why_not}.",)
+        lost = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
+        lost += f"the first being {missing[0].title} ({missing[0].log})"
+        warnings += (f"{panel.title} has only the seeds for which all runs are available: {lost}.",)
     if every and not seeds:
-        return replace(panel, arms=(), why_not=why_not, warnings=warnings, every=tuple(every))
+        return replace(panel, arms=(), why_not=lost, every=tuple(every))
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
