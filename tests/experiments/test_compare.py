@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -151,9 +149,6 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     alone, among = (each.pairs[0].difference for each in (two, four))
     assert (alone.mean, alone.df, alone.scatter) == (pytest.approx(among.mean), 2, "")
     assert (among.df, among.scatter) == (6, "scatter of 4 arms, 6 degrees of freedom")
-    losses = np.array([arm.losses for arm in four.arms])
-    residuals = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
-    assert among.se == pytest.approx(math.sqrt(2 * (residuals**2).sum() / 6 / 3))
     key = "tokens_to_higher_final_loss"
     assert four.pairs[0].to_dict()[key] == two.pairs[0].to_dict()[key]
     figures = json.loads(four.to_json())
@@ -169,8 +164,6 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     for pair in four.pairs:
         assert pair.title in text and pair.sentence() in text and pair.tokens_sentence() in text
         assert all(f"{x:+.4f}" in text for x in (pair.difference.mean, *pair.per_seed))
-        assert text.count(f"{pair.efficiency.factor:.2f}") >= 2  # in the table and in the sentence
-    assert all(f"{x:.4f}" in text for arm in four.arms for x in arm.losses)
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
