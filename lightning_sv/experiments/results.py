@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
@@ -120,7 +120,7 @@ class Series:
 
 
 @lru_cache(maxsize=100)
-def fit_series(a: Series, b: Series) -> Scaling:
+def fit_series(a: Series, b: Series) -> list[ScalingFit]:
     """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters.
 
     Raises:
@@ -226,14 +226,13 @@ class Panel:
         return next((series for series in self.series if series.baseline), None)
 
     @property
-    def fits(self) -> tuple[dict[str, Scaling], list[str]]:
-        """Series -> fit of its laws and the baseline's; and sentences on missing or weak fits."""
-        found, notes, base = dict[str, Scaling](), list[str](), self.baseline
+    def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
+        """Series -> fits of its laws and the baseline's; and why there are none."""
+        found, notes, base = dict[str, list[ScalingFit]](), list[str](), self.baseline
         for series in self.series if base else ():
             try:
                 if base and not series.baseline:
                     found[series.label] = fit_series(base, series)
-                    notes += [f"{series.name}: {warning}" for warning in found[series.label].warnings]
             except NotTestableError as error:
                 notes.append(f"{series.name} has no scaling fit: {error}")
         return found, notes

@@ -265,10 +265,9 @@ def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5
 def test_slope_is_that_of_the_joint_fit() -> None:
     claim, panel = ClaimSpec("slope", "steeper", a="a", b="b"), scaling_panel({"a": -0.08, "b": -0.05})
     (found,) = verdicts(claim, panel)
-    fits = panel.fits[0]["a"]
-    assert fits.power is not None
+    fit, _ = panel.fits[0]["a"]
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
-    assert (found.estimate, found.low, found.high) == fits.power.slope
+    assert (found.estimate, found.low, found.high) == (fit.slope.mean, fit.slope.low, fit.slope.high)
     each = verdicts(ClaimSpec("less", "lower", a="a", b="b"), panel)
     assert [v.claim for v in each][:2] == ["a, 100000 ends below b, 100000", "a, 200000 ends below b, 200000"]
     assert [v.verdict for v in each] == ["equal within 0.01", "holds", "holds", "holds"]

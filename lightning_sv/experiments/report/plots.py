@@ -16,7 +16,7 @@ from lightning_sv.analysis import style
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
-from lightning_sv.analysis.scaling import Scaling
+from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.tables import FORMED, GAIN
@@ -210,7 +210,7 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     return plots, notes
 
 
-def _fit_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
+def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in with_looks(panel.series):
         sizes = np.array(series.values, float)
@@ -218,14 +218,14 @@ def _fit_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
             axes.plot(np.full(len(arm.runs), size), arm.losses, ".", color=colour, alpha=0.45, markersize=5)
         means = [arm.losses.mean() for arm in series.arms]
         axes.plot(sizes, means, "o", color=colour, markersize=6, label=series.name)
-        fit = next(iter(fits.values()), None) if series.baseline else fits.get(series.label)
+        forms = next(iter(fits.values()), []) if series.baseline else fits.get(series.label, [])
         grid = _around(sizes)
-        for form in fit.fits if fit else ():
+        for form in forms:
             law = form.a if series.baseline else form.b
             if form.form == "power":
                 axes.plot(grid, law(grid), linestyle=line_style, color=colour, linewidth=2, label=law.formula())
             else:
-                label = law.formula() if fit and fit.power is None else None
+                label = law.formula() if len(forms) == 1 else None
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
@@ -234,7 +234,7 @@ def _fit_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def _gap_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
+def _gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
     (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
@@ -249,7 +249,7 @@ def _gap_plot(panel: Panel, fits: Mapping[str, Scaling]) -> Plot:
         look = {"color": colour, "linestyle": "" if fits else line_style}
         axes.errorbar(along, [pair.mean for pair in pairs], yerr=half, marker="o", capsize=3, label=label, **look)
         grid = _around(along)
-        for form in fits[series.label].fits if fits else ():
+        for form in fits[series.label] if fits else ():
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     style.set_log_axis(axes.xaxis, style.human_tokens)

@@ -90,8 +90,8 @@ def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
         for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
             yield (*names, f"final loss, part of {kind}", *_numbers(d))
     for series, against, fit in _laws(panel):
-        for name, ends in (("offset", fit.offset), ("slope", fit.slope)):
-            yield (series.label, against.label, f"{name}, {fit.form} law", None, *ends)
+        for name, d in (("offset", fit.offset), ("slope", fit.slope)):
+            yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high)
 
 
 def _numbers(d: PairedDifference) -> tuple[Any, ...]:
@@ -208,7 +208,7 @@ def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
     """Return (series, series of the baseline, fit of both) per series and form of the law."""
     base = panel.baseline if panel.kind == "scaling" else None
     fits, _ = panel.fits if base else ({}, [])
-    return [(x, base, fit) for x in panel.series if base and x.label in fits for fit in fits[x.label].fits]
+    return [(x, base, fit) for x in panel.series if base and x.label in fits for fit in fits[x.label]]
 
 
 def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
@@ -220,8 +220,8 @@ def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             series.name,
             fit.b.formula(),
             fit.a.formula(),
-            f"{fit.offset.value:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
-            f"{fit.slope.value:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
+            f"{fit.offset.mean:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
+            f"{fit.slope.mean:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
             f"{fit.residual:.4f}",
         ]
         for series, _, fit in laws
