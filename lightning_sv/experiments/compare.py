@@ -19,9 +19,9 @@ from string import ascii_lowercase
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.analysis.verdicts import times
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import (
@@ -32,7 +32,7 @@ from lightning_sv.experiments.comparability import (
 )
 from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
-from lightning_sv.experiments.report.tables import check_replaceable
+from lightning_sv.experiments.report.tables import check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_store import RunStore, diverged, train
@@ -110,26 +110,14 @@ class Comparison:
 
     def print(self, console: Console) -> None:
         """Print table, sentences, warnings and the paths of the files."""
-        console.print(self._table())
+        columns, rows = panel_table(self.figure.panels[0])
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
         print_pairs(console, self.pairs, self.figure.warnings)
         for name in (COMPARISON, "report.html"):
             console.print(str(self.out / name), markup=False, highlight=False, soft_wrap=True)
-
-    def _table(self) -> Table:
-        table = Table(title="val loss, nats per token", title_justify="left")
-        table.add_column("strategy", overflow="fold")
-        for head in ("mean", *(f"seed {k}" for k in self.arms[0].seeds)):
-            table.add_column(head, justify="right", no_wrap=True)
-        factors = [pair.efficiency.factor for pair in self.pairs]
-        if any(factors):
-            table.add_column(f"tokens of {self.arms[0].label} / its own", justify="right")
-        for arm in self.arms:
-            table.add_row(arm.label, *(f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses)))
-        table.add_section()
-        for pair, factor in zip(self.pairs, factors, strict=True):
-            numbers = (f"{x:+.4f}" for x in (pair.difference.mean, *pair.per_seed))
-            table.add_row(pair.title, *numbers, *([times(factor)] if factor else []))
-        return table
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:

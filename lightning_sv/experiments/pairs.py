@@ -28,11 +28,6 @@ class Pair:
     difference: PairedDifference
 
     @property
-    def title(self) -> str:
-        """Name of the difference, e.g. `unified - llama`."""
-        return f"{self.b.label} - {self.a.label}"
-
-    @property
     def per_seed(self) -> list[float]:
         """B - A of each seed, nats per token."""
         return [float(x) for x in self.b.losses - self.a.losses]

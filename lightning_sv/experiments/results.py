@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +256,7 @@ class Verdict:
         p_corrected: p corrected for the number of primary claims, or of the others
         corrected: verdict by `p_corrected`
         paper_value: number of the paper for the estimate, if the runs have its models and tokens
-        agreement: whether the interval contains that number
+        agreement: `consistent` if the interval contains that number, `not consistent` if not, else empty
         earlier: earlier recorded verdicts, with dates
         sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
     """
@@ -280,7 +280,7 @@ class Verdict:
     p_corrected: float | None = None
     corrected: VerdictWord | None = None
     paper_value: float | None = None
-    agreement: Literal["", "consistent", "not consistent"] = ""
+    agreement: str = ""
     earlier: str = ""
     sides: int = 1
 

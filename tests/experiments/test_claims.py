@@ -22,11 +22,9 @@ from lightning_sv.experiments.evaluate import (
     corrected,
     evaluate_claims,
     holm,
-    not_testable,
-    statement,
     verdicts,
 )
-from lightning_sv.experiments.measured_tables import measured_table, throughput_table
+from lightning_sv.experiments.measured_tables import throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
@@ -353,17 +351,6 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
     elif len(values) == 3 and values[0] == 2.0:
         assert "its lowest point: the lowest loss is at the end of the grid" in found.sentence
         assert "over 3 pairs, without an interval" in found.sentence
-
-
-def test_wrong_and_untestable_claims() -> None:
-    with pytest.raises(ValueError, match="'panel'"):
-        judge("less", arm("A"), flat())
-    with pytest.raises(ValueError, match="absent.json"):
-        measured_table(Path("absent.json"))
-    claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
-    found = not_testable(claim, "no GPU")
-    assert (found.verdict, found.n) == ("not testable here", 0)
-    assert statement(claim) == "a ends below b by more than 0.02" and "no GPU" in found.sentence
 
 
 def test_run_that_ends_before_a_crossing_does_not_test_it() -> None:

@@ -162,8 +162,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     four.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for pair in four.pairs:
-        assert pair.title in text and pair.sentence() in text and pair.tokens_sentence() in text
-        assert all(f"{x:+.4f}" in text for x in (pair.difference.mean, *pair.per_seed))
+        assert pair.sentence() in text and pair.tokens_sentence() in text and f"{pair.difference.mean:+.4f}" in text
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:

@@ -245,17 +245,6 @@ def test_report_of_other_runs_is_not_replaced(
         Path(name).unlink()
 
 
-def test_single_run_and_seeds_without_a_pair(runs: Path) -> None:
-    """A single run has no difference. Each arm is paired with the baseline on the seeds of both."""
-    alone = own_figure([runs / "llama0"])
-    assert pairs_of(alone.panels[0]) == ([], []) and not alone.panels[0].arms[0].baseline
-    figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
-    assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
-    ((pair,), _) = pairs_of(figure.panels[0])
-    assert pair.sentence().startswith("Not resolved: one pair")
-    assert figure.warnings == ("unified and llama are paired on seed 1; only one of them has seed 0.",)
-
-
 def test_damaged_run_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
     few = [write_run(tmp_path / "a", "unified", 0), runs / "llama0"]
     (events,) = few[0].glob("*tfevents*")
