@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -40,7 +39,7 @@ _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 # four line styles and five free colours, so that combinations repeat late
 LINES = ("-", "--", "-.", ":")
 
-_DEFAULTS = {key: value for key, value in rcParamsDefault.items() if key != "backend"}
+_DEFAULTS: dict[Any, Any] = {key: value for key, value in rcParamsDefault.items() if key != "backend"}
 #: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc or the caller;
 #: `$` in a text is a dollar sign
 plain_style = rc_context({**_DEFAULTS, "text.parse_math": False})
@@ -139,9 +138,10 @@ def draw_seeds(
     axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
 
 
-def set_log_axis(axis: Axis, words: Callable[[float], str]) -> None:
+def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], str]) -> None:
     """Make an axis logarithmic, with labels at 1, 2 and 5 of each decade."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    set_scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
+    set_scale("log")  # it replaces the locator
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
     axis.set_minor_formatter(NullFormatter())

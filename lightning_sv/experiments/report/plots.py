@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
@@ -172,8 +172,8 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     if not axes.lines:
         return [], notes
     axes.set(title="Which ends lower?", xlabel="training tokens", ylabel=tag)
-    style.set_log_axis(axes.xaxis, style.human_tokens)
-    style.set_log_axis(axes.yaxis, "{:g}".format)
+    style.set_log_axis(axes, "x", style.human_tokens)
+    style.set_log_axis(axes, "y", "{:g}".format)
     n = max(len(arm.runs) for arm in panel.arms)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
@@ -229,7 +229,7 @@ def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
-    style.set_log_axis(axes.xaxis, style.human_tokens)
+    style.set_log_axis(axes, "x", style.human_tokens)
     axes.set_xlabel("parameters")
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
@@ -246,13 +246,13 @@ def _gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
         half = [pair.smallest_resolvable or 0.0 for pair in pairs]
         along = np.array(base.values) * 1.03**i  # side by side, so that intervals do not overlap
         label = f"{series.name}  {pairs[-1].mean:+.3f} at {style.human_tokens(base.values[-1])}"
-        look = {"color": colour, "linestyle": "" if fits else line_style}
+        look: dict[str, Any] = {"color": colour, "linestyle": "" if fits else line_style}
         axes.errorbar(along, [pair.mean for pair in pairs], yerr=half, marker="o", capsize=3, label=label, **look)
         grid = _around(along)
         for form in fits[series.label] if fits else ():
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
-    style.set_log_axis(axes.xaxis, style.human_tokens)
+    style.set_log_axis(axes, "x", style.human_tokens)
     lengths = panel.kind == "lengths"
     axes.set_title(f"The difference by {'length of training' if lengths else 'size'}\n{panel.title}")
     axes.set_xlabel("training tokens per parameter" if lengths else "parameters")
@@ -305,7 +305,7 @@ def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) ->
             off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
             axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
             axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-    style.set_log_axis(axes.xaxis, "{:g}".format)
+    style.set_log_axis(axes, "x", "{:g}".format)
     axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
     legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
