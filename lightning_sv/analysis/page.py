@@ -1,6 +1,5 @@
 """HTML page of a report, from its Markdown: self-contained, readable without network and scripts."""
 
-import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,7 @@ def html_page(markdown: str, root: Path) -> str:
         title=_words(tokens[1]),
         counts=[(word, _class(word), verdicts[word]) for word in _VERDICTS if verdicts[word]],
         head=html[0],
-        sections=list(zip(_anchors(titles), titles, html[1:], strict=True)),  # each with its heading
+        sections=list(zip(titles, html[1:], strict=True)),  # each with its heading
     )
 
 
@@ -61,8 +60,6 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
             columns.append(_words(inside))
         elif token.type == "td_open":
             column, word = next(cells), _words(inside)
-            if column:
-                token.attrSet("data-column", column)
             if column == "corrected" and word in _VERDICTS:
                 token.attrSet("class", _class(word))
             if column == "verdict" and word in _VERDICTS:
@@ -88,14 +85,3 @@ def _words(inline: Token) -> str:
 def _class(verdict: str) -> str:
     """`not testable here` -> `not-testable`, `equal within 0.01` -> `equal-within`."""
     return "-".join(verdict.split()[:2])
-
-
-def _anchors(titles: Sequence[str]) -> list[str]:
-    """Return the anchors that GitHub gives to headings of report.md."""
-    seen: Counter[str] = Counter()
-    found = []
-    for title in titles:
-        anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-        found.append(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
-        seen[anchor] += 1
-    return found

@@ -7,28 +7,22 @@ functions are pure.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares, nnls
 from scipy.special import ndtri, stdtrit
 
+from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
 
+#: fewer sizes give no trend: a power law with a floor goes nearly through any points
 FEWEST_SIZES = 4
 _STARTS = (0.05, 0.2, 0.6)  # initial exponents of the fit; language models have 0.05 to 0.4
 _EXPONENTS = (1e-4, 5.0)
 Form = Literal["power", "log-linear"]
 Floats = NDArray[np.float64]
-
-
-class Interval(NamedTuple):
-    """An estimate with its interval; `low` and `high` are None for one seed."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -67,30 +61,14 @@ class ScalingFit:
     form: Form
     a: Law
     b: Law
-    offset: Interval
-    slope: Interval
+    offset: PairedDifference
+    slope: PairedDifference
     residual: float
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """The fits that the number of sizes allows, and warnings about them.
-
-    Attributes:
-        power: fit of the power law; None below three sizes, which do not determine its five parameters
-    """
-
-    power: ScalingFit | None
-    log_linear: ScalingFit
-    warnings: tuple[str, ...]
-
-    @property
-    def fits(self) -> tuple[ScalingFit, ...]:
-        """The possible fits."""
-        return (self.log_linear,) if self.power is None else (self.power, self.log_linear)
-
-
-def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500, seed: int = 0) -> Scaling:
+def fit_scaling(
+    sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500, seed: int = 0
+) -> list[ScalingFit]:
     """Fit both laws to both arms by least squares on mean losses; 95% intervals from a bootstrap of the pairs.
 
     A resample draws n seeds with replacement at each size; both arms keep their pairs. Deviations are widened by
@@ -106,21 +84,24 @@ def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples
         resamples: number of bootstrap resamples
         seed: seed of the resampling
 
+    Returns:
+        The power law, unless two sizes do not determine its five parameters, and the log-linear law.
+
     Raises:
-        NotTestableError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
+        NotTestableError: fewer than two sizes, equal sizes, or losses that are not finite
     """
     n, losses = np.asarray(sizes, dtype=np.float64), _losses(sizes, a, b)
     shifts = _shifts(losses, resamples, seed)
-    power = _fit_law("power", n, losses, shifts) if len(n) > 2 else None
-    return Scaling(power, _fit_law("log-linear", n, losses, shifts), tuple(_warnings(len(n), losses.shape[2])))
+    forms: tuple[Form, ...] = ("power", "log-linear") if len(n) > 2 else ("log-linear",)
+    return [_fit_law(form, n, losses, shifts) for form in forms]
 
 
 def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> ScalingFit:
-    means, degrees = losses.mean(axis=2), len(sizes) * (losses.shape[2] - 1)
+    means, seeds = losses.mean(axis=2), losses.shape[2]
     best = _fit(form, sizes, means)
     drawn = [_differences(_fit(form, sizes, means + shift, best), sizes) for shift in shifts]
     offset, slope = (
-        _interval(value, [differences[i] for differences in drawn], degrees)
+        _interval(value, [differences[i] for differences in drawn], len(sizes), seeds)
         for i, value in enumerate(_differences(best, sizes))
     )
     residual = math.sqrt(float(np.mean((np.stack([law(sizes) for law in best]) - means) ** 2)))
@@ -129,26 +110,12 @@ def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> Scali
 
 def _losses(sizes: Sequence[float], a: ArrayLike, b: ArrayLike) -> Floats:
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.ndim != 2 or first.shape != second.shape or len(first) != len(sizes) or not first.shape[1]:
-        raise NotTestableError(
-            f"A scaling fit needs a loss per size and seed for both arms, got {len(sizes)} sizes and shapes "
-            f"{first.shape} and {second.shape}; run the same seeds of both arms at every size."
-        )
+    assert first.shape == second.shape and first.shape[0] == len(sizes) and first.size, (first.shape, second.shape)
     if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
         raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
     return np.stack([first, second])  # (2, S, n)
-
-
-def _warnings(sizes: int, seeds: int) -> list[str]:
-    found = []
-    if sizes < FEWEST_SIZES:
-        laws = "no power law is fitted" if sizes < 3 else "a power law with a floor goes nearly through any points"
-        found.append(f"The scaling fit has {sizes} sizes, fewer than {FEWEST_SIZES}: {laws}; read no trend from it.")
-    if seeds == 1:
-        found.append("The scaling fit has one seed a size: no interval, so nothing is resolved.")
-    return found
 
 
 def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:
@@ -162,13 +129,15 @@ def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:
     return np.stack([deviations[arm][at, drawn].mean(axis=-1) for arm in range(arms)], axis=1)
 
 
-def _interval(value: float, drawn: Sequence[float], degrees: int) -> Interval:
+def _interval(value: float, drawn: Sequence[float], sizes: int, seeds: int) -> PairedDifference:
+    confidence, degrees = 0.95, sizes * (seeds - 1)
     if not drawn:
-        return Interval(value, None, None)
-    upper = 0.975
-    wider = float(stdtrit(degrees, upper) / ndtri(upper))
-    low, high = np.quantile(drawn, [1 - upper, upper])
-    return Interval(value, value + wider * (float(low) - value), value + wider * (float(high) - value))
+        return PairedDifference(value, None, None, None, seeds, confidence, degrees)
+    upper = 0.5 + confidence / 2
+    quantile = float(stdtrit(degrees, upper))
+    wider = quantile / float(ndtri(upper))
+    low, high = (value + wider * (float(end) - value) for end in np.quantile(drawn, [1 - upper, upper]))
+    return PairedDifference(value, low, high, (high - low) / 2 / quantile, seeds, confidence, degrees)
 
 
 def _differences(laws: tuple[Law, Law], sizes: Floats) -> tuple[float, float]:

@@ -4,7 +4,7 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
-from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.atomic import atomic_path
@@ -41,8 +39,12 @@ _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 # four line styles and five free colours, so that combinations repeat late
 LINES = ("-", "--", "-.", ":")
 
-#: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc or the caller
-plain_style = rc_context({key: value for key, value in rcParamsDefault.items() if key != "backend"})
+_DEFAULTS: dict[Any, Any] = {key: value for key, value in rcParamsDefault.items() if key != "backend"}
+#: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc or the caller;
+#: `$` in a text is a dollar sign
+plain_style = rc_context({**_DEFAULTS, "text.parse_math": False})
+#: the same, except that `$` begins a formula
+formula_style = rc_context(_DEFAULTS)
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -80,21 +82,10 @@ def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: 
         axes.set_ylim(float(late.min()) - pad, float(late.max()) + pad)
 
 
-class PlainFigure(Figure):
-    """A figure without formulas in texts: `$` in a label is a dollar sign."""
-
-    def draw(self, renderer: Any) -> None:
-        """Draw; labels of ticks may be formulas of matplotlib."""
-        ticks = [label for tick in self.findobj(Tick) for label in (tick.label1, tick.label2)]
-        for text in set(self.findobj(Text)) - set(ticks):
-            text.set_parse_math(False)
-        super().draw(renderer)
-
-
-def new_figure(panels: int = 2, rows: int = 1, *, formulas: bool = False) -> Figure:
-    """Create a figure of `rows` with `panels` each, 5 by 4 inches; with `formulas`, `$` begins a formula."""
+def new_figure(panels: int = 2, rows: int = 1) -> Figure:
+    """Create a figure of `rows` with `panels` each, 5 by 4 inches."""
     # its own canvas instead of pyplot: no global state, no display
-    figure = (Figure if formulas else PlainFigure)(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
+    figure = Figure(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -109,14 +100,6 @@ def legend_below(figure: Figure, axes: Axes, title: str) -> None:
     figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
 
 
-def share_y(figures: Sequence[Figure]) -> None:
-    """Give the first panels of figures the same vertical range, which covers that of each."""
-    panels = [figure.axes[0] for figure in figures]
-    ranges = np.array([axes.get_ylim() for axes in panels])
-    for axes in panels:
-        axes.set_ylim(ranges.min(), ranges.max())
-
-
 def set_style(axes: Axes) -> None:
     """Style axes: a faint grid, the title at the left, title and label broken into lines that fit the panel."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -126,9 +109,6 @@ def set_style(axes: Axes) -> None:
     axes.set_title("")
     figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None
-    if isinstance(figure, PlainFigure):  # before the texts are measured
-        title.set_parse_math(False)
-        axes.yaxis.label.set_parse_math(False)
     rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
     _fit(title, 0.8 * figure.bbox.width / columns)
     _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)
@@ -150,36 +130,36 @@ def _fit(text: Text, room: float) -> None:
 
 def draw_seeds(
     axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
-) -> Line2D:
-    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N) if there are several.
-
-    Returns:
-        The thick line.
-    """
+) -> None:
+    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N), if several."""
     colour, style = look
     for seed in values if len(values) > 1 else []:
         axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
-    (thick,) = axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
-    return thick
+    axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
 
 
-def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
+def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], str]) -> None:
+    """Make an axis logarithmic, with labels at 1, 2 and 5 of each decade."""
+    set_scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
+    set_scale("log")  # it replaces the locator
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def set_token_axis(axes: Axes) -> None:
     """Label the x axis with training tokens."""
-    if scale == "log":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
-    else:
-        # all ticks have one unit: 0.5M, 1M, 1.5M instead of 500k, 1M, 1.5M
-        size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
+    # all ticks have one unit: 0.5M, 1M, 1.5M instead of 500k, 1M, 1.5M
+    size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
     axes.set_xlabel("training tokens")
 
 
-def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Style every panel, label x with tokens, and write the file and its directory."""
     for axes in figure.axes:
-        set_token_axis(axes, tokens)
+        set_token_axis(axes)
         set_style(axes)
     write_picture(figure, path)
 

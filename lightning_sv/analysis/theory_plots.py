@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from lightning_sv.analysis.style import GREY, PALETTE, new_figure, plain_style, set_style, write_picture
+from lightning_sv.analysis.style import GREY, PALETTE, formula_style, new_figure, set_style, write_picture
 from lightning_sv.theory.panels import Panel
 
 _FREE = tuple(PALETTE.values())
@@ -15,12 +15,12 @@ _STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARKS = "osD^v"
 
 
-@plain_style
+@formula_style
 def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
     """Write a PNG with at most three panels per row."""
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure = new_figure(columns, rows, formulas=True)
+    figure = new_figure(columns, rows)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)  # titles are sentences
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
         _draw(axes, panel)

@@ -82,17 +82,16 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
             if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
                 raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
     out: Path = options.out or Path("runs/paper", budget.name)
-    beside = () if options.out else tuple(out.with_name(name) for name in budget_names() if name != budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        runs = RunStore(out, None, beside=beside, recorded=read_recorded(options.recorded))
+        runs = RunStore(out, None, recorded=read_recorded(options.recorded))
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
     wanted = requests_of(figures)
     context = None if options.no_train else context_of(parse_run(list(wanted[0][0].args))[1]) if wanted else {}
     recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
-    runs = RunStore(out, context, launcher, beside, recorded)
+    runs = RunStore(out, context, launcher, recorded)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)

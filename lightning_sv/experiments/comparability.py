@@ -149,7 +149,7 @@ def panel_warnings(panel: Panel) -> list[str]:
     Raises:
         ConfigError: its runs have different corpora, tokenizers or validation sets
     """
-    if panel.why_not and not panel.left_out:
+    if panel.why_not:
         return []
     found = list(panel.warnings)
     arms = panel.spec.arms.values()
@@ -170,14 +170,7 @@ def panel_warnings(panel: Panel) -> list[str]:
             values = dict.fromkeys(str(config_value(run.config, f"data.{key}")) for run in every.values())
             if len(values) > 1:
                 found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
-    return found + rests_on(panel)
-
-
-def rests_on(panel: Panel) -> list[str]:
-    """Return a warning if runs of a panel are missing."""
-    if not panel.left_out:
-        return []
-    return [f"{panel.title} has only the seeds for which all runs are available: {panel.left_out}."]
+    return found
 
 
 def _in_use(run: Run, key: str, value: Any) -> Any:

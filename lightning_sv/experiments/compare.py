@@ -1,6 +1,6 @@
 """Comparisons and sweeps: train the missing runs of a figure of one panel, and report them.
 
-    out/  comparison.json  report.html  report.md  ...  [sharpness.png .csv]
+    out/  comparison.json  report.html  report.md  ...
 
 The name of a run is a hash of its configuration, so that all comparisons in one folder share runs.
 """
@@ -16,14 +16,12 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
-from lightning_sv.analysis.verdicts import times
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import (
@@ -31,11 +29,10 @@ from lightning_sv.experiments.comparability import (
     check_same_corpus,
     comparability_warnings,
     config_differences,
-    rests_on,
 )
 from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
-from lightning_sv.experiments.report.tables import check_replaceable, write_csv
+from lightning_sv.experiments.report.tables import check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_store import RunStore, diverged, train
@@ -72,11 +69,11 @@ class Comparison:
         """Pairs of the baseline with each other arm."""
         return pairs_of(self.figure.panels[0])[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all numbers and the commands that reproduce them, as JSON types."""
+    def to_json(self) -> str:
+        """Return all numbers and the commands that reproduce them."""
         first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
-        return {
+        numbers = {
             "unit": "nats per token",
             "seeds": list(self.arms[0].seeds),
             "arms": [
@@ -109,34 +106,18 @@ class Comparison:
             "versions": {"lightning_sv": __version__, **{package: version(package) for package in packages}},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-
-    def to_json(self) -> str:
-        """Return `to_dict` as text."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
+        return json.dumps(numbers, indent=2, default=str)
 
     def print(self, console: Console) -> None:
         """Print table, sentences, warnings and the paths of the files."""
-        console.print(self._table())
+        columns, rows = panel_table(self.figure.panels[0])
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
         print_pairs(console, self.pairs, self.figure.warnings)
-        paths = [self.out / name for name in (COMPARISON, "sharpness.png", "report.html")]
-        files = "\n".join(str(path) for path in paths if path.exists())
-        console.print(files, markup=False, highlight=False, soft_wrap=True)
-
-    def _table(self) -> Table:
-        table = Table(title="val loss, nats per token", title_justify="left")
-        table.add_column("strategy", overflow="fold")
-        for head in ("mean", *(f"seed {k}" for k in self.arms[0].seeds)):
-            table.add_column(head, justify="right", no_wrap=True)
-        factors = [pair.efficiency.factor for pair in self.pairs]
-        if any(factors):
-            table.add_column(f"tokens of {self.arms[0].label} / its own", justify="right")
-        for arm in self.arms:
-            table.add_row(arm.label, *(f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses)))
-        table.add_section()
-        for pair, factor in zip(self.pairs, factors, strict=True):
-            numbers = (f"{x:+.4f}" for x in (pair.difference.mean, *pair.per_seed))
-            table.add_row(pair.title, *numbers, *([times(factor)] if factor else []))
-        return table
+        for name in (COMPARISON, "report.html"):
+            console.print(str(self.out / name), markup=False, highlight=False, soft_wrap=True)
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
@@ -187,16 +168,12 @@ def compare(
             commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
     differences = config_differences(by_name, [key for arm in panel.spec.arms.values() for key in arm.overrides])
     check_same_corpus(by_name)
-    warnings = (*comparability_warnings(by_name, differences), *rests_on(panel))
+    warnings = (*comparability_warnings(by_name, differences), *panel.warnings)
     result = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
     reused = frozenset(job.name for job in complete)
     comparison = Comparison(result, by_name, commands, reused, tuple(differences), out)
     write_report([result], out, "a comparison of your own")
     write_atomically(out / COMPARISON, comparison.to_json() + "\n")
-    if has_sharpness(list(by_name.values())):
-        labels, runs_of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
-        draw_sharpness(runs_of_arms, out / "sharpness.png", labels=labels)
-        write_csv(out / "sharpness.csv", sharpness_rows(runs_of_arms, labels))
     return comparison
 
 

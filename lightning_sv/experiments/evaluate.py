@@ -1,5 +1,6 @@
 """Evaluation of figures: load runs, pool their scatter, decide claims, correct for the number of claims."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,22 +35,27 @@ def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """Load the runs of a panel, on the seeds for which all runs are available."""
     panel = runs.without_diverged(panel)
-    every = tuple(runs.read(arm) for arm in panel.arms)
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
+    names = {job.name for job in missing}
+    every = []
+    for arm in panel.arms:
+        found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in names}
+        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found)))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
-    left_out = None
+    warnings, lost = panel.warnings, ""
     if missing:
         n = sum(map(diverged, missing))
-        left_out = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
-        left_out += f"the first being {missing[0].title} ({missing[0].log})"
+        lost = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
+        lost += f"the first being {missing[0].title} ({missing[0].log})"
+        warnings += (f"{panel.title} has only the seeds for which all runs are available: {lost}.",)
     if every and not seeds:
-        return replace(panel, arms=(), why_not=left_out, every=every)
+        return replace(panel, arms=(), why_not=lost, every=tuple(every))
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, table=table, left_out=left_out, notes=notes, every=every)
+    return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=tuple(every))
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -84,14 +90,19 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
         reasons = [reason[figure.budget] for reason in (claim.skip_under, *skipped) if figure.budget in reason]
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
-        results = verdicts(claim, panel)
+        results = verdicts(claim, panel, figure.paper_scale)
     except NotTestableError as why:  # the other claims are still decided
         results = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.title) for v in results]
+    return [replace(verdict, panel=panel.title) for verdict in results]
 
 
-def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
+def verdicts(claim: ClaimSpec, panel: Panel, paper_scale: bool = False) -> list[Verdict]:
     """Decide a claim: one verdict per part, and per size unless it is about a slope.
+
+    Args:
+        claim: the claim
+        panel: panel with runs
+        paper_scale: if True, intervals are compared with the number of the paper
 
     Raises:
         NotTestableError: a slope of one size, or a run without the values of the claim
@@ -104,7 +115,7 @@ def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
         if why := _ends_early(each, panel):
             results.append(not_testable(each, why))
         else:
-            results += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
+            results += [_verdict(part, panel, paper_scale) for part in KINDS[claim.kind].parts(each)]
     return results
 
 
@@ -134,17 +145,23 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
     return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
 
 
-def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
+def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
     kind = KINDS[claim.kind]
     d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    word, p, to_go = finding or kind.test(tested or d, kind.bound(claim))
+    margin = math.log(claim.margin or 1.0) if unit == "times" else claim.margin
+    word, p, to_go = finding or kind.test(tested or d, margin)
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
     p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
-    hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
+    detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
+    value, agreement = None, ""
+    if paper_scale and claim.paper_value is not None and d.low is not None and d.high is not None:
+        value, inside = claim.paper_value, d.low <= claim.paper_value <= d.high
+        detail += f"; the paper's {value:+g} lies {'inside' if inside else 'outside'}"
+        agreement = "consistent" if inside else "not consistent"
     return Verdict(
         claim=statement(claim),
         verdict=word,
-        sentence=f"{word.capitalize()}: {detail}{hint}.",
+        sentence=f"{word.capitalize()}: {detail}.",
         estimate=d.mean,
         low=d.low,
         high=d.high,
@@ -156,19 +173,10 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         part=part,
         p=min(1.0, p) if d.se is not None else None,
         df=d.df,
-        paper_value=claim.paper_value,
+        paper_value=value,
+        agreement=agreement,
         sides=sides,
     )
-
-
-def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
-    """Compare the interval with the number of the paper, if the runs have its models and tokens."""
-    value, low, high = verdict.paper_value, verdict.low, verdict.high
-    if not paper_scale or value is None or low is None or high is None:
-        return replace(verdict, paper_value=None)
-    inside = low <= value <= high
-    words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
-    return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")
 
 
 def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:

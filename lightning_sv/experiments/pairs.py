@@ -1,5 +1,6 @@
 """Pairs of the baseline and one other arm on the same seeds: differences of final losses, and in tokens."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,6 +15,9 @@ from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import PanelSpec
 
+# scalars of `callbacks.Sharpness` that a report draws
+_SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -22,11 +26,6 @@ class Pair:
     a: Arm
     b: Arm
     difference: PairedDifference
-
-    @property
-    def title(self) -> str:
-        """Name of the difference, e.g. `unified - llama`."""
-        return f"{self.b.label} - {self.a.label}"
 
     @property
     def per_seed(self) -> list[float]:
@@ -68,12 +67,8 @@ class Pair:
 
 def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
     """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
-    base = next((arm for arm in panel.arms if arm.baseline), None)
-    couples = [(base, arm) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
-    if panel.sizes and (of := panel.baseline):
-        at = dict(zip(of.sizes, of.arms, strict=True))
-        others = [(size, x) for s in panel.series if s is not of for size, x in zip(s.sizes, s.arms, strict=True)]
-        couples = [(panel.arm(at[size]), panel.arm(x)) for size, x in others if size in at]
+    alike = [(a, b) for b in panel.arms if not b.baseline for a in panel.arms if a.baseline and a.size == b.size]
+    couples = alike if panel.kind in ("curves", "scaling", "lengths") else []
     pairs, lost = [], []
     for a, b in couples:
         try:
@@ -84,16 +79,18 @@ def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
 
 
 def described(figure: Figure) -> Figure:
-    """Add a sentence on each pair to a figure of one panel, and branch norms if all runs logged them."""
+    """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
     from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
 
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
     said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)
-    panels = [replace(panel, notes=(*said, *panel.notes))]
-    if all(branch_norms(run) for arm in panel.arms for run in arm.runs):
-        panels.append(replace(panels[0], spec=PanelSpec("Branches", kind="qkv")))
-    return replace(figure, panels=tuple(panels), warnings=(*figure.warnings, *lost))
+    runs = [run for arm in panel.arms for run in arm.runs]
+    more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
+    tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
+    more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
+    panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))
+    return replace(figure, panels=panels, warnings=(*figure.warnings, *lost))
 
 
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:

@@ -1,17 +1,13 @@
 """Plans of figures under a budget: the runs of their panels."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from scipy.special import ndtri
-
-from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.run_spec import RunResolver, RunSpec
+from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: first seed of grids; no evaluation uses these seeds, so that the selection does not bias comparisons
@@ -66,12 +62,12 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
             f"{where}: seeds under budget {budget} is {len(seeds)}; expected two or more to decide a claim. Increase "
             f"it, or give its claims `skip_under: {{{budget}: why}}`."
         )
-    arms, series = list[Arm](), list[Series]()
-    for label, spec in panel.arms.items():
-        if budget not in spec.skip_under:
-            points, of = _points(panel, label, spec, resolver, here, axes)
-            arms += [Arm(name, (), spec.not_in_paper, spec.baseline, made, seeds) for name, made in points.items()]
-            series += [of] if of.sizes or of.points else []
+    given = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
+    arms = [
+        replace(arm, ours=spec.not_in_paper, baseline=spec.baseline, seeds=seeds)
+        for label, spec in given.items()
+        for arm in _points(panel, label, spec, resolver, here, axes)
+    ]
     seen: dict[str, str] = {}
     for arm in arms:
         assert arm.run_spec is not None
@@ -81,34 +77,39 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope needs four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
-    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+    return Panel(panel, tuple(arms), warnings=tuple(warnings))
 
 
 def _points(
     panel: PanelSpec, label: str, arm: ArmSpec, resolver: RunResolver, here: list[str], axes: dict[str, list[float]]
-) -> tuple[dict[str, RunSpec], Series]:
-    """Resolve the runs of an arm, by label: its sizes, lengths, values of a grid, or the arm alone."""
-    of = Series(label, arm.not_in_paper, arm.baseline, ())
+) -> list[Arm]:
+    """Resolve an arm: at the values of a grid, at sizes or lengths, or alone."""
     if panel.kind == "grid":
         along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
-        grid = tuple(product(*along))
+        grid = list(product(*along))
         if resolver.budget.name in panel.one_at_a_time:  # at most one axis differs from its first value
             centre = [values[0] for values in along]
-            grid = tuple(p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1)
-        keys = [dict(zip(axes, point, strict=True)) for point in grid]
-        names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
-        made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
-        of = replace(of, arms=tuple(names), points=grid)
-    elif panel.kind in ("scaling", "lengths"):
-        by_size, made = panel.kind == "scaling", [resolver.resolve(panel, arm, role) for role in here]
-        sizes = [run_spec.model for run_spec in made] if by_size else _lengths(panel, resolver, here)
-        names = [f"{label}, {size}" for size in sizes]
-        values = tuple(run_spec.parameters if by_size else run_spec.tokens_per_param for run_spec in made)
-        of = replace(of, arms=tuple(names), values=values, sizes=tuple(sizes))
-    else:
-        names, made = [label], [resolver.resolve(panel, arm, arm.model or panel.model)]
-    return dict(zip(names, made, strict=True)), of
+            grid = [p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
+        points = [(point, dict(zip(axes, point, strict=True))) for point in grid]
+        return [
+            Arm(
+                ", ".join([label, *(f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())]),
+                run_spec=resolver.resolve(panel, arm, panel.model, keys),
+                series=label,
+                point=point,
+            )
+            for point, keys in points
+        ]
+    if panel.kind not in ("scaling", "lengths"):
+        return [Arm(label, run_spec=resolver.resolve(panel, arm, arm.model or panel.model))]
+    made = [resolver.resolve(panel, arm, role) for role in here]
+    by_size = panel.kind == "scaling"
+    sizes = [run_spec.model for run_spec in made] if by_size else _lengths(panel, resolver, here)
+    return [
+        Arm(f"{label}, {size}", run_spec=run_spec, series=label, point=(value,), size=size)
+        for run_spec, size in zip(made, sizes, strict=True)
+        for value in [run_spec.parameters if by_size else run_spec.tokens_per_param]
+    ]
 
 
 def _here(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> ArmSpec:
@@ -142,6 +143,8 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
                 yield f"{name}: {key} is {share:g}; expected a share of the tokens, above 0 and at most 1."
+        if claim.margin and "margin" not in kind.statement and "{more}" not in kind.statement:
+            yield f"margin of a {name} is {claim.margin:g}; expected none."
         if lacking := kind.needs(claim, panel):
             yield f"a {name} needs {lacking}."
     if (panel.kind == "scalar") != bool(panel.tag):
@@ -155,23 +158,6 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
     if panel.kind in ("scaling", "lengths") and not marked:  # only differences are drawn
         yield "`baseline: true` is set for no arm; expected one arm."
-
-
-def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
-    """Return a warning if the pairs of a budget cannot show a claim of equality, by the known scatter of its runs."""
-    model = budget.models[role]
-    spread = math.sqrt(2) * model.residual_std
-    asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
-    if not spread or not asked or (panel.optim, panel.schedule) != (PanelSpec.optim, PanelSpec.schedule):
-        return []
-    margin = min(claim.margin for claim in asked)
-    if float(ndtri((1 + CONFIDENCE) / 2)) * spread / math.sqrt(pairs) < margin:
-        return []
-    return [
-        f"{panel.title}: {pairs} pairs of runs that scatter as those of {model.config} did "
-        f"({model.residual_std:g}) are not expected to show an equality within {margin:g}, only its opposite: "
-        f"where arms are equal {math.ceil(pairs_within(spread, CONFIDENCE, margin))} pairs show it in 8 of 10 cases."
-    ]
 
 
 def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:

@@ -1,15 +1,16 @@
 """Figures, panels, arms and verdicts: first planned, then with their runs."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
@@ -26,13 +27,16 @@ RunRequest = tuple["RunSpec", int]
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of a panel, or one point of a grid or scaling panel, with its runs.
+    """One arm of a panel, or one point of a series, with its runs.
 
     Attributes:
         runs: complete runs, one per seed; empty before they are read
         ours: if True, the arm is not in the paper
         run_spec: configuration of the runs; None for run directories of a user
         seeds: seeds of the runs; in a planned panel the same for all arms
+        series: name of its series, if the panel is a grid, of sizes or of lengths
+        point: values of the axes of a grid; else activated parameters or tokens per parameter
+        size: name of the point among sizes or lengths
     """
 
     label: str
@@ -41,6 +45,9 @@ class Arm:
     baseline: bool = False
     run_spec: "RunSpec | None" = None
     seeds: tuple[int, ...] = ()
+    series: str = ""
+    point: tuple[float, ...] = ()
+    size: str = ""
 
     @property
     def name(self) -> str:
@@ -81,27 +88,49 @@ class Arm:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one strategy in a grid, scaling panel or panel of lengths.
-
-    Attributes:
-        arms: labels of the arms at the points
-        values: activated parameters (scaling panel) or tokens per parameter (lengths)
-        sizes: names of the values
-        points: values of the axes of a grid
-    """
+    """One strategy at all points of a grid, of sizes or of lengths."""
 
     label: str
-    ours: bool
-    baseline: bool
-    arms: tuple[str, ...]
-    values: tuple[float, ...] = ()
-    sizes: tuple[str, ...] = ()
-    points: tuple[tuple[float, ...], ...] = ()
+    arms: tuple[Arm, ...]
+
+    @property
+    def ours(self) -> bool:
+        """If True, the strategy is not in the paper."""
+        return self.arms[0].ours
+
+    @property
+    def baseline(self) -> bool:
+        """If True, the others are compared with it."""
+        return self.arms[0].baseline
 
     @property
     def name(self) -> str:
         """Name in legends."""
         return f"{self.label} (ours)" if self.ours else self.label
+
+    @property
+    def values(self) -> list[float]:
+        """Activated parameters (sizes) or tokens per parameter (lengths) of the points."""
+        return [arm.point[0] for arm in self.arms]
+
+    @property
+    def optimum(self) -> Optimum:
+        """Optimum of a grid."""
+        return fit_optimum([arm.point for arm in self.arms], [arm.losses.tolist() for arm in self.arms])
+
+
+@lru_cache(maxsize=100)
+def fit_series(a: Series, b: Series) -> list[ScalingFit]:
+    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters.
+
+    Raises:
+        NotTestableError: different sizes, fewer than two, or losses that are not finite
+    """
+    ours, theirs = ([arm.size for arm in series.arms] for series in (a, b))
+    if ours != theirs:
+        raise NotTestableError(f"its sizes {theirs} are not the baseline's {ours}.")
+    losses = (np.stack([arm.losses for arm in series.arms]) for series in (a, b))
+    return fit_scaling([float(size) for size in a.values], *losses)
 
 
 @dataclass(frozen=True)
@@ -119,9 +148,7 @@ class Panel:
 
     Attributes:
         arms: arms in order; empty if the panel is unavailable
-        series: points of a grid, scaling panel or panel of lengths
         why_not: why the panel is unavailable
-        left_out: which runs are missing, if others are evaluated
         notes: sentences on the runs for readers
         every: arms with all available runs, also those without a pair
         pool: runs of all figures that are evaluated together
@@ -129,15 +156,12 @@ class Panel:
 
     spec: PanelSpec
     arms: tuple[Arm, ...] = ()
-    series: tuple[Series, ...] = ()
     table: Table | None = None
     why_not: str | None = None
-    left_out: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     pool: Pool | None = None
-    _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def title(self) -> str:
@@ -161,10 +185,8 @@ class Panel:
         raise ConfigError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
 
     def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
-        """Group arms of the panel by size; other panels have one group."""
-        by_label = {arm.label: arm for arm in arms}
-        columns = zip(*(series.arms for series in self.series), strict=True) if self.sizes else [by_label]
-        return [[by_label[label] for label in labels] for labels in columns]
+        """Group arms by size; other panels have one group."""
+        return [[arm for arm in arms if arm.size == size] for size in dict.fromkeys(arm.size for arm in arms)]
 
     def add_to(self, pool: Pool) -> Pool:
         """Add the runs to a pool, with those that share their scatter; return the pool."""
@@ -187,31 +209,16 @@ class Panel:
         pool = self.pool or self.add_to(Pool())
         return pool.difference(self._key(a), self._key(b), of, confidence)
 
-    def losses(self, series: Series) -> list[NDArray[np.float64]]:
-        """Return the final losses (n,) at each point of a series, nats per token; NaN for a run that diverged."""
-        return [self.arm(label).losses for label in series.arms]
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """Strategies of a grid, of sizes or of lengths; empty for other panels."""
+        names = dict.fromkeys(arm.series for arm in self.arms if arm.series)
+        return tuple(Series(name, tuple(arm for arm in self.arms if arm.series == name)) for name in names)
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Names of the points of a scaling panel or a panel of lengths; empty for other panels."""
-        return self.series[0].sizes if self.series else ()
-
-    def optimum(self, series: Series) -> Optimum:
-        """Return the optimum of a strategy on its grid."""
-        return fit_optimum(series.points, [losses.tolist() for losses in self.losses(series)])
-
-    def fit(self, a: Series, b: Series) -> Scaling:
-        """Fit the scaling laws of two series, once; both at the sizes of A, although strategies differ in parameters.
-
-        Raises:
-            NotTestableError: different sizes, fewer than two, or losses that are not finite
-        """
-        if (a.label, b.label) not in self._fits:
-            if b.sizes != a.sizes:
-                raise NotTestableError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
-            losses = (np.stack(self.losses(series)) for series in (a, b))
-            self._fits[a.label, b.label] = fit_scaling([float(size) for size in a.values], *losses)
-        return self._fits[a.label, b.label]
+        """Names of the sizes or lengths; empty for other panels."""
+        return tuple(dict.fromkeys(arm.size for arm in self.arms if arm.size))
 
     @property
     def baseline(self) -> Series | None:
@@ -219,15 +226,16 @@ class Panel:
         return next((series for series in self.series if series.baseline), None)
 
     @property
-    def fits(self) -> list[tuple[Series, Scaling | str]]:
-        """Each other series of a scaling panel with the fit of its laws and the baseline's, or why there is none."""
-        base, found = self.baseline, list[tuple[Series, Scaling | str]]()
+    def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
+        """Series -> fits of its laws and the baseline's; and why there are none."""
+        found, notes, base = dict[str, list[ScalingFit]](), list[str](), self.baseline
         for series in self.series if base else ():
             try:
-                found += [(series, self.fit(base, series))] if base and series is not base else []
+                if base and not series.baseline:
+                    found[series.label] = fit_series(base, series)
             except NotTestableError as error:
-                found.append((series, str(error)))
-        return found
+                notes.append(f"{series.name} has no scaling fit: {error}")
+        return found, notes
 
 
 @dataclass(frozen=True)
@@ -248,7 +256,7 @@ class Verdict:
         p_corrected: p corrected for the number of primary claims, or of the others
         corrected: verdict by `p_corrected`
         paper_value: number of the paper for the estimate, if the runs have its models and tokens
-        agreement: whether the interval contains that number
+        agreement: `consistent` if the interval contains that number, `not consistent` if not, else empty
         earlier: earlier recorded verdicts, with dates
         sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
     """
@@ -272,7 +280,7 @@ class Verdict:
     p_corrected: float | None = None
     corrected: VerdictWord | None = None
     paper_value: float | None = None
-    agreement: Literal["", "consistent", "not consistent"] = ""
+    agreement: str = ""
     earlier: str = ""
     sides: int = 1
 

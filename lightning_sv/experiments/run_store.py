@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.results import Arm, Figure, Panel, RunRequest, requests_of
+from lightning_sv.experiments.results import Figure, Panel, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
@@ -30,14 +29,12 @@ class RunStore:
         out: parent of the folder `runs`
         context: corpus and versions; complete runs with different ones are refused. None accepts all runs, if nothing
             is trained
-        beside: `out` of other budgets, whose complete runs are reused
         recorded: name of a run directory -> run, for directories that do not exist
     """
 
     out: Path
     context: Mapping[str, str] | None = field(default_factory=dict)
     launcher: Sequence[str] = LAUNCHER
-    beside: Sequence[Path] = ()
     recorded: Mapping[str, Run] = field(default_factory=dict)
 
     def dir(self, run_spec: RunSpec, seed: int) -> Path:
@@ -47,22 +44,8 @@ class RunStore:
     def job(self, run_spec: RunSpec, seed: int) -> Job:
         """Return the run as a child process."""
         args = (*run_spec.args, "--seed_everything", str(seed))
-        title, context, name = f"{run_spec.title}, seed {seed}", self.context or {}, run_spec.key(seed)
-        own = Job(title, tuple(self.launcher), args, self.out / "runs" / name, context)
-        if own.run_dir.exists():
-            return own
-        others = (replace(own, run_dir=out / "runs" / name) for out in self.beside)
-        return next((job for job in others if self._is_done(job)), own)
-
-    def _is_done(self, job: Job) -> bool:
-        """Return whether a run of another budget is complete, with this context."""
-        try:
-            return is_complete(job.run_dir) and self._is_complete(job)
-        except ConfigError:
-            return False
-
-    def _is_complete(self, job: Job) -> bool:
-        return is_complete(job.run_dir) if self.context is None else job.state() == "complete"
+        title, run_dir = f"{run_spec.title}, seed {seed}", self.out / "runs" / run_spec.key(seed)
+        return Job(title, tuple(self.launcher), args, run_dir, self.context or {})
 
     def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
         """Return whether a recording replaces the run, because its directory has no complete run."""
@@ -75,21 +58,17 @@ class RunStore:
         Raises:
             ConfigError: a directory has a complete run of a different command, corpus or version
         """
-        jobs = (self.job(*run) for run in wanted if not self.is_recorded(*run))
-        return [job for job in jobs if not self._is_complete(job)]
+        jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
+        if self.context is None:
+            return [job for job in jobs if not is_complete(job.run_dir)]
+        return [job for job in jobs if job.state() != "complete"]
 
-    def read(self, arm: Arm) -> Arm:
-        """Read the runs of an arm that are complete or recorded.
+    def read(self, run_spec: RunSpec, seed: int) -> Run:
+        """Read a run that is complete or recorded.
 
         Raises:
-            ConfigError: a run is damaged
+            ConfigError: the run is damaged
         """
-        missing = {job.name for job in self.missing(arm.requests)}
-        present = [(run_spec, seed) for run_spec, seed in arm.requests if run_spec.key(seed) not in missing]
-        runs = tuple(self._read(*request) for request in present)
-        return replace(arm, runs=runs, seeds=tuple(seed for _, seed in present))
-
-    def _read(self, run_spec: RunSpec, seed: int) -> Run:
         directory = self.dir(run_spec, seed)
         if not self.is_recorded(run_spec, seed):
             return read_run(directory)
@@ -102,16 +81,12 @@ class RunStore:
             return panel
         counts = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
         lost = {label: n for label, n in counts.items() if n}
-        series = []
-        for each in panel.series:
-            kept = [(x, arm) for x, arm in zip(each.points, each.arms, strict=True) if arm not in lost]
-            if not kept:
-                return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
-            points, arms = zip(*kept, strict=True)
-            series.append(replace(each, points=points, arms=arms))
-        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
         arms = tuple(arm for arm in panel.arms if arm.label not in lost)
-        return replace(panel, arms=arms, series=tuple(series), warnings=(*panel.warnings, *warnings))
+        for series in panel.series:
+            if not any(arm.series == series.label for arm in arms):
+                return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
+        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
+        return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings))
 
 
 def diverged(job: Job) -> bool:
@@ -132,9 +107,7 @@ def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, co
     requests = requests_of(figures)
     missing = runs.missing(requests)
     recorded = sum(runs.is_recorded(*run) for run in requests)
-    elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in requests)
-    where = f", {elsewhere} of them under other budgets" if elsewhere else ""
-    where += f", {recorded} of them as recorded" if recorded else ""
+    where = f", {recorded} of them as recorded" if recorded else ""
     console.print(f"{len(requests) - len(missing)} of {len(requests)} runs are complete{where}", markup=False)
     for job in missing:
         if diverged(job):

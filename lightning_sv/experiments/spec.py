@@ -19,8 +19,6 @@ class ModelSpec:
         overrides: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all arms have the same
         seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow from FLOPs
-        residual_std: of loss = arm + seed + residual over recorded runs under AdamW and cosine, nats per token; 0 if
-            nothing is recorded
         note: sentence for readers of its losses
     """
 
@@ -28,7 +26,6 @@ class ModelSpec:
     overrides: dict[str, Any] = field(default_factory=dict)
     tuned: str = ""
     seconds_per_1000_steps: float | None = None
-    residual_std: float = 0.0
     note: str = ""
 
 
@@ -146,7 +143,6 @@ class PanelSpec:
         axes: key of a grid -> budget -> values; all combinations are trained
         one_at_a_time: budgets under which one axis varies at a time, the others at their first values
         file: measured results of a table
-        picture: PNG of another command, above a table
         tag: logged scalar, above 0, of a panel of the kind `scalar`
         probes: file of conf/probes; "" for none
         skip_under: budget -> why the panel is unavailable there
@@ -167,7 +163,6 @@ class PanelSpec:
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     one_at_a_time: list[str] = field(default_factory=list)
     file: str | None = None
-    picture: str = ""
     tag: str = ""
     probes: str = ""
     skip_under: dict[str, str] = field(default_factory=dict)

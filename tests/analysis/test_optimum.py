@@ -63,12 +63,6 @@ def test_no_fit_at_an_end_or_across_a_cliff(keep: object, cliff: float, why: str
     assert (found.values, found.loss) == (POINTS[chosen[int(y.argmin())]], y.min())
 
 
-def test_corner_beyond_the_cliff_is_left_out() -> None:
-    y = losses()
-    y[POINTS.index((0.012, 0.04))] = 5.0
-    assert fit_optimum(POINTS, y[:, None]).values == pytest.approx(BEST, rel=1e-9)
-
-
 def test_saddle_is_refused() -> None:
     """And a nearly flat line has its optimum at the lowest point."""
     z = np.log(np.array(POINTS) / BEST)

@@ -92,12 +92,11 @@ def main() -> int:
         delta += 0.05 * math.log(value / best) ** 2
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
-    for tag in ("lambda_max", "trace", "fro2") if args.sharp else ():
+    for tag in ("lambda_max", "trace") if args.sharp else ():
         parts = {"all": 1.0} | ({} if args.scale == "nop" else {"scale_input": 0.1})
         for part, factor in parts.items():
             probes = [(tokens, factor * args.sharp / (1 + i)) for i, tokens in enumerate((0, 100, 1000, 10_000))]
             write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
-            write_scalars(args.run_dir, f"sharpness/{part}/{tag}_error", [(t, 0.5) for t, _ in probes], wall_time=3.0)
     config = {
         "seed_everything": args.seed,
         "run_dir": str(args.run_dir),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_run_plot import synthetic
@@ -61,26 +61,22 @@ def curves_panel(seeds: int = 3) -> Panel:
 
 
 def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> Panel:
-    series, arms = [], []
+    arms = []
     for label, a, b, ours in (("llama", 20, 0.2, False), ("unified", 21, 0.205, False), ("hg+dp+or", 21, 0.21, True)):
-        points = [point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours) for n in sizes]
-        arms += points
-        counts = tuple(round(n) + len(label) for n in sizes)  # strategies differ a little
-        names = tuple(f"dense-{n:g}" for n in sizes)
-        series.append(Series(label, ours, label == "llama", tuple(p.label for p in points), counts, names))
-    return Panel(PanelSpec("Dense models", kind="scaling"), tuple(arms), tuple(series))
+        for n in sizes:
+            one = point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours, baseline=label == "llama")
+            count = round(n) + len(label)  # strategies differ a little
+            arms.append(replace(one, series=label, point=(count,), size=f"dense-{n:g}"))
+    return Panel(PanelSpec("Dense models", kind="scaling"), tuple(arms))
 
 
 def grid_panel() -> Panel:
-    series, arms = [], []
+    arms = []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
-        values = (1e-3, 3e-3, 1e-2, 3e-2)
-        points = [point(f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2) for v in values]
-        arms += points
-        series.append(
-            Series(label, False, label == "llama", tuple(p.label for p in points), points=tuple((v,) for v in values))
-        )
-    return Panel(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms), tuple(series))
+        for v in (1e-3, 3e-3, 1e-2, 3e-2):
+            one = point(f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2, baseline=label == "llama")
+            arms.append(replace(one, series=label, point=(v,)))
+    return Panel(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
 
 
 def table_panel() -> Panel:

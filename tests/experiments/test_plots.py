@@ -12,17 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.style import BLUE, new_figure
+from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.report.plots import (
-    Plot,
-    _set_log_axis,
     branch_plots,
     curve_plots,
     grid_plots,
     length_plots,
-    looks_of,
     scalar_plots,
     scaling_plots,
+    with_looks,
 )
 from lightning_sv.experiments.report.tables import copying_table, panel_table
 from lightning_sv.experiments.report.write import write_report
@@ -40,36 +38,28 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_curves_have_three_plots(seeds: int) -> None:
-    """Arms have the same look in each plot; legends have the final losses and differences of the runs."""
+def test_curves_have_two_plots(seeds: int) -> None:
+    """Arms have the same look in both plots; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
-    loss, difference, end = (plot.figure.axes[0] for plot in plots)
-    assert [plot.name for plot in plots] == ["loss", "difference", "end"] and not notes
+    loss, difference = (plot.figure.axes[0] for plot in plots)
+    assert [plot.name for plot in plots] == ["loss", "difference"] and not notes
     dp, llama, ours = panel.arms
-    assert list(legend(loss)) == ["llama", "dp", "hg+dp+or (ours)"]
-    assert legend(loss)["llama"] == (BLUE, "-")
+    ends = {arm.name: f"{arm.name}  {np.mean([run.val_loss for run in arm.runs]):.4f}" for arm in panel.arms}
+    assert list(legend(loss)) == [ends[name] for name in ("llama", "dp", "hg+dp+or (ours)")]
+    assert legend(loss)[ends["llama"]] == (BLUE, "-")
     assert len(set(legend(loss).values())) == 3
     assert len(loss.lines) == 3 * (1 + (seeds if seeds > 1 else 0))
     gaps = [np.mean([b.val_loss - a.val_loss for a, b in zip(llama.runs, x.runs, strict=True)]) for x in (dp, ours)]
     words = list(legend(difference))
     assert words[0].startswith(f"dp  {gaps[0]:+.4f}") and words[1].startswith(f"hg+dp+or (ours)  {gaps[1]:+.4f}")
     assert list(legend(difference).values()) == list(legend(loss).values())[1:]
-    assert len(difference.collections) == (2 if seeds > 1 else 0)  # bands
-    assert f"llama  {np.mean([run.val_loss for run in llama.runs]):.4f}" in legend(end)
-    assert end.get_xlim()[0] == 0.8 * 1_536_000
-    for axes in (loss, difference, end):
-        assert axes.get_xlabel() == "training tokens"
+    assert len(difference.collections) == 2  # bands
+    assert loss.get_xlabel() == difference.get_xlabel() == "training tokens"
     assert loss.get_ylim()[1] < 4.5 and difference.get_ylim()[0] < 0 < difference.get_ylim()[1]  # the first drop is cut
     loss.figure.draw_without_rendering()
     assert "0.5M" in [tick.get_text() for tick in loss.get_xticklabels()]
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
-
-
-def test_unresolved_difference_is_labelled() -> None:
-    arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("alike", 0.0), fake.arm("lower", -0.1))
-    legends = list(legend(curve_plots(Panel(PanelSpec("p"), arms))[0][1].figure.axes[0]))
-    assert [words.endswith(", not resolved") for words in legends] == [True, False]
 
 
 def test_difference_at_one_point_is_a_bar() -> None:
@@ -77,7 +67,7 @@ def test_difference_at_one_point_is_a_bar() -> None:
     panel = fake.curves_panel()
     for run in (run for arm in panel.arms for run in arm.runs):
         run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
-    loss, difference, _ = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
+    loss, difference = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
     assert [line.get_marker() for line in loss.lines if line.get_linewidth() == 2] == ["o"] * 3
     bars: list[Any] = [bar.get_children() for bar in difference.containers]
     assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
@@ -88,11 +78,11 @@ def test_difference_at_one_point_is_a_bar() -> None:
 def test_baseline_has_one_colour_in_all_plots(tmp_path: Path) -> None:
     """Blue and solid whatever its name, also if llama is a different arm; other arms are not."""
     for base in ("llama", "wd", "nop", "unified", "gemma"):
-        looks = looks_of([Arm(label, baseline=label == base) for label in ("llama", "unified", "nop", base)][-4:])
-        assert looks[3] == (BLUE, "-")
-        others = looks_of([Arm(base, baseline=True), *(Arm(x) for x in ("llama", "unified", "nop") if x != base)])[1:]
-        assert BLUE not in [colour for colour, _ in others] and "-" not in [style for _, style in others]
-        assert all(a != b for a, b in pairwise(others))
+        labels = dict.fromkeys(("llama", "unified", "nop", base))
+        (first, look), *others = with_looks([Arm(label, baseline=label == base) for label in labels])
+        assert first.label == base and look == (BLUE, "-")
+        looks = [other for _, other in others]
+        assert all(colour != BLUE and line != "-" for colour, line in looks) and all(a != b for a, b in pairwise(looks))
     for axes in (
         curve_plots(fake.curves_panel())[0][0].figure.axes[0],
         scaling_plots(fake.scaling_panel())[0][0].figure.axes[0],
@@ -112,12 +102,11 @@ def test_unpaired_arms_are_named() -> None:
         curve = run.curves["val/loss"]
         run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
     plots, notes = curve_plots(Panel(PanelSpec("p"), (*panel.arms, longer)))
-    assert "longer" in legend(plots[0].figure.axes[0])
-    assert not any("longer" in word for word in legend(plots[1].figure.axes[0]))
+    assert [any("longer" in word for word in legend(plot.figure.axes[0])) for plot in plots] == [True, False]
     (note,) = notes
     assert note.startswith("longer ends at 3.1M tokens, llama at 1.5M: only the table has")
     alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
-    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
+    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss"]
 
 
 @pytest.mark.long
@@ -126,80 +115,45 @@ def test_scaling_has_both_fits_and_the_difference() -> None:
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)
     axes = fit.figure.axes[0]
-    law = panel.fits[0][1]
-    assert law is panel.fits[0][1]  # computed once
-    assert not isinstance(law, str) and law.power is not None and law.power.a.formula() in legend(axes)
+    law, _ = panel.fits[0]["unified"]
+    assert law is panel.fits[0]["unified"][0]  # computed once
+    assert law.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
     smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
     assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"
-    assert smooth[0].get_ydata() == pytest.approx(law.power.a(smooth[0].get_xdata()))
+    assert smooth[0].get_ydata() == pytest.approx(law.a(smooth[0].get_xdata()))
     columns, rows = panel_table(panel)
     assert not notes and len(rows) == 4 and columns[2] == "law of llama"
-    assert rows[0][:3] == ["unified", law.power.b.formula(), law.power.a.formula()]
-    assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
+    assert rows[0][:3] == ["unified", law.b.formula(), law.a.formula()]
+    assert rows[0][4].startswith(f"{law.slope.mean:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
     bars = gap.figure.axes[0].containers
-    assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    assert [plot.name for plot in sizes] == [f"loss-{size}" for size in panel.sizes]  # no difference plot
-    few = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
-    assert "unified: The scaling fit has 3 sizes, fewer than 4" in few[0]
+    assert [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
+    assert [plot.name for plot in sizes] == [f"{x}-{size}" for size in panel.sizes for x in ("loss", "difference")]
     one_size, notes = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
-    assert [plot.name for plot in one_size] == ["fit", f"loss-dense-{fake.SIZES[0]:g}"]
+    assert [plot.name for plot in one_size] == ["fit", "loss-dense-200000", "difference-dense-200000"]
     assert "at least two sizes" in notes[0]
+
+
+def lengths_panel() -> Panel:
+    """Return the runs of a scaling panel as trainings of four lengths."""
+    panel, at = fake.scaling_panel(), dict(zip(fake.SIZES, (7.0, 27.0, 50.0, 100.0), strict=True))
+    arms = tuple(replace(arm, point=(at[float(arm.size.removeprefix("dense-"))],)) for arm in panel.arms)
+    return replace(panel, spec=replace(panel.spec, kind="lengths"), arms=arms)
 
 
 def test_lengths_have_a_difference_each() -> None:
     """A point and an interval per arm and length, with the means of the pairs; the baseline is the zero line."""
-    panel = fake.scaling_panel()
-    lengths = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
-    panel = replace(panel, spec=replace(panel.spec, kind="lengths"), series=lengths)
+    panel = lengths_panel()
     (plot,), notes = length_plots(panel)
     axes = plot.figure.axes[0]
     bars: list[Any] = axes.containers
     assert not notes and [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    base, unified, _ = (panel.losses(each) for each in lengths)
-    means = [float((b - a).mean()) for a, b in zip(base, unified, strict=True)]
+    base, unified, _ = panel.series
+    means = [float((b.losses - a.losses).mean()) for a, b in zip(base.arms, unified.arms, strict=True)]
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
-    assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
+    assert list(bars[0].lines[0].get_xdata()) == pytest.approx([7, 27, 50, 100]) and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
     assert len(panel_table(panel)[1]) == 12
-
-
-def test_panels_of_lengths_have_one_vertical_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels = []
-    for more in (0.0, 0.3):
-        panel = fake.scaling_panel()
-        for arm in panel.arms[8:]:
-            for run in arm.runs:
-                run.curve("val/loss").values[:] += more
-        values = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
-        panels.append(replace(panel, spec=replace(panel.spec, kind="lengths"), series=values))
-    alone = [length_plots(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
-    assert alone[0] != alone[1]
-    drawn, save = [], Plot.save
-    monkeypatch.setattr(Plot, "save", lambda plot, stem: (drawn.append(plot.figure.axes[0]), save(plot, stem)))
-    spec = FigureSpec("horizon", "The length of training", "5", "", [panel.spec for panel in panels])
-    write_report([Figure(spec, tuple(panels))], tmp_path, "")
-    lows, highs = zip(*alone, strict=True)
-    assert [axes.get_ylim() for axes in drawn] == [(min(lows), max(highs))] * 2
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [
-        [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647],
-        [0.00103, 0.00205, 0.00375, 0.0041, 0.0057, 0.0075, 0.00815, 0.0149, 0.0163, 0.0228, 0.03, 0.0326, 0.0652],
-        [0.003, 0.006, 0.012],
-        [0.01],
-    ],
-)
-def test_labels_of_close_rates_do_not_touch(rates: list[float]) -> None:
-    axes = new_figure(panels=1).subplots()
-    axes.plot(rates, rates, "o")
-    _set_log_axis(axes, rates, lambda x: f"{x:g}")
-    axes.figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-    assert all(right.x0 - left.x1 > 3 for left, right in pairwise(boxes))
-    assert len(boxes) >= min(len(rates), 5)
 
 
 def test_grid_has_a_ring_at_the_optimum() -> None:
@@ -213,8 +167,7 @@ def test_grid_has_a_ring_at_the_optimum() -> None:
     rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
     assert rings == pytest.approx([3e-3, 1e-2], rel=0.05)
     assert axes.get_xlabel() == "peak learning rate" and axes.get_xscale() == "log"
-    series = tuple(replace(s, points=s.points[:2], arms=s.arms[:2]) for s in panel.series)
-    (plot,), notes = grid_plots(replace(panel, series=series))
+    (plot,), notes = grid_plots(replace(panel, arms=(*panel.arms[:2], *panel.arms[4:6])))
     assert notes[0] == "unified has no fitted optimum: the lowest loss is at the end of the grid (0.003)."
     assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 

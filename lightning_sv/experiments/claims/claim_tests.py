@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
+from lightning_sv.analysis.scaling import FEWEST_SIZES
 from lightning_sv.analysis.verdicts import (
     CONFIDENCE,
     CONTRADICTED,
@@ -32,8 +31,8 @@ from lightning_sv.analysis.verdicts import (
     times,
 )
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt
-from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.claims.pooling import LossAt
+from lightning_sv.experiments.results import Arm, Panel, fit_series
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
 
@@ -120,34 +119,24 @@ def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
 def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
-    fits, n, sizes = panel.fit(b, a).fits, len(panel.losses(b)[0]), len(b.sizes)
-    found = [_of_fit(fit.slope, n, sizes * (n - 1)) for fit in fits]
-    findings = [opposite(directed(d)) for d in found]
+    fits, sizes = fit_series(b, a), len(b.arms)
+    findings = [opposite(directed(fit.slope)) for fit in fits]
     words = {finding.word for finding in findings}
     word = next(iter(words)) if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
     name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
-    detail = "; ".join(
-        interval(d, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit, d in zip(fits, found, strict=True)
-    )
+    detail = "; ".join(interval(fit.slope, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit in fits)
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
     least = max(findings, key=lambda finding: finding.p)._replace(word=word)
     if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
         least = least._replace(to_go="")  # more pairs do not help: sizes are missing, or the forms disagree
-    return Estimate(found[0], detail, "in the exponent", sides=2, finding=least)
-
-
-def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
-    """Convert a slope with a bootstrap interval to a difference with a standard error."""
-    half = None if slope.low is None or slope.high is None else (slope.high - slope.low) / 2
-    se = None if half is None else half / float(stdtrit(df, 0.5 + TWO_SIDED / 2))
-    return PairedDifference(slope.value, slope.low, slope.high, se, n, TWO_SIDED, df)
+    return Estimate(fits[0].slope, detail, "in the exponent", sides=2, finding=least)
 
 
 def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
     """Difference of the losses at the optima of A and B, on the same seeds."""
-    optima = {series.label: panel.optimum(series) for series in panel.series}
+    optima = {series.label: series.optimum for series in panel.series}
     a, b = optima[claim.a], optima[claim.b]
-    d = _of_optima(a, b, len(panel.losses(panel.series[0])[0]))
+    d = _of_optima(a, b, len(panel.arms[0].runs))
     where = "; ".join(optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b))
     finding = None
     if a.why_not or b.why_not:  # the sentence has the reason
@@ -173,15 +162,15 @@ def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
     series = {each.label: each for each in panel.series}
     a, b = series[claim.a], series[claim.b]
-    if a.points != b.points:
+    if [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
         raise NotTestableError(f"{a.label} and {b.label} have no runs at the same points; a rate has diverged.")
     raised: list[list[float]] = []
     stable: list[str] = []
     for each in (a, b):
-        losses = np.stack(panel.losses(each))
+        losses = np.stack([arm.losses for arm in each.arms])
         raised.append((losses - losses.min(axis=0)).mean(axis=0).tolist())
         means = losses.mean(axis=1)
-        last = max(value for (value, *_), mean in zip(each.points, means, strict=True) if mean <= means.min() + STABLE)
+        last = max(arm.point[0] for arm, mean in zip(each.arms, means, strict=True) if mean <= means.min() + STABLE)
         stable.append(f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}")
     d = paired_difference(raised[1], raised[0], CONFIDENCE)
     return Estimate(

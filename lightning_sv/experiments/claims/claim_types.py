@@ -1,6 +1,5 @@
 """Table of the kinds of claims that runs can check."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,12 +11,16 @@ from lightning_sv.experiments.claims.claim_tests import Estimate
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
-#: test of an estimate against a bound, or against +-bound
+#: test of an estimate with the margin of the claim, in the unit of the estimate; logarithm of a ratio
 Test = Callable[[PairedDifference, float], Finding]
 
 
-def _not_below(d: PairedDifference, bound: float) -> Finding:
-    return opposite(directed_or_equal(d, bound))
+def _below(d: PairedDifference, margin: float) -> Finding:
+    return directed_or_equal(d, -margin)
+
+
+def _not_below(d: PairedDifference, margin: float) -> Finding:
+    return opposite(directed_or_equal(d, -margin))
 
 
 def _outside(d: PairedDifference, margin: float) -> Finding:
@@ -31,8 +34,8 @@ class ClaimType:
     Attributes:
         statement: template of the statement
         measure: function that estimates the quantity of the claim from the runs of a panel
-        test: test of the estimate, unless the measure has its own
-        bound: bound of the test, in the unit of the estimate
+        test: one of five: below -margin (or equal), not below it, below +margin, inside or outside +-margin; unused
+            if the measure has its own
         panels: kinds of panels that can have the claim
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
@@ -41,7 +44,6 @@ class ClaimType:
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
     test: Test
-    bound: Callable[[ClaimSpec], float] = lambda claim: -claim.margin
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
@@ -67,57 +69,40 @@ def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
-def _zero(claim: ClaimSpec) -> float:
-    return 0.0
-
-
-def _plus(claim: ClaimSpec) -> float:
-    return claim.margin
-
-
-def _log(claim: ClaimSpec) -> float:
-    return math.log(claim.margin or 1.0)
-
-
 #: name in conf/paper -> kind
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, directed_or_equal),
+    "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, _below),
     "not_less": ClaimType("{a} does not end below {b}{more}", claim_tests.loss, _not_below),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", claim_tests.loss, equivalent, _plus, needs=_margin),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", claim_tests.loss, equivalent, needs=_margin),
     "crosses": ClaimType(
         "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
         claim_tests.loss,
-        directed_or_equal,
+        _below,
         parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
     ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         claim_tests.loss,
-        directed_or_equal,
+        _below,
         parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         claim_tests.change,
-        directed_or_equal,
-        _zero,
+        _below,
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         claim_tests.change,
         directed,
-        _plus,
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
-    "efficiency": ClaimType(
-        "{a} reaches the final loss of {b} with fewer tokens", claim_tests.efficiency, directed, _zero
-    ),
+    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", claim_tests.efficiency, directed),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         claim_tests.growths_apart,
         _outside,
-        _plus,
         ("qkv",),
         _two_tags_apart,
     ),
@@ -125,27 +110,24 @@ KINDS: dict[str, ClaimType] = {
         "it ends lower in {a} than in {b}",
         lambda claim, panel: claim_tests.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
         directed,
-        _zero,
         ("scalar",),
     ),
     "slope": ClaimType(
         "the loss of {a} falls faster with size than that of {b}", claim_tests.slope, _not_below, panels=("scaling",)
     ),
     "grid_gap": ClaimType(
-        "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, directed_or_equal, panels=("grid",)
+        "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, _below, panels=("grid",)
     ),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
         claim_tests.lr_sensitivity,
         directed,
-        _zero,
         ("grid",),
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(claim_tests.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         directed,
-        _log,
         ("table",),
         _margin,
     ),
@@ -153,7 +135,6 @@ KINDS: dict[str, ClaimType] = {
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(claim_tests.ratio, what="peak memory", tag="memory/peak_gib"),
         directed,
-        _log,
         ("table",),
         _margin,
     ),

@@ -1,30 +1,28 @@
 """Plots of panels: one per question. A baseline is blue and solid in each; arms that the paper lacks have "(ours)"."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from lightning_sv.analysis import style
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
-from lightning_sv.analysis.scaling import Scaling
+from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
-_END = 0.8
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -54,60 +52,44 @@ def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     return Plot(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
 
 
-def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
-    """Return colour and line style of each arm; the baseline has those of llama."""
+def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[str, str]]]:
+    """Return each arm, the baseline first, with its colour and line style; the baseline has those of llama."""
+    arms = sorted(arms, key=lambda arm: not arm.baseline)
     other = "llama, not the baseline" if any(arm.baseline for arm in arms) else "llama"
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(style.LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
-    return list(zip(style.colours(names), lines, strict=True))
-
-
-def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
-    """Return the arms with the baseline first."""
-    return sorted(arms, key=lambda arm: not arm.baseline)
+    return list(zip(arms, zip(style.colours(names), lines, strict=True), strict=True))
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Plot loss against tokens, difference to the baseline, and end of training; notes on missing parts."""
-    arms = baseline_first(panel.arms)
-    difference, notes = _difference_plot(panel.title, arms)
-    counts = sorted({len(arm.runs) for arm in arms})
-    several = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    seeds = "one seed" if counts == [1] else f"mean of {several} seeds"
-    ends = [f"{arm.name}  {arm.losses.mean():.4f}" for arm in arms]
-    loss = _loss_plot("loss", f"{panel.title}: validation loss", arms, [arm.name for arm in arms], seeds)
-    end = _loss_plot("end", f"{panel.title}: end of training", arms, ends, f"at the end, {seeds}")
-    return [loss, *difference, end], notes
-
-
-def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
-    """Plot the mean of each arm, and a thin line per seed; limits cover the later part of the training."""
-    axes = style.new_figure(panels=1).subplots()
-    for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
+    """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
+    arms, axes = panel.arms, style.new_figure(panels=1).subplots()
+    difference, notes = _difference_plot(panel)
+    for arm, look in with_looks(arms):
         tokens, values = on_one_grid(arm.curves)
         mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may have only the last loss
+        label = f"{arm.name}  {arm.losses.mean():.4f}"
         style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
     curves = [curve for arm in arms for curve in arm.curves]
     ends = [float(curve.tokens[-1]) for curve in curves]
-    from_share = _END if name == "end" else 0.2
-    style.set_limits(axes, curves, from_share * min(ends) / max(ends))
+    style.set_limits(axes, curves, 0.2 * min(ends) / max(ends))
     axes.set_ylabel("validation loss, nats per token")
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
-    if name == "end":
-        axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
-        axes.set_title(f"The last {1 - from_share:.0%} of training")
     style.set_token_axis(axes)
-    return finished(name, alt, axes, legend)
+    counts = [len(arm.runs) for arm in arms]
+    several = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+    seeds = "one seed" if max(counts) == 1 else f"mean of {several} seeds"
+    return [finished("loss", f"{panel.title}: validation loss", axes, f"at the end, {seeds}"), *difference], notes
 
 
-def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
+def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
-    base, *others = arms
+    (base, _), *others = with_looks(panel.arms)
     if not base.baseline:
         return [], []
     pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
-    for arm, look in zip(others, looks_of(arms)[1:], strict=True):
+    for arm, look in others:
         if arm.runs[0].tokens != base.runs[0].tokens:
             ends = [style.human_tokens(each.runs[0].tokens) for each in (arm, base)]
             notes.append(
@@ -133,8 +115,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
             axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
             continue
-        if pair.n > 1:
-            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
@@ -143,7 +124,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
     several = f"{counts[0]} to " if len(counts) > 1 else ""
     band = f"band: 95% interval of {several}{counts[-1]} pairs"
     legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
-    return [finished("difference", f"{title}: difference to {base.name}", axes, legend)], notes
+    return [finished("difference", f"{panel.title}: difference to {base.name}", axes, legend)], notes
 
 
 def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
@@ -166,15 +147,17 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         style.set_style(axes)
         ends = "; ".join(axes.get_legend_handles_labels()[1])
         plots.append(Plot(f"qkv{len(plots) + 1}", f"{panel.title}, {arm.name}: {ends}", figure))
-    style.share_y([plot.figure for plot in plots])
+    limits = [limit for plot in plots for limit in plot.figure.axes[0].get_ylim()]
+    for plot in plots:
+        plot.figure.axes[0].set_ylim(min(limits), max(limits))
     return plots, notes
 
 
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
     axes = style.new_figure(panels=1).subplots()
-    arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
-    for arm, look in zip(arms, looks_of(arms), strict=True):
+    tag, notes = panel.spec.tag, []
+    for arm, look in with_looks(panel.arms):
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
@@ -188,17 +171,18 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         style.draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
         return [], notes
-    axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
-    style.set_token_axis(axes, "log")
-    n = len(arms[0].runs)
+    axes.set(title="Which ends lower?", xlabel="training tokens", ylabel=tag)
+    style.set_log_axis(axes, "x", style.human_tokens)
+    style.set_log_axis(axes, "y", "{:g}".format)
+    n = max(len(arm.runs) for arm in panel.arms)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
     return [finished("scalar", panel.title, axes, seeds)], notes
 
 
 def copying_plot(panel: Panel) -> Plot:
     """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
-    axes, arms = style.new_figure(panels=1).subplots(), baseline_first(panel.arms)
-    for arm, look in zip(arms, looks_of(arms), strict=True):
+    axes = style.new_figure(panels=1).subplots()
+    for arm, look in with_looks(panel.arms):
         tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(0)
         style.draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
@@ -206,9 +190,8 @@ def copying_plot(panel: Panel) -> Plot:
     axes.axhline(FORMED, color=style.GREY, linewidth=1, linestyle=":", zorder=1)
     axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
     style.set_token_axis(axes)
-    return finished(
-        "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
-    )
+    legend = "at the end; dotted: the circuit has formed"
+    return finished("copying", f"{panel.title}: loss on text read twice", axes, legend)
 
 
 def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
@@ -216,94 +199,72 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
-    fits, notes = {}, []
-    for series, scaling in panel.fits:
-        if isinstance(scaling, str):
-            notes.append(f"{series.name} has no scaling fit: {scaling}")
-        else:
-            fits[series.label] = scaling
-            notes += [f"{series.name}: {warning}" for warning in scaling.warnings]
-    plots = [_fit_plot(panel, fits)]
-    if fits:
-        plots.append(_gap_plot(panel, fits))
-    for i, size in enumerate(panel.sizes):
-        arms = tuple(replace(panel.arm(series.arms[i]), label=series.label) for series in panel.series)
+    fits, notes = panel.fits
+    plots = [_fit_plot(panel, fits), *([_gap_plot(panel, fits)] if fits else [])]
+    for size in panel.sizes:
+        arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
         drawn, lacking = curve_plots(Panel(spec, arms))
-        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn if plot.name != "end"]
+        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
     return plots, notes
 
 
-def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
-    all_series = baseline_first(panel.series)
+def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
-    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
-        sizes, losses = np.array(series.values, float), panel.losses(series)
-        for size, values in zip(sizes, losses, strict=True):
-            axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
-        means = [values.mean() for values in losses]
+    for series, (colour, line_style) in with_looks(panel.series):
+        sizes = np.array(series.values, float)
+        for size, arm in zip(sizes, series.arms, strict=True):
+            axes.plot(np.full(len(arm.runs), size), arm.losses, ".", color=colour, alpha=0.45, markersize=5)
+        means = [arm.losses.mean() for arm in series.arms]
         axes.plot(sizes, means, "o", color=colour, markersize=6, label=series.name)
-        fit = next(iter(fits.values()), None) if series.baseline else fits.get(series.label)
+        forms = next(iter(fits.values()), []) if series.baseline else fits.get(series.label, [])
         grid = _around(sizes)
-        for form in fit.fits if fit else ():
+        for form in forms:
             law = form.a if series.baseline else form.b
             if form.form == "power":
                 axes.plot(grid, law(grid), linestyle=line_style, color=colour, linewidth=2, label=law.formula())
             else:
-                label = law.formula() if fit and fit.power is None else None
+                label = law.formula() if len(forms) == 1 else None
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
-    _set_size_axis(axes, panel.series[0])
+    style.set_log_axis(axes, "x", style.human_tokens)
+    axes.set_xlabel("parameters")
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
-    base, *others = all_series = baseline_first(panel.series)
+def _gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
+    """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
+    (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
-    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
-        if series.label not in fits:
+    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
+    for i, (series, (colour, line_style)) in enumerate(others):
+        if fits and series.label not in fits:
             continue
-        sizes = np.array(series.values) * 1.03**i  # side by side, so that intervals do not overlap
-        means, half = _gaps(panel, series, base)
-        axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
-        grid = _around(sizes)
-        for form in fits[series.label].fits:
+        pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in zip(series.arms, base.arms, strict=True)]
+        half = [pair.smallest_resolvable or 0.0 for pair in pairs]
+        along = np.array(base.values) * 1.03**i  # side by side, so that intervals do not overlap
+        label = f"{series.name}  {pairs[-1].mean:+.3f} at {style.human_tokens(base.values[-1])}"
+        look: dict[str, Any] = {"color": colour, "linestyle": "" if fits else line_style}
+        axes.errorbar(along, [pair.mean for pair in pairs], yerr=half, marker="o", capsize=3, label=label, **look)
+        grid = _around(along)
+        for form in fits[series.label] if fits else ():
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
-    axes.set_title("Does the difference grow with size?")
-    _set_size_axis(axes, panel.series[0])
-    return _gap_picture("gap", panel, base, axes, "; lines: fits")
+    style.set_log_axis(axes, "x", style.human_tokens)
+    lengths = panel.kind == "lengths"
+    axes.set_title(f"The difference by {'length of training' if lengths else 'size'}\n{panel.title}")
+    axes.set_xlabel("training tokens per parameter" if lengths else "parameters")
+    axes.set_ylabel(f"difference to {base.label}, nats per token")
+    n = len(base.arms[0].runs)
+    legend = f"95% interval of {n} pairs{'; lines: fits' if fits else ''}" if n > 1 else "one pair: no interval"
+    return finished("lengths" if lengths else "gap", f"{panel.title}, difference to {base.label}", axes, legend)
 
 
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the difference to the baseline against tokens per parameter; each point is a separate training."""
-    base, *others = all_series = baseline_first(panel.series)
-    axes = style.new_figure(panels=1).subplots()
-    for i, (series, (colour, line_style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
-        means, half = _gaps(panel, series, base)
-        along = np.array(base.values) * 1.04**i  # side by side, so that intervals do not overlap
-        label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
-        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=line_style, color=colour, capsize=3, label=label)
-    _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
-    axes.set(xlabel="training tokens per parameter", title=f"The difference by length of training\n{panel.title}")
-    return [_gap_picture("lengths", panel, base, axes)], []
-
-
-def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
-    """Return differences to the baseline at each point, and half of their intervals."""
-    ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
-    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
-    return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
-
-
-def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
-    axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
-    axes.set_ylabel(f"difference to {base.label}, nats per token")
-    n = len(panel.losses(base)[0])
-    legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
-    return finished(name, f"{panel.title}, difference to {base.label}", axes, legend)
+    return [_gap_plot(panel, {})], []
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -311,50 +272,28 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
 
 
-def _set_size_axis(axes: Axes, first: Series) -> None:
-    # ticks are the sizes of the first series; those of others differ by their scale vectors
-    _set_log_axis(axes, first.values, style.human_tokens)
-    axes.set_xlabel("parameters")
-
-
-def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
-    """Label the ticks, without those that would touch a label before them."""
-    letters = max(len(words(tick)) for tick in ticks)
-    room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # 45 letters fit between first and last
-    kept = [min(ticks)]
-    for tick in sorted(ticks):
-        if tick >= kept[-1] * room and tick > kept[-1]:
-            kept.append(tick)
-    axes.set_xscale("log")
-    axes.set_xticks(kept)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     notes, optima = [], {}
     for series in panel.series:
-        optima[series.label] = found = panel.optimum(series)
+        optima[series.label] = found = series.optimum
         if found.why_not:
             at = ", ".join(f"{value:g}" for value in found.values)
             notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
     plots = []
     for k, key in enumerate(panel.spec.axes):
-        ticks = sorted({point[k] for series in panel.series for point in series.points})
-        if len(ticks) > 1:
-            plots.append(_profile_plot(panel, k, key, ticks, optima))
+        if len({arm.point[k] for arm in panel.arms}) > 1:
+            plots.append(_profile_plot(panel, k, key, optima))
     return plots, notes
 
 
-def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> Plot:
-    all_series = baseline_first(panel.series)
+def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
-    for series, (colour, line_style) in zip(all_series, looks_of(all_series), strict=True):
+    for series, (colour, line_style) in with_looks(panel.series):
         lowest: dict[float, NDArray[np.float64]] = {}
-        for point, losses in zip(series.points, panel.losses(series), strict=True):
-            if point[k] not in lowest or losses.mean() < lowest[point[k]].mean():
-                lowest[point[k]] = losses
+        for arm in series.arms:
+            if arm.point[k] not in lowest or arm.losses.mean() < lowest[arm.point[k]].mean():
+                lowest[arm.point[k]] = arm.losses
         values = sorted(lowest)
         for x in values:
             axes.plot(np.full(len(lowest[x]), x), lowest[x], ".", color=colour, alpha=0.45, markersize=5)
@@ -366,7 +305,7 @@ def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
             off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
             axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
             axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-    _set_log_axis(axes, ticks, lambda x: f"{x:g}")
+    style.set_log_axis(axes, "x", "{:g}".format)
     axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
     legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
-from lightning_sv.runs.results_csv import RESULTS, curve_text
+from lightning_sv.runs.results_csv import RESULTS, csv_rows, curve_text
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
@@ -91,8 +90,8 @@ def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
         for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
             yield (*names, f"final loss, part of {kind}", *_numbers(d))
     for series, against, fit in _laws(panel):
-        for name, ends in (("offset", fit.offset), ("slope", fit.slope)):
-            yield (series.label, against.label, f"{name}, {fit.form} law", None, *ends)
+        for name, d in (("offset", fit.offset), ("slope", fit.slope)):
+            yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high)
 
 
 def _numbers(d: PairedDifference) -> tuple[Any, ...]:
@@ -149,23 +148,22 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote.
 
     Raises:
-        ConfigError: the directory has such a report or file
+        ConfigError: the directory has such a report or file, or a damaged one
         OSError: the directory can neither be written nor created
     """
     check_writable(out)
     known = {path.resolve() for path in ours}
-    reported = None
+    theirs: list[Path] | None = None
     if (out / RESULTS).is_file():
-        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file, suppress(csv.Error):
-            reader = csv.DictReader(file)
-            if not reader.fieldnames or "run" in reader.fieldnames:  # truncated rows may lack it
-                reported = [Path(row["run"]) for row in reader if row["run"]]
-    if reported is None:
+        with csv_rows(out / RESULTS) as reader:
+            if "run" in (reader.fieldnames or ["run"]):  # a report without runs is an empty file
+                theirs = [Path(row["run"]) for row in reader if row["run"]]
+    if theirs is None:
         for name in (RESULTS, *PAGES):
             if (out / name).exists():
                 raise ConfigError(f"{out} contains a {name} that lightning-sv did not write; choose a different --out.")
-    elif reported and not any({run.resolve(), run.resolve().parent} & known for run in reported):
-        raise ConfigError(f"{out} contains a report of other runs ({reported[0]}); choose a different --out.")
+    elif theirs and not any({run.resolve(), run.resolve().parent} & known for run in theirs):
+        raise ConfigError(f"{out} contains a report of other runs ({theirs[0]}); choose a different --out.")
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
@@ -182,24 +180,18 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     same_seeds = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
-        losses, pair = arm.losses, pairs.get(arm.label)
-        seeds = ", ".join(f"{x:.4f}" for x in losses)
         shown = ["baseline" if arm.baseline else "", "", "", ""]
-        if pair:
+        if pair := pairs.get(arm.label):
             d, e = pair.difference, pair.efficiency
             ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
-            shown = [
-                f"{d.mean:+.4f}",
-                _interval(d.low, d.high) + ("" if same_seeds else f"; {_pairs(d.n)}"),
-                direction(d),
-                tokens,
-            ]
-        if panel.spec.claims:  # the verdicts of claims are by one-sided tests
-            del shown[2]
-        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
-    result = [] if panel.spec.claims else ["result"]
-    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", *result, TOKEN_FACTOR]
+            interval = _interval(d.low, d.high) + ("" if same_seeds else f"; {_pairs(d.n)}")
+            shown = [f"{d.mean:+.4f}", interval, direction(d), tokens]
+        rows.append([arm.name, f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses), *shown])
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", "result", TOKEN_FACTOR]
+    if panel.spec.claims:  # the verdicts of claims are by one-sided tests
+        for row in (columns, *rows):
+            del row[5]
     return columns, rows
 
 
@@ -214,10 +206,9 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
     """Return (series, series of the baseline, fit of both) per series and form of the law."""
-    if panel.kind != "scaling" or panel.baseline is None:
-        return []
-    fitted = [(series, scaling) for series, scaling in panel.fits if not isinstance(scaling, str)]
-    return [(series, panel.baseline, fit) for series, scaling in fitted for fit in scaling.fits]
+    base = panel.baseline if panel.kind == "scaling" else None
+    fits, _ = panel.fits if base else ({}, [])
+    return [(x, base, fit) for x in panel.series if base and x.label in fits for fit in fits[x.label]]
 
 
 def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
@@ -229,8 +220,8 @@ def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             series.name,
             fit.b.formula(),
             fit.a.formula(),
-            f"{fit.offset.value:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
-            f"{fit.slope.value:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
+            f"{fit.offset.mean:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
+            f"{fit.slope.mean:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
             f"{fit.residual:.4f}",
         ]
         for series, _, fit in laws

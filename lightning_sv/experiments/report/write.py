@@ -3,13 +3,12 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.page import html_page
-from lightning_sv.analysis.style import plain_style, share_y
+from lightning_sv.analysis.style import plain_style
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report import plots, tables
@@ -61,8 +60,6 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     panels = []
     for figure in figures:
         drawn = [(panel, *_draw(panel)) for panel in figure.panels]
-        # panels of lengths have the same arms with different tuning
-        share_y([plot.figure for panel, several, _ in drawn if panel.kind == "lengths" for plot in several])
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
@@ -87,13 +84,6 @@ def _draw(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 def _save(panel: Panel, drawn: Sequence[Plot], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
     pictures = _saved(drawn, out, stem)
-    if picture := panel.spec.picture:
-        if Path(picture).is_file():
-            pictures.append((f"{stem}.png", panel.title))
-            (out / "figures").mkdir(exist_ok=True)
-            shutil.copyfile(picture, out / f"{stem}.png")
-        else:
-            notes = [*notes, f"{picture} does not exist, so that it is not shown."]
     sections = [Section(panel.title, pictures, *tables.panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
         pictures, title = _saved([plots.copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
@@ -136,7 +126,7 @@ def _tuned_text(figure: Figure, panel: Panel) -> str:
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     found: dict[str, Optimum] = {}
     for series in panel.series:
-        best, of = panel.optimum(series), panel.arm(series.arms[0]).run_spec
+        best, of = series.optimum, series.arms[0].run_spec
         assert of is not None
         if of.strategy not in found or best.loss < found[of.strategy].loss:
             found[of.strategy] = best

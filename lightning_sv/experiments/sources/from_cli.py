@@ -145,17 +145,16 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     settled, others = list[Asked](), ""
     for (label, arm), (model, data, trainer) in zip(arms, made, strict=True):
         own, given = data.tokens_per_step, str(trainer["max_steps"])
-        named = arm.overrides if settled else {}
-        if "trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
-            raise ConfigError(
-                f"trainer.max_steps of {label!r} is {given}, {int(given) * own:,} tokens; expected {of} for all arms. "
-                "Remove it."
-            )
-        if "model.tokens_per_param" in named and model.tokens_per_param != first.tokens_per_param:
-            raise ConfigError(
-                f"model.tokens_per_param of {label!r} is {model.tokens_per_param:g}; expected {of} for all arms. "
-                "Remove it, or set it for all arms."
-            )
+        steps_differ = given != "-1" and int(given) * own != tokens
+        for key, differs in (
+            ("trainer.max_steps", steps_differ),
+            ("model.tokens_per_param", model.tokens_per_param != first.tokens_per_param),
+        ):
+            if settled and differs and key in arm.overrides:
+                raise ConfigError(
+                    f"{key} of {label!r} is {arm.overrides[key]}; expected {of} for all arms. Remove it, or set it for "
+                    "all arms."
+                )
         if tokens % own:
             raise ConfigError(
                 f"{of} are not a whole number of steps of {label!r}, {own:,} tokens each; set trainer.max_steps "

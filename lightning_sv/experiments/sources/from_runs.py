@@ -35,32 +35,29 @@ def own_figure(
     paths, unfinished = _expand(dirs)
     if labels and len(labels) != len(paths):
         raise ConfigError(f"--labels is {len(labels)} names; expected {len(paths)}, one per run.")
-    found, names, damaged = [], [], []
+    arms: dict[str, dict[int, Run]] = {}
+    damaged = []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
         try:
             run = read_run(path)
         except DamagedEventsError as error:
             damaged.append(error)
             continue
-        found.append(run)
-        names.append(label or run.label)
-    if not found:
-        raise damaged[0]
-    arms: dict[str, dict[int, Run]] = {}
-    for name, run in zip(names, found, strict=True):
         run.curve(VAL_LOSS)  # refuses a run that never validated
-        seeds, seed = arms.setdefault(name, {}), _seed(run)
-        if seed in seeds:
+        name, seed = label or run.label, _seed(run)
+        other = arms.setdefault(name, {}).setdefault(seed, run)
+        if other is not run:
             raise ConfigError(
-                f"{seeds[seed].dir} and {run.dir} are both {name!r} with seed {seed}; "
-                "remove one, or name the arms with --labels."
+                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
+                "--labels."
             )
-        seeds[seed] = run
-    first = baseline or names[0]
+    if not arms:
+        raise damaged[0]
+    first = baseline or next(iter(arms))
     if first not in arms:
         raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
-    checked = {str(run.dir): run for run in found}
-    if len(found) > 1:
+    checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
+    if len(checked) > 1:
         check_same_corpus(checked)
     warnings = comparability_warnings(checked, config_differences(checked, ()))
     for name, seeds in arms.items():
@@ -73,12 +70,12 @@ def own_figure(
     if unfinished:
         warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
     results = []
-    for name, seeds in sorted(arms.items(), key=lambda arm: arm[0] != first):
-        each, runs = zip(*sorted(seeds.items()), strict=True)
-        results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=each))
+    for name in sorted(arms, key=lambda name: name != first):
+        own, runs = zip(*sorted(arms[name].items()), strict=True)
+        results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=own))
     panel = Panel(PanelSpec("Validation loss"), tuple(results))
     counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
-    ratios = [x for run in found if (x := tokens_per_param(run)) is not None] or [0.0]
+    ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
     spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in results),
