@@ -60,6 +60,8 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
             columns.append(_words(inside))
         elif token.type == "td_open":
             column, word = next(cells), _words(inside)
+            if column:
+                token.attrSet("data-column", column)
             if column == "corrected" and word in _VERDICTS:
                 token.attrSet("class", _class(word))
             if column == "verdict" and word in _VERDICTS:
