@@ -252,6 +252,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, Callable[[], nn.Module]]] = {
     "no such site": ("hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'", lambda: named("llama")),
     "another axis": ("bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'", lambda: named("llama")),
     "left by folding": ("hg", {"placement_at": {"q_proj": "np"}}, "placement_at", lambda: named("llama")),
+    "ignored before": ("hg", {"initial_gamma_out": 0.5}, "initial_gamma_out", lambda: named("llama")),
     "of built models": ("hg", {"share_scale_out": True}, "share_scale_out", lambda: named("llama")),
     "sign": ("er", {}, "'er' cannot represent", lambda: named("gemma2")),
     "zero": ("hg", {}, "has an entry 0", lambda: changed("gpt2", zero_beside_bias)),
