@@ -42,8 +42,8 @@ def param_groups(
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         try:
-            usable = not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        except (TypeError, OverflowError):
+            usable = 0 <= value < math.inf
+        except TypeError:
             usable = False
         if not usable:
             raise ConfigError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")

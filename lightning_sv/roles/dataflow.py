@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-from lightning_sv.roles.channels import contraction, moved
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
@@ -25,6 +24,42 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "mul": lambda x, number: x * number,
     "div": lambda x, number: x / number,
 }
+
+
+def contraction(product: Node, name: str, operand: Node) -> int:
+    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
+    _, matrix, *_ = PRODUCTS[product.op]
+    axes = len(operand.shape)
+    if "convolution" in product.op:
+        return 1
+    if axes == 1 or name != matrix or product.op == "linear" or product.op.startswith("mkldnn"):
+        return axes - 1
+    return axes - 2
+
+
+def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
+    """Return the axes of `result`, a view or an elementwise result, that correspond to `axes` of `source`.
+
+    In a view by strides, an axis of the view corresponds to the axes of the source whose strides it covers, possibly
+    several. Broadcast axes (stride 0) correspond to all requested axes.
+    """
+    if not result.is_view:
+        shift = len(result.shape) - len(source.shape)
+        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
+    spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
+    result_axes = set()
+    for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
+        if size == 1:
+            continue
+        if step == 0:
+            result_axes.add(axis)
+            continue
+        covered = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
+        # a broadcast axis corresponds to all
+        covered -= {i for i in covered if source.stride[i] == 0}
+        if covered & axes:
+            result_axes.add(axis)
+    return frozenset(result_axes)
 
 
 class Dataflow:

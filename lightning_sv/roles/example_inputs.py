@@ -1,7 +1,7 @@
-"""Example inputs of the traced call: given, or token ids, images and sounds made from a configuration."""
+"""Example inputs of the traced call: given, or token ids and an image made from a configuration."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +13,8 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.trace import run_method
 
 TOKENS = 16
-#: samples of a sound: one second at 16 kHz
-_SAMPLES = 16000
-#: frames of a spectrogram, if the configuration has no number of positions
-_FRAMES = 512
-#: limits of a setting used as a size, of the elements of an image or a sound, and of its embeddings
+#: limits of a setting used as a size, of the elements of an image, and of its embeddings
 _MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
-#: image and sound: the method that returns their embeddings, the setting of the token before them and, under
-#: two names, that of the placeholder token of each embedding
-_PLACEHOLDERS = {
-    "image": ("get_image_features", "vision_start_token_id", ("image_token_id", "image_token_index")),
-    "audio": ("get_audio_features", "audio_start_token_id", ("audio_token_id", "audio_token_index")),
-}
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,7 +53,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
 def _from_config(model: nn.Module) -> dict[str, Any] | None:
     """Return keyword arguments for a transformers model; None if its configuration is insufficient.
 
-    An image or a sound is embedded first: the token ids contain one placeholder token per embedding.
+    An image is embedded first: the token ids contain one placeholder token per embedding.
     """
     config, accepted = getattr(model, "config", None), set(inspect.signature(model.forward).parameters)
     if config is None or not hasattr(config, "get_text_config"):
@@ -71,21 +61,19 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     inputs: dict[str, Any] = {}
     tokens: list[int] = []
     device = next(model.parameters()).device
-    for kind, candidates in (("image", _images(config, accepted)), ("audio", _sounds(config, accepted))):
-        method, opening, names = _PLACEHOLDERS[kind]
-        embed = getattr(model, method, None)
-        token = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
-        for candidate in candidates:
-            if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
-                continue
-            candidate = _as_model(model, candidate)
-            count = 0 if embed is None or token is None else _embeddings(model, embed, candidate)
-            if count is not None:
-                inputs |= candidate
-                if token is not None:
-                    before = getattr(config, opening, None)
-                    tokens += [*([before] if isinstance(before, int) else []), *([token] * count)]
-                break
+    names = ("image_token_id", "image_token_index")
+    token = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    for candidate in _images(config, accepted):
+        if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
+            continue
+        image = _as_model(model, candidate)
+        count = 0 if token is None else _embeddings(model, image)
+        if count is not None:
+            inputs |= image
+            if token is not None:
+                before = getattr(config, "vision_start_token_id", None)
+                tokens = [*([before] if isinstance(before, int) else []), *([token] * count)]
+            break
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
@@ -132,35 +120,19 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
             yield image | sizes
 
 
-def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
-    audio = getattr(config, "audio_config", config)
-    if "input_features" in accepted:
-        names = ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "feature_projection_input_dim")
-        bins = _first(audio, *names) or _first(getattr(config, "encoder_config", None), *names)
-        if bins is None:
-            return
-        positions = _first(audio, "max_source_positions")
-        frames = 2 * positions if positions else _FRAMES
-        shapes = [(1, bins, frames), (1, frames, bins)]
-        if not positions or hasattr(audio, "input_feat_per_channel"):
-            shapes.reverse()
-        for shape in shapes:
-            masks = [name for name in ("input_features_mask", "feature_attention_mask") if name in accepted]
-            yield {"input_features": _numbers(*shape)} | {name: torch.ones(1, frames).long() for name in masks}
-    elif "input_values" in accepted:
-        yield {"input_values": _numbers(1, _SAMPLES)}
-
-
 def _numbers(*shape: int) -> Tensor:
     """Return ones without memory, because zeros would be treated as padding."""
     return torch.ones(()).expand(shape)
 
 
-def _embeddings(model: nn.Module, embed: Callable[..., Any], candidate: dict[str, Any]) -> int | None:
-    """Return the number of embeddings of an image or a sound; None if the model rejects this layout."""
+def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
+    """Return the number of embeddings of an image; None if the model rejects this layout."""
+    embed: Any = getattr(model, "get_image_features", None)
+    if embed is None:
+        return 0
     names = inspect.signature(embed).parameters
     try:
-        out = run_method(model, embed, {k: value for k, value in candidate.items() if k in names or "args" in names})
+        out = run_method(model, embed, {k: value for k, value in image.items() if k in names or "args" in names})
     except Exception:  # models can raise anything for a wrong layout
         return None
     rows = getattr(out, "pooler_output", out)

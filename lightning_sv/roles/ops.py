@@ -60,8 +60,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("index_copy", "index_add", "masked_scatter"), ("source",)),
     **dict.fromkeys(("index_put", "_index_put_impl"), ("values",)),
 }
-#: operations that write rows of a table in place
-ROWS_WRITTEN = frozenset({"embedding_renorm"})
 #: operations that select rows of a table by index
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
 #: operations that add the moved rows to existing ones

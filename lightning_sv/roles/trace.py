@@ -8,7 +8,7 @@ new value that depends on the old one.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, LOOKUPS, ROWS_WRITTEN
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, LOOKUPS
 
 #: dependence of a value: on neither, parameters, the example, or both
 CONST, PARAM, INPUT, DATA = range(4)
@@ -187,38 +187,6 @@ def run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
-class Writes(TorchDispatchMode):
-    """Copy each of `tensors` before its first in-place write.
-
-    Copying all of them beforehand would double the memory of a quantized model, whose weights are buffers.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._unwritten: dict[Any, list[Tensor]] = {}
-        self._copies: list[tuple[Tensor, Tensor]] = []
-        for tensor in tensors:
-            self._unwritten.setdefault(_storage(tensor), []).append(tensor)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Copy the tensors that `func` writes, and run it."""
-        op = _operation(func)
-        if op.written:
-            arguments = op.named(args, kwargs)
-            for tensor in _tensors([arguments.get(name) for name in op.written]):
-                for kept in self._unwritten.pop(_storage(tensor), ()):
-                    self._copies.append((kept, kept.clone()))
-        return func(*args, **(kwargs or {}))
-
-    def undo(self) -> None:
-        """Restore the previous values of written tensors."""
-        with torch.no_grad():
-            for tensor, before in self._copies:
-                tensor.copy_(before)
-
-
 class _Operation(NamedTuple):
     name: str
     arguments: tuple[str, ...]
@@ -252,8 +220,6 @@ def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
     if op in LOOKUPS:
         return DATA
     first = next((node.kind for name, node in inputs if name == "self"), CONST)
-    if op in ROWS_WRITTEN:
-        return first
     if op in CHOICES_OF_ROWS and first == PARAM and all(node.kind != INPUT for _, node in inputs):
         return PARAM  # the weights of a selected expert are still weights
     kinds = {node.kind for _, node in inputs}
@@ -291,13 +257,16 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 @contextmanager
 def tracing_state(model: nn.Module) -> Iterator[None]:
-    """Set eval mode with gradients and without autocast or compiled code; restore everything afterwards."""
+    """Set eval mode with gradients and without autocast or compiled code; restore everything afterwards.
+
+    A module that replaced or added a buffer, such as a cache, also gets its attributes back, because some describe the
+    buffer. Other attributes stay: transformers marks with one that it has registered its hooks.
+    """
     from torch._subclasses.fake_tensor import FakeTensor
 
     before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers() if not isinstance(buffer, FakeTensor)]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
-    tensors = (*model.buffers(), *model.parameters())
-    writes = Writes(tensor for tensor in tensors if not isinstance(tensor, FakeTensor))  # fake tensors have no values
     try:
         for module, *_ in before:
             module.training = False
@@ -308,29 +277,21 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             for device in sorted(devices):
                 stack.enter_context(torch.autocast(device, enabled=False))
-            stack.callback(writes.undo)
-            stack.enter_context(writes)
             yield
     finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
         for module, training, attributes, buffers in before:
             module.training = training
-            _put_back(module, attributes, buffers)
-
-
-def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping[str, Tensor | None]) -> None:
-    """Restore a module's buffers if they were replaced.
-
-    Its attributes are restored too, because some describe the buffers, such as a cache's length. Otherwise they stay:
-    transformers marks with one that it has registered its hooks.
-    """
-    now = dict(module._buffers)
-    if list(now) == list(buffers) and all(now[name] is buffer for name, buffer in buffers.items()):
-        return
-    module._buffers.clear()
-    module._buffers.update(buffers)
-    for name in vars(module).keys() - attributes.keys():
-        del vars(module)[name]
-    vars(module).update(attributes)
+            now = module._buffers
+            if list(now) != list(buffers) or any(now[name] is not buffer for name, buffer in buffers.items()):
+                for name in vars(module).keys() - attributes.keys():
+                    del vars(module)[name]
+                vars(module).update(attributes)
+                module._buffers.clear()
+                module._buffers.update(buffers)
 
 
 def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups
 from lightning_sv.interop.apply.weights import ScaledWeight
-from tests.interop.test_apply import logits, named, perturb
+from tests.interop.test_apply import logits, named, perturb, unchanged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
 D, V = 16, 32
@@ -39,12 +40,6 @@ class Net(nn.Module):
 def plain(net: Net, x: Tensor) -> Tensor:
     out: Tensor = net.head(x) * torch.sigmoid(net.matrix(x))
     return out
-
-
-@pytest.mark.parametrize("wrap", [nn.DataParallel, type("FullyShardedDataParallel", (nn.Sequential,), {})])
-def test_what_shares_a_model_among_processes_goes_around_it(wrap: Any) -> None:
-    with pytest.raises(ValueError, match="inside"):
-        apply_strategy(wrap(Net(plain)), "hg+dp", IDS)
 
 
 def test_a_table_that_a_function_ties_has_no_vectors() -> None:
@@ -81,7 +76,7 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
     report = apply_strategy(Net(OUTPUTS[name]), "hg+dp+or", IDS)
     assert len(report.vectors) == 4
     assert 0 < report.difference < 1e-5  # 0 would be of nothing compared
-    monkeypatch.setattr("lightning_sv.interop.apply.plan.Plan._columns", lambda self, reader, gamma: torch.zeros(()))
+    monkeypatch.setattr("lightning_sv.interop.apply.change.Change._scale_columns", lambda self, matrix, gamma: None)
     with pytest.raises(ValueError, match="Net"):
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
@@ -89,17 +84,6 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
 def test_a_model_without_numbers_cannot_be_checked() -> None:
     with pytest.raises(ValueError, match="expected floating-point numbers"):
         apply_strategy(Net(lambda net, x: plain(net, x).argmax(-1)), "hg", IDS)
-
-
-def test_what_is_frozen_stays_frozen() -> None:
-    net = Net(plain)
-    net.matrix.requires_grad_(False)
-    apply_strategy(net, "hg+dp+or", IDS)
-    trains = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
-    behind = {trains[name] for name in trains if name.startswith("matrix") and "scale_out" in name}
-    before = {trains[name] for name in trains if name.startswith("matrix") and "scale_in" in name}
-    assert behind == {False} and before == {True}  # gamma_in is the norm's, which trains
-    assert {trains[name] for name in trains if name.startswith("head") and "scale" in name} == {True}
 
 
 def test_of_a_branch_that_only_training_reaches_the_roles_are_given() -> None:
@@ -127,10 +111,8 @@ def test_a_function_of_a_matrix_takes_no_vector_up() -> None:
 
 def test_dnp_needs_layers_that_are_called() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
-    before = net(IDS)
-    with pytest.raises(ValueError, match=r"without calling it.*matrix: dp"):
+    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*matrix: dp"):
         apply_strategy(net, "hg+dnp", IDS)
-    assert torch.equal(net(IDS), before)
 
 
 def _stacked(net: Net, x: Tensor) -> Tensor:
@@ -189,26 +171,22 @@ def test_folding_gives_the_parameters_back_in_their_order() -> None:
 
 
 def test_the_bias_of_a_norm_is_what_is_added_to_it_whatever_its_name() -> None:
-    class Fused(nn.Module):  # `bias` is the matrix's
-        def __init__(self) -> None:
+    class Layer(nn.Module):
+        """A norm and a matrix in one module."""
+
+        def __init__(self, computed: Callable[[Any, Tensor], Tensor]) -> None:
             super().__init__()
             self.gamma, self.bias = nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
-            self.weight = nn.Parameter(torch.randn(D, D) / 4)
+            self.weight, self.computed = nn.Parameter(torch.randn(D, D) / 4), computed
 
         def forward(self, x: Tensor) -> Tensor:
-            return F.linear(F.rms_norm(x, (D,), self.gamma), self.weight, self.bias)
+            return self.computed(self, x)
 
-    class Short(Fused):  # `bias` is the norm's, and not called so
-        def __init__(self) -> None:
-            super().__init__()
-            self.b = self.bias
-            del self.bias
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(F.layer_norm(x, (D,), self.gamma, self.b), self.weight)
-
-    for layer in (Fused(), Short()):
-        net = nn.Sequential(nn.Embedding(V, D), layer, nn.Tanh(), nn.Linear(D, V))
+    for computed in (
+        lambda m, x: F.linear(F.rms_norm(x, (D,), m.gamma), m.weight, m.bias),  # the matrix's
+        lambda m, x: F.linear(F.layer_norm(x, (D,), m.gamma, m.bias), m.weight),
+    ):
+        net = nn.Sequential(nn.Embedding(V, D), Layer(computed), nn.Tanh(), nn.Linear(D, V))
         report = apply_strategy(net, "hg+ap", IDS)
         assert report.difference < 1e-5 and report.vectors == ("1.parametrizations.weight.0.parts.0.scale_out",)
 
@@ -298,17 +276,15 @@ def test_a_vector_that_matrices_share_is_stored_once_and_trains_for_all() -> Non
     model = Bare()
     apply_strategy(model, "llama", IDS)
     (name,) = [name for name in model.state_dict() if "scale_in" in name and "head" not in name]
+    model(IDS).square().sum().backward()
+    weights = [model.get_parameter(f"{matrix}.parametrizations.weight.original") for matrix in ("up", "gate")]
+    expected = sum((weight * weight.grad).sum(0) for weight in weights)  # gamma is 1
+    torch.testing.assert_close(model.get_parameter(name).grad, expected)
+    perturb(model)
     other = Bare()
     apply_strategy(other, "llama", IDS)
-    perturb(model)
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(IDS), model(IDS))
-    plain = Bare()
-    apply_strategy(plain, "llama", IDS)
-    plain(IDS).square().sum().backward()
-    weights = [plain.get_parameter(f"{matrix}.parametrizations.weight.original") for matrix in ("up", "gate")]
-    expected = sum((weight * weight.grad).sum(0) for weight in weights)  # gamma is 1
-    torch.testing.assert_close(plain.get_parameter(name).grad, expected)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(IDS), model(IDS))
     decayed = {id(p) for group in param_groups(model, 1e-3, 0.1, "iwd", IDS)[:1] for p in group["params"]}
@@ -346,16 +322,6 @@ def test_a_model_without_norms_is_refused() -> None:
         apply_strategy(Bare(lambda x: x), "hg", IDS)
 
 
-def test_a_tied_head_gets_vectors_when_it_is_untied() -> None:
-    model = Bare()
-    model.head.weight = model.emb.weight
-    report = apply_strategy(model, "hg+dp", IDS)
-    assert "head" not in added(model) and dict(report.notes).keys() == {"emb.weight"}
-    fold_applied(model)
-    apply_strategy(model, "hg+dp", IDS, untie_head=True)
-    assert added(model)["head"] == BOTH
-
-
 def test_what_is_frozen_stays_frozen_and_one_trained_matrix_trains_what_it_shares() -> None:
     model = Bare()
     model.up.requires_grad_(False)
@@ -364,14 +330,181 @@ def test_what_is_frozen_stays_frozen_and_one_trained_matrix_trains_what_it_share
     assert trains == {name: not ("up" in name and "scale_out" in name) for name in trains}
 
 
-@pytest.mark.parametrize(("family", "words"), [
-    ("olmo", {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"}),
-    ("nanochat", {"q_proj", "k_proj", "v_proj", "fc1", "lm_head"}),
-])  # fmt: skip
-def test_published_models_without_vectors_get_those_of_the_paper(family: str, words: set[str]) -> None:
-    model = named(family)
-    before = logits(model)
-    report = apply_strategy(model, "hg+dp+or+iwd")
-    assert torch.equal(logits(model), before) and report.difference == 0 and not report.notes
-    assert {name.rpartition(".")[2] for name in added(model)} == words
-    assert all(sides == BOTH for sides in added(model).values())
+def test_published_models_without_vectors_get_those_of_the_paper() -> None:
+    for family, words in {
+        "olmo": "q_proj k_proj v_proj gate_proj up_proj lm_head",
+        "nanochat": "q_proj k_proj v_proj fc1 lm_head",
+    }.items():
+        model = named(family)
+        before = logits(model)
+        report = apply_strategy(model, "hg+dp+or+iwd")
+        assert torch.equal(logits(model), before) and report.difference == 0 and not report.notes
+        assert {name.rpartition(".")[2]: sides for name, sides in added(model).items()} == dict.fromkeys(
+            words.split(), BOTH
+        )
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+def applied(net: nn.Module | None = None, strategy: str = "hg+dp+or") -> Any:
+    """A net whose strategy's vectors are not 1."""
+    net = Net(plain) if net is None else net
+    apply_strategy(net, strategy, IDS)
+    perturb(net)
+    return net.eval()
+
+
+class Forwarding(nn.Module):
+    """A wrapper that gives all the attributes of what it wraps, as torch.compile's does."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        """Its own attributes, then those of the inner module."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any) -> Any:
+        """Call the inner module."""
+        return self.inner(*args)
+
+
+def assert_folded(model: nn.Module) -> None:
+    """Of its own class, with its own keys but for wrappers', and all of it trains."""
+    keys = [key.replace("_orig_mod.", "") for key in model.state_dict()]
+    assert keys == list(Net(plain).state_dict())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any("Parametrized" in type(module).__name__ for module in model.modules())
+
+
+@pytest.mark.parametrize("wrap", [compiled, Forwarding], ids=["compile", "forwarding"])
+@pytest.mark.parametrize("name", ["matrix", "norm", "head"])
+def test_a_part_that_was_wrapped_after_apply_folds(name: str, wrap: Callable[[nn.Module], Any]) -> None:
+    net = applied()
+    with torch.no_grad():
+        before = net(IDS)
+        setattr(net, name, wrap(getattr(net, name)))
+        fold_applied(net)
+        assert torch.equal(net(IDS), before)
+    if wrap is compiled:
+        assert_folded(net)
+
+
+def test_a_compiled_model_or_part_takes_a_strategy_and_gives_it_back() -> None:
+    net = Net(plain)
+    net.matrix = compiled(net.matrix)
+    for model in (net, compiled(Net(plain))):
+        apply_strategy(model, "hg+dp+or", IDS)
+        assert fold_applied(model) is model
+        assert_folded(model)
+
+
+def test_all_models_that_a_module_holds_fold() -> None:
+    nets = nn.ModuleList([applied(), applied()])
+    before = [net(IDS) for net in nets]
+    with pytest.raises(ValueError, match="fold_applied"):
+        apply_strategy(nn.Sequential(*nets), "hg", IDS)
+    assert fold_applied(nets) is nets
+    assert all(torch.equal(net(IDS), expected) for net, expected in zip(nets, before, strict=True))
+    with pytest.raises(ValueError, match="has no strategy"):
+        fold_applied(nets)
+
+
+def _again(net: Net) -> None:
+    nn.utils.parametrize.register_parametrization(net.head, "weight", nn.Dropout(0.0))
+
+
+def _failing(net: Net) -> None:
+    def fail(*args: Any) -> None:
+        raise ValueError("head.weight")
+
+    net.head.get_submodule("parametrizations.weight.0").register_forward_hook(fail)
+
+
+@pytest.mark.parametrize("spoil", [_again, _failing])
+def test_a_fold_that_is_refused_changes_nothing(spoil: Callable[[Net], None]) -> None:
+    net = applied()
+    spoil(net)
+    with unchanged(net), pytest.raises(ValueError, match="head.weight"):
+        fold_applied(net)
+
+
+def test_a_warning_that_is_an_error_leaves_the_model_as_it_was() -> None:
+    net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, F.normalize(net.matrix.weight)))), D)
+    with unchanged(net), warnings.catch_warnings(), pytest.raises(UserWarning, match="norm.weight"):
+        warnings.simplefilter("error")
+        apply_strategy(net, "hg+dp", IDS)
+
+
+def test_vectors_that_a_new_module_would_lose_are_refused_and_folding_keeps_the_function() -> None:
+    model, ids = named("llama"), torch.arange(4, 20)[None]
+    apply_strategy(model, "hg+dp+or")
+    perturb(model)
+    with torch.no_grad():
+        before = model(ids).logits
+    model.resize_token_embeddings(80, mean_resizing=False)
+    for call in (lambda: model(ids), lambda: param_groups(model, 1e-3, 0.1)):
+        with pytest.raises(ValueError, match=r"lm_head.weight.*fold_applied"):
+            call()
+    with torch.no_grad():
+        assert torch.equal(fold_applied(model)(ids).logits[..., :64], before)
+    assert any(name.startswith("lm_head") for name in apply_strategy(model, "hg+dp+or").vectors)
+    model(ids).logits.sum().backward()
+
+
+def test_a_layer_that_is_wrapped_keeps_its_vectors_and_one_with_a_norm_loses_them() -> None:
+    net = applied()
+    net.head = nn.Sequential(net.head)
+    net(IDS).sum().backward()
+    net = applied(strategy="unified")
+    net.head = nn.Linear(D, net.head.out_features)
+    with pytest.raises(ValueError, match="head"):
+        net(IDS)
+
+
+def test_the_shortest_dtype_of_the_pass_says_what_is_rounding() -> None:
+    net = Net(lambda net, x: plain(net, x.float().double())).double()
+    assert 1e-10 < apply_strategy(net, "hg+ap", IDS).difference < 1e-5
+    net = Net(lambda net, x: plain(net, x.bfloat16()))  # weights alone are short
+    net.matrix.bfloat16()
+    net.head.bfloat16()
+    assert apply_strategy(net, "hg+ap", IDS).difference < 0.1
+
+
+class Speech(nn.Module):
+    """What refused all strategies: a weight norm, a mask token that only training uses, numbers that are no floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.mask = Net(plain), nn.Parameter(torch.randn(D))
+        self.positions = nn.utils.parametrizations.weight_norm(nn.Linear(D, D))
+        self.codes = nn.Parameter(torch.arange(2), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids -> logits, with a mask in training."""
+        x = self.net.emb(ids)
+        x = torch.where(ids[..., None] % 2 == 0, self.mask, x) if self.training else x
+        return plain(self.net, self.net.norm(x + self.positions(x)))
+
+
+def test_what_is_not_planned_refuses_nothing() -> None:
+    model = Speech()
+    report = apply_strategy(model, "hg+dp+or", IDS)
+    assert len(report.vectors) == 4 and dict(report.notes).keys() == {"mask"}
+    fold_applied(model)
+    assert list(model.state_dict()) == list(Speech().state_dict())
+
+
+def test_a_refusal_names_the_vector_and_a_line_that_helps() -> None:
+    net = Net(plain)
+    nn.init.zeros_(net.norm.weight)
+    with pytest.raises(ValueError, match=r"^norm.weight .*constant_") as refused:
+        apply_strategy(net, "hg+dp+or", IDS)
+    exec(str(refused.value).rpartition("near 0: ")[2].rstrip("."), {"torch": torch, "model": net})
+    apply_strategy(net, "hg+dp+or", IDS)

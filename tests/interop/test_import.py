@@ -96,11 +96,6 @@ def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) ->
             torch.testing.assert_close(back.state_dict()[key], value, rtol=1e-6, atol=1e-6)
 
 
-def test_dnp_is_another_function(folders: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="expected one without dnp"):
-        from_hugging_face(folders["llama"], "unified")
-
-
 def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
     to.mkdir()
     for file in folder.iterdir():

@@ -22,15 +22,19 @@ from lightning_sv.interop.inspect import (
 )
 from tests.conftest import perturbed
 from tests.interop.test_apply import named
-from tests.roles.families import FAMILIES
+from tests.roles.families import find
 
 Blocks = list[Tensor]
+
+
+def layer_of(model: Any, name: str) -> Any:
+    return model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
 
 
 def llama(model: Any, name: str) -> Blocks:
     if name == "model.norm.weight":
         return [model.lm_head.weight]
-    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    layer = layer_of(model, name)
     if "input_layernorm" in name:
         return [layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]
     return [layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]
@@ -39,16 +43,8 @@ def llama(model: Any, name: str) -> Blocks:
 def gpt2(model: Any, name: str) -> Blocks:
     if "ln_f" in name:
         return []  # its head is the embedding
-    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    layer = layer_of(model, name)
     return list(layer.attn.c_attn.weight.T.chunk(3)) if "ln_1" in name else [layer.mlp.c_fc.weight.T]
-
-
-def phi3(model: Any, name: str) -> Blocks:
-    if name == "model.norm.weight":
-        return [model.lm_head.weight]
-    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
-    fused = layer.self_attn.qkv_proj.weight.split([32, 16, 16]) if "input" in name else layer.mlp.gate_up_proj.weight
-    return list(fused if "input" in name else fused.chunk(2))
 
 
 def qwen3_moe(model: Any, name: str) -> Blocks:
@@ -57,7 +53,7 @@ def qwen3_moe(model: Any, name: str) -> Blocks:
         return []
     if "post_attention" not in name:
         return llama(model, name)
-    mlp = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0]).mlp
+    mlp = layer_of(model, name).mlp
     return [mlp.gate.weight, *(part.flatten(0, 1) for part in mlp.experts.gate_up_proj.chunk(2, dim=1))]
 
 
@@ -87,8 +83,8 @@ def assert_measured(row: VectorStatistics, expected: dict[str, float | None]) ->
 
 
 @pytest.mark.parametrize(
-    ("beside", "origin"), [(llama, 0), (gpt2, 0), (phi3, 0), (qwen3_moe, 0), (gemma3_text, 1)],
-    ids=["llama", "gpt2", "phi3", "qwen3_moe", "gemma3"],
+    ("beside", "origin"), [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)],
+    ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
 )  # fmt: skip
 def test_a_folder_of_transformers_is_measured(
     beside: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,8 +95,7 @@ def test_a_folder_of_transformers_is_measured(
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     found = vectors_of_folder(tmp_path)
     rows = [statistics(vector) for vector in found.vectors]
-    family = next(family for family in FAMILIES if family.id == beside.__name__)
-    roles = {name: family.truth(name, p) for name, p in model.named_parameters()}
+    roles = {name: find(beside.__name__).truth(name, p) for name, p in model.named_parameters()}
     assert {row.name: row.role for row in rows} == {n: r for n, r in roles.items() if r in ("input", "output")}
     assert found.model == type(model).__name__ and not found.unread
     for row in rows:
@@ -228,31 +223,22 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
 
     assert "nowhere is not a folder" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "empty has no *.safetensors" in refused(tmp_path / "empty")
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
-    assert "pytorch_model.bin" in refused(tmp_path / "empty")
+    assert "empty has no *.safetensors" in refused(tmp_path / "empty")
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
     assert "model.safetensors.index.json" in refused(whole / "model.safetensors.index.json")
     assert "expected a file that ends in .png" in refused(whole, "--png", "x.jpg")
     shard = sorted(whole.glob("*.safetensors"))[1]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:100])
+    shard.write_bytes(shard.read_bytes()[:100])
     assert f"{shard.name} cannot be read as safetensors" in refused(whole)
     shard.unlink()
-    assert f"has no {shard.name}, although model.safetensors.index.json names" in refused(whole)
-    index = whole / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "../other.safetensors"}}')
-    assert "'../other.safetensors'" in refused(whole)
+    assert "A file is missing" in refused(whole)
     (one := saved("one", model)).joinpath("config.json").unlink()
     assert "one has no config.json" in refused(one)
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
     assert "different models" in refused(one)
-    wider = named("llama")
-    wider.config.num_hidden_layers = 3
-    wider.config.save_pretrained(one)
-    assert "model.layers.2.input_layernorm.weight" in refused(one)
     quantized = named("llama")
     quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
     assert "lm_head.weight" in refused(saved("fp8", quantized))

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lightning_sv import Backbone
@@ -21,6 +19,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
 from tests.interop.wide import float64_throughout
+from tests.paper_llama import ExponentialPaperLlama, PaperLlama
 
 STEPS, WARMUP, LR, DECAY, CLIP = 20, 3, 1e-2, 0.1, 1.5
 #: largest relative error of losses and final weights; float64 leaves 1e-13
@@ -28,75 +27,6 @@ NEAR = 1e-9
 GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"]
 #: norms of Gemma 3 that a matrix follows at once
 INPUT_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "model.norm")
-
-
-class PaperLlama(nn.Module):
-    """A Llama with scale vectors, written from the paper's equations (Section 3) on plain tensors.
-
-    y = gamma_a * Norm(W (gamma_b * Norm(x))): which factors a branch has is read from the parameters that there are.
-    """
-
-    er = False
-
-    def __init__(self, model: Backbone):
-        super().__init__()
-        self.config, self.normalizes = model.config, model.strategy.placement == "dnp"
-        for name, parameter in model.named_parameters():
-            self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach().clone()))
-
-    def gamma(self, path: str) -> Tensor | float:
-        """OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean alpha); 1 if there is no such vector."""
-        own = {name.rpartition("/")[2]: p for name, p in self.named_parameters() if name.startswith(path + "/")}
-        if not own:
-            return 1.0
-        alpha, beta = own["alpha"], own["beta"]
-        if self.er:
-            return beta.exp() * (alpha - alpha.mean()).exp()
-        return beta * alpha * len(alpha) ** 0.5 / alpha.norm()
-
-    def norm(self, x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt()
-
-    def branch(self, x: Tensor, group: str, name: str, heads: int = 1) -> Tensor:
-        xhat = self.norm(x) * self.gamma(f"{group}/norm/scale") * self.gamma(f"{group}/{name}/scale_in")
-        y = xhat @ self.get_parameter(f"{group}/{name}/weight").T
-        if self.normalizes:
-            y = self.norm(y.unflatten(-1, (heads, -1))).flatten(-2)
-        return y * self.gamma(f"{group}/{name}/scale_out")
-
-    def forward(self, input_ids: Tensor) -> SimpleNamespace:
-        n, t = self.config.n_head, input_ids.shape[1]
-        x = self.get_parameter("embed/weight")[input_ids]
-        width = x.shape[-1] // n
-        frequencies = self.config.rope_theta ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
-        angles = torch.outer(torch.arange(t, dtype=x.dtype), frequencies)  # t, width / 2
-        turn = torch.polar(torch.ones_like(angles), angles)
-        mask = torch.full((t, t), -torch.inf, dtype=x.dtype).triu(1)
-        for i in range(self.config.n_layer):
-            attn, ffn = f"layers/{i}/attn", f"layers/{i}/ffn"
-            q, k, v = (
-                self.branch(x, f"{attn}/qkv", name, n).unflatten(-1, (n, width)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
-            )
-            q, k = (self.rotate(z, turn) for z in (q, k))
-            scores = (q @ k.mT / width**0.5 + mask).softmax(-1)
-            x = x + (scores @ v).transpose(1, 2).flatten(-2) @ self.get_parameter(f"{attn}/o_proj/weight").T
-            gate, up = (self.branch(x, f"{ffn}/gate_up", name) for name in ("gate_proj", "up_proj"))
-            x = x + (F.silu(gate) * up) @ self.get_parameter(f"{ffn}/down_proj/weight").T
-        return SimpleNamespace(logits=self.branch(x, "head", "lm_head"))
-
-    @staticmethod
-    def rotate(z: Tensor, turn: Tensor) -> Tensor:
-        """RoPE on pairs (i, i + width / 2), as complex numbers."""
-        real, imaginary = z.chunk(2, -1)
-        turned = torch.complex(real, imaginary) * turn
-        return torch.cat([turned.real, turned.imag], -1)
-
-
-class ExponentialPaperLlama(PaperLlama):
-    """ER in place of OR."""
-
-    er = True
 
 
 class Case(NamedTuple):

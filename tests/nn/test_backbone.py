@@ -1,4 +1,4 @@
-"""The Llama against the paper's counts, and against itself at initialization."""
+"""Llama and Gemma against the paper's counts, against themselves at initialization, and with shared keys and values."""
 
 import copy
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
+    RopeScalingConfig,
     activated_parameters,
     document_ids,
     flops_per_token,
@@ -22,7 +23,10 @@ from lightning_sv.nn import (
 )
 from lightning_sv.nn.compile import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
-from tests.conftest import EVERY_BUILD, MOE
+from lightning_sv.nn.rope import rope_tables
+from lightning_sv.optim import role_groups
+from lightning_sv.scale import ScaleOptions
+from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed
 from tests.tolerances import assert_near
 
 LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
@@ -41,6 +45,8 @@ def test_backbone_parameter_counts_are_those_of_the_paper() -> None:
     assert count(meta_backbone(LLAMA_012B, "unified")) == 119_846_846  # 0.11985B, Section 4.4
     large = BackboneConfig(d_model=768, n_layer=6, n_head=12, d_ff=2048 + 8)
     assert count(meta_backbone(large)) == 119_854_848  # 0.11985B, Section 4.4
+    llama = BackboneConfig(d_model=1280, n_layer=18, n_head=20)
+    assert count(meta_backbone(replace(llama, **GEMMA))) - count(meta_backbone(llama)) == 18 * (2 * 64 + 2 * 1280)
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -227,7 +233,7 @@ def test_compile_block_compiles_once_for_any_depth(
     assert {key: getattr(torch._inductor.config, key) for key in INDUCTOR} == before != INDUCTOR
 
 
-@pytest.mark.parametrize("family", [{}, MOE, {"qk_norm": True, "post_norm": True}], ids=["dense", "moe", "gemma"])
+@pytest.mark.parametrize("family", [{}, MOE, GEMMA], ids=["dense", "moe", "gemma"])
 def test_activation_checkpointing_saves_less_and_gives_equal_gradients(family: dict, config: BackboneConfig) -> None:
     tokens = torch.randint(0, config.vocab_size, (4, 64))
     kept, gradients = [], []
@@ -264,3 +270,83 @@ def test_narrow_residual_is_bf16_under_autocast_only(text: str, family: dict, co
             distances.append(((model(block[:, :-1]).double() - exact).norm() / exact.norm()).item())
     assert seen[-4:] == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
     assert 0 < distances[1] < 3 * distances[0]
+
+
+OUTPUT_SITES = ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm")
+
+
+def test_gemma_pre_norms_have_input_role_and_others_output_role(config: BackboneConfig) -> None:
+    model = meta_backbone(replace(config, **GEMMA))
+    groups = {group.role: group for group in role_groups(model, ScaleStrategy.parse("iwd").decayed_roles)}
+    inputs = {m.name for m in groups["input"].members}
+    outputs = {m.name for m in groups["output"].members}
+    assert len(inputs) == 2 * config.n_layer + 1 and all(".norm.scale.gamma" in name for name in inputs)
+    assert {name.split(".")[-3] for name in outputs} == set(OUTPUT_SITES) and len(outputs) == 4 * config.n_layer
+    assert groups["input"].decays and not groups["output"].decays
+    sizes = {m.name.split(".")[-3]: m.parameter.numel() for m in groups["output"].members}
+    assert sizes == {"q_norm": 16, "k_norm": 16, "attn_post_norm": 32, "ffn_post_norm": 32}  # head width, d_model
+
+
+@pytest.mark.parametrize("text", ["dnp", "unified", "hg+dnp"])
+def test_qk_norm_with_dnp_is_refused(text: str, config: BackboneConfig) -> None:
+    with pytest.raises(ValueError, match="model.backbone.qk_norm"):
+        meta_backbone(replace(config, qk_norm=True), text)
+    options = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
+    meta_backbone(replace(config, **GEMMA), text, options)  # what the message advises
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("text", EVERY_BUILD)
+def test_grouped_query_attention_equals_copied_keys_and_values(text: str, config: BackboneConfig) -> None:
+    """The gradient of a shared head is the sum over its copies."""
+    config = replace(config, n_layer=1, n_head=4)
+    model = perturbed(Backbone(replace(config, n_kv_head=2), text).double())
+    copied = Backbone(config, text).double()
+    copied.load_state_dict(
+        {name: expanded(value, copied.state_dict()[name]) for name, value in model.state_dict().items()}
+    )
+    for name in ("k_proj", "v_proj"):  # what a vector is made of may depend on its width
+        ours, theirs = (net.layers[0].attn.qkv.vectors(name)[1] for net in (model, copied))
+        if ours is not None:
+            theirs.set_gamma(expanded(ours(), theirs()))
+    tokens = torch.randint(0, config.vocab_size, (2, 9))
+    for documents in (None, torch.tensor([[0] * 4 + [1] * 5] * 2)):
+        torch.testing.assert_close(model(tokens, documents), copied(tokens, documents), rtol=1e-9, atol=1e-12)
+    gradients = []
+    for net in (model, copied):
+        net(tokens[:, :-1], targets=tokens[:, 1:]).backward()
+        gradients.append(net.layers[0].attn.qkv.v_proj.weight.grad)
+    summed = gradients[1].unflatten(0, (2, 2, 8)).sum(1).flatten(0, 1)
+    torch.testing.assert_close(gradients[0], summed, rtol=1e-9, atol=1e-12)
+
+
+def expanded(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Rows of heads of width 8, each repeated for the queries that share it."""
+    if value.shape == like.shape:
+        return value
+    return value.unflatten(0, (-1, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+
+
+def test_grouped_query_attention_parameters_and_flops() -> None:
+    config = BackboneConfig(d_model=64, n_layer=3, n_head=8, vocab_size=48)
+    grouped = replace(config, n_kv_head=2)
+    many, few = (activated_parameters(meta_backbone(c, "unified"), c) for c in (config, grouped))
+    vectors = 2 * 6 * 8  # output-side ones of k and v
+    assert many - few == 3 * (2 * 6 * 8 * 64 + vectors)
+    assert flops_per_token(many, config, 16) - flops_per_token(few, grouped, 16) == 6 * (many - few)
+
+
+def test_backbone_settings_omit_defaults(config: BackboneConfig) -> None:
+    """A new setting at its default changes no hash of a run."""
+    assert not {"n_kv_head", "rope_scaling"} & config.settings().keys()
+    scaled = replace(config, n_kv_head=1, rope_scaling=RopeScalingConfig(8, 1, 4, 64))
+    assert BackboneConfig(**scaled.settings()) == scaled
+
+
+def test_rope_scaling_keeps_fast_channels_and_slows_slow_ones() -> None:
+    like = torch.ones(1, dtype=torch.float64)
+    scaling = RopeScalingConfig(factor=8, low_freq_factor=1, high_freq_factor=4, original_context=64)
+    plain, slow = ([t.squeeze(1) for t in rope_tables(2, 8, 5000.0, like, s)] for s in (None, scaling))
+    angles, found = (torch.atan2(sin[1], cos[1]) for cos, sin in (plain, slow))
+    assert found[0] == angles[0] and angles[1] / 8 < found[1] < angles[1]
+    torch.testing.assert_close(found[2:], angles[2:] / 8)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.errors import ConfigError
@@ -13,6 +12,7 @@ from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions, scaled_linears
 from lightning_sv.settings.parse import parse_run
+from tests.paper_llama import PaperLlama
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
 PRESET = Path(__file__).parents[2] / "conf/scale/learnable-multipliers.yaml"
@@ -28,52 +28,24 @@ def preset() -> tuple[Backbone, OptimConfig]:
     return model, module.optim
 
 
-def by_hand(p: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """A Llama whose every matrix has a multiplier per row and per column, in plain torch."""
-
-    def linear(x: Tensor, path: str) -> Tensor:
-        return p[f"{path}.scale_out.gamma"] * F.linear(p[f"{path}.scale_in.gamma"] * x, p[f"{path}.weight"])
-
-    def norm(x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-
-    def rotate(x: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        angle = torch.arange(x.shape[-2])[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-    x = p["embed.weight"][tokens]
-    for i in range(SMALL.n_layer):
-        at = f"layers.{i}"
-        q, k, v = (
-            linear(norm(x), f"{at}.attn.qkv.{name}_proj").unflatten(-1, (2, 8)).transpose(1, 2) for name in "qkv"
-        )
-        scores = rotate(q) @ rotate(k).mT / 8**0.5
-        scores = scores.masked_fill(torch.ones_like(scores[0, 0]).triu(1).bool(), -torch.inf)
-        x = x + linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), f"{at}.attn.o_proj")
-        gate, up = (linear(norm(x), f"{at}.ffn.gate_up.{name}_proj") for name in ("gate", "up"))
-        x = x + linear(F.silu(gate) * up, f"{at}.ffn.down_proj")
-    return linear(norm(x), "head.lm_head")
-
-
 def test_learnable_multipliers_two_steps_equal_a_model_written_by_hand() -> None:
     model, config = preset()
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(1))
-    plain = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    theirs = PaperLlama(model)
+    plain = {name.replace("/", "."): p for name, p in theirs.named_parameters()}
     vectors = [name for name in plain if "scale_" in name]
     assert len(vectors) == 2 * (7 * SMALL.n_layer + 1)
     matrices = [name for name in plain if name not in vectors]
     groups = [([plain[n] for n in matrices], 0.1), ([plain[n] for n in vectors], 0.002)]
-    theirs = torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         [{"params": list(ps), "weight_decay": decay} for ps, decay in groups], lr=0.01, betas=(0.9, 0.95)
     )
     ours = build_optimizer(role_groups(model, model.strategy.decayed_roles), config, 0.01)
     for _ in range(2):
-        loss = F.cross_entropy(by_hand(plain, tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = F.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
         own = model(tokens[:, :-1], targets=tokens[:, 1:])
         torch.testing.assert_close(own, loss, rtol=1e-12, atol=0)
-        theirs.zero_grad()
+        adamw.zero_grad()
         ours.zero_grad()
         loss.backward()
         own.backward()
@@ -83,7 +55,7 @@ def test_learnable_multipliers_two_steps_equal_a_model_written_by_hand() -> None
         norm = clip_by_role(model.parameters(), ours, 0.01, config.clip_by_role)  # smaller than any norm here
         torch.testing.assert_close(norm, total)
         torch.nn.utils.clip_grad_norm_([plain[n] for n in matrices], 0.01)
-        theirs.step()
+        adamw.step()
         ours.step()
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(parameter, plain[name], rtol=1e-8, atol=1e-12)

@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.execute import applied_modules, execute, strategy_chains, uncompiled
-from lightning_sv.interop.apply.plan import Plan
+from lightning_sv.interop.apply.change import Change, applied_modules, check_numbers, scaled_weights, uncompiled
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
@@ -95,33 +94,34 @@ def apply_strategy(
         try:
             traced = TracedModel(model, example, known)
         except ConfigError:
-            _check_numbers(model, [name for name, _ in model.named_parameters()])  # a likely cause
+            for name, parameter in model.named_parameters():
+                check_numbers(name, parameter)  # a likely cause
             raise
         sites = find_sites(traced, bare=True)
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
-        _check_numbers(model, [name for site in sites for name in site.names])
-        plan = Plan(model, parsed, options or ScaleOptions(), sites)
-        _check_unparametrized(model, plan)
         before = _outputs(traced)
-        execute(model, plan, undo)
-        with _called(plan.outputs) as called:
+        change = Change(model, parsed, options or ScaleOptions(), sites, undo)
+        called: set[str] = set()
+        with ExitStack() as hooks:
+            for path, norm in change.outputs.items():
+                handle = norm.register_forward_hook(lambda *_, path=path: called.add(path))
+                hooks.callback(handle.remove)
             after = _outputs(traced)
-        for path in plan.outputs:
+        for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
                     f"dnp normalizes the output of {path}, but this model uses its weight without "
                     f"calling it. Use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
                 )
-        difference, same = _difference(before, after), not plan.outputs
+        difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):
             raise ConfigError(
                 f"{parsed} would change the outputs of {type(model).__name__} by {difference:.1e}, because a "
                 "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
             )
-        paths = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-        vectors = sorted(path for path in paths if path.rpartition(".")[0] not in paths)  # HeadShared contains one
-        notes = (*plan.notes, *_unreached(traced))
+        vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
+        notes = (*change.notes, *_unreached(traced))
         report = Report(parsed, tuple(vectors), notes, difference, same)
         if notes:
             warnings.warn(str(report), stacklevel=2)
@@ -137,58 +137,35 @@ def _rounding(traced: TracedModel) -> float:
 
 def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
     """Yield notes on parameters that the forward pass did not reach."""
-    note = "unchanged, because the forward pass did not reach it"
     for row in traced.roles.parameters:
         if row.name in traced.uses or row.name in traced.scaled:
             continue
         if row.name in traced.known and row.role in ("matrix", "router", "head"):
-            why = "it reads the output of its norm without the scale vectors that moved to other matrices"
-            yield row.name, f"{note}: {why}"
+            yield row.name, "unchanged, not reached: it reads its norm without vectors that moved to other matrices"
         elif row.role == "other" and row.trained and row.name not in traced.known:
-            yield row.name, note
+            yield row.name, "unchanged, because the forward pass did not reach it"
 
 
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
-    name = type(model).__name__
+    name, kinds = type(model).__name__, [type(module) for module in model.modules()]
     if isinstance(model, Backbone):
         raise ConfigError(
             "model is a Backbone; expected another class. Build it with its strategy: Backbone(config, strategy)."
         )
-    if applied_modules(model) or any(strategy_chains(module) for module in model.modules()):
+    if applied_modules(model) or any(scaled_weights(module) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
-    if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
+    if wrappers := [kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS]:
         raise ConfigError(
             f"model is wrapped in {wrappers[0]}; expected the model inside. Apply the strategy, then wrap it."
         )
-    if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
+    if any(kind.__module__.split(".")[0] == "peft" for kind in kinds):
         raise ConfigError(f"this {name} has PEFT layers; apply the strategy before PEFT.")
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
-    _check_numbers(model, [name for name, parameter in model.named_parameters() if parameter.is_meta])
-
-
-def _check_numbers(model: nn.Module, names: Iterable[str]) -> None:
-    """Check that parameters are plain floating-point tensors."""
-    for name in names:
-        parameter = model.get_parameter(name)
-        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-            raise ConfigError(
-                f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
-                "expected a plain floating-point tensor: not quantized, not sharded, not fake."
-            )
-
-
-def _check_unparametrized(model: nn.Module, plan: Plan) -> None:
-    """Check that no parameter to change is the input of another parametrization."""
-    for name in (*plan.weights, *plan.gammas, *plan.values, *plan.frozen):
-        path, parametrized, rest = name.rpartition("parametrizations.")
-        if parametrized:
-            owner, weight = path.rstrip("."), rest.partition(".")[0]
-            raise ConfigError(
-                f"{path}{weight} is already parametrized; remove that first: torch.nn.utils.parametrize."
-                f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
-            )
+    for path, parameter in model.named_parameters():
+        if parameter.is_meta:
+            check_numbers(path, parameter)
 
 
 def _untie(model: nn.Module, undo: ExitStack) -> None:
@@ -204,18 +181,6 @@ def _untie(model: nn.Module, undo: ExitStack) -> None:
     if (setting := getattr(config, "tie_word_embeddings", None)) is not None:
         undo.callback(setattr, config, "tie_word_embeddings", setting)
         config.tie_word_embeddings = False
-
-
-@contextmanager
-def _called(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Yield a set that collects the names of the modules that are called."""
-    called: set[str] = set()
-    handles = [norm.register_forward_hook(lambda *_, path=path: called.add(path)) for path, norm in norms.items()]
-    try:
-        yield called
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _outputs(traced: TracedModel) -> list[Tensor]:

@@ -9,9 +9,8 @@ from itertools import pairwise
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.channels import moved
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
-from lightning_sv.roles.dataflow import plain, stem, value_at
+from lightning_sv.roles.dataflow import moved, plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, NORMS, PRODUCTS, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 from lightning_sv.roles.types import ModelParameter
@@ -51,11 +50,6 @@ class Site:
     tied: tuple[str, ...]  #: names of matrices that read it and are tied to another parameter, such as an embedding
     stays: str  #: reason why it cannot be folded into the matrices; '' if it can
     unfit: tuple[str, ...] = ()  #: for a norm without vector, names of matrices that read it and cannot have one
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the parameters that a plan may change."""
-        return [name for name in (self.vector, self.bias, *(matrix.weight for matrix in self.matrices)) if name]
 
 
 def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:

@@ -1,7 +1,7 @@
 """Parametrizations: a matrix times scale vectors, or a norm's scale vector in another form."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,18 @@ def _computed(weight: Tensor) -> Tensor:
     return weight.as_subclass(ComputedTensor)
 
 
+class Scaled(nn.Module):
+    """Base of the modules that a strategy adds.
+
+    Attributes:
+        site: name of the weight, or path of the layer, in the plain model
+        order: for a parametrization, previous names of its module's parameters
+    """
+
+    site: str = ""
+    order: tuple[str, ...] = ()
+
+
 class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
@@ -57,24 +69,18 @@ class ScaledPart(nn.Module):
         return effective_weight(weight, gamma_in, None if self.scale_out is None else self.scale_out())
 
 
-class ScaledWeight(nn.Module):
+class ScaledWeight(Scaled):
     """Parametrization that multiplies the matrices in a weight by their scale vectors.
 
     Args:
         parts: scale vectors of each matrix
         widths: d_out of each matrix, in the weight's order
         transposed: if True, the weight is stored as (*batch_dims, d_in, d_out)
-
-    Attributes:
-        order: previous names of the module's parameters
-        site: name of the weight in the plain model
     """
 
     def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool):
         super().__init__()
         self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
-        self.order: list[str] = []
-        self.site = ""
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
@@ -84,44 +90,35 @@ class ScaledWeight(nn.Module):
         return _computed((out.mT.contiguous() if self.transposed else out).to(weight.dtype))
 
 
-class ScaledGamma(nn.Module):
+class ScaledGamma(Scaled):
     """Parametrization that replaces a norm's stored vector by a ScaleVector's gamma - `origin`.
 
     Args:
         vector: source of gamma
         origin: constant that the norm adds to the stored vector
-
-    Attributes:
-        order, site: as in `ScaledWeight`
     """
 
     def __init__(self, vector: ScaleVector, origin: float):
         super().__init__()
         self.vector, self.origin = vector, origin
-        self.order: list[str] = []
-        self.site = ""
 
     def forward(self, stored: Tensor) -> Tensor:
         """Return gamma - origin, in the shape and dtype of the stored vector."""
-        gamma: Tensor = self.vector()
-        return _computed((gamma - self.origin if self.origin else gamma).view_as(stored).to(stored.dtype))
+        return _computed((self.vector() - self.origin).view_as(stored).to(stored.dtype))
 
 
-class OutputNorm(nn.Module):
-    """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`).
+class OutputNorm(Scaled):
+    """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`), as a forward hook.
 
     Args:
         scale: source of gamma, (d_out,)
         width: number of channels normalized together
         eps: epsilon of the norm
-
-    Attributes:
-        site: path of the layer
     """
 
     def __init__(self, scale: ScaleVector, width: int, eps: float):
         super().__init__()
-        self.scale, self.width, self.eps, self.site = scale, width, eps, ""
+        self.scale, self.width, self.eps = scale, width, eps
 
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
@@ -130,6 +127,7 @@ class OutputNorm(nn.Module):
         return normalize(heads, self.eps, gamma.unflatten(-1, (-1, self.width))).flatten(-2)
 
 
-def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Any:
     """Apply a linear layer's submodule `output_norm`, as a forward hook."""
-    return cast("Tensor", cast("OutputNorm", module.output_norm)(output))
+    norm: Any = module.output_norm  # of this module: the hook is copied with it
+    return norm(output)

@@ -1,5 +1,6 @@
 """Scale vectors of a transformers folder, from its configuration and its safetensors, and of a run of this package."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,16 +10,117 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
-from lightning_sv.interop.inspect.files import Piece, Weights
+from lightning_sv.interop.groups import unwrapped
 from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import model_from_config
 from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
+
+_NUMBERS = ("F64", "F32", "F16", "BF16")
+#: transformers' operations from stored tensors to a parameter that keep each channel in place
+_STACKED = {"MergeModulelist", "Concatenate"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stored tensor that becomes a parameter, or a part of one."""
+
+    key: str  #: key in the file
+    pattern: str | None  #: transformers' pattern that matched it; None if it is the parameter itself
+    stacked: bool  #: True if it is only stacked with others
+
+
+class Weights:
+    """Tensors of all *.safetensors of a folder, opened only while a block is read.
+
+    Args:
+        folder: folder written by save_pretrained
+
+    Raises:
+        ConfigError: no such files, one is damaged, or weights are pickled
+    """
+
+    def __init__(self, folder: Path):
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one with config.json and *.safetensors.")
+        self.file_of: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with _opened(regular(path)) as file:
+                self.file_of |= dict.fromkeys(file.keys(), path)
+        if not self.file_of:
+            raise ConfigError(
+                f"{folder} has no *.safetensors; expected a folder with a model's weights. Pickled weights (*.bin, "
+                "*.pt) are not loaded, because they can run code."
+            )
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Return the shape of a stored tensor.
+
+        Raises:
+            ConfigError: its dtype is not a plain float
+        """
+        with _opened(self.file_of[key]) as file:
+            stored = file.get_slice(key)
+            shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+        if dtype not in _NUMBERS:
+            raise ConfigError(
+                f"{self.file_of[key]}: {key} is stored as {dtype}; expected one of {' '.join(_NUMBERS)}. "
+                "Inspect the model before quantization."
+            )
+        return shape
+
+    def read(self, key: str, index: tuple[int, ...] = (), start: int = 0, end: int | None = None) -> Tensor:
+        """Return a copy of rows `start` to `end` of matrix `index` of a stored tensor."""
+        with _opened(self.file_of[key]) as file:  # close the file to release its pages
+            block: Tensor = file.get_slice(key)[(*index, slice(start, end))]
+            return block.clone()
+
+    def pieces(self, model: nn.Module) -> dict[str, list[Piece]]:
+        """Return parameter -> stored tensors, by transformers' table of checkpoint names.
+
+        Args:
+            model: transformers model on fake tensors
+        """
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        transforms = get_model_conversion_mapping(model)  # type: ignore[no-untyped-call,unused-ignore]
+        renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        names: Any = model.state_dict()
+        pieces: dict[str, list[Piece]] = defaultdict(list)
+        for key in sorted(self.file_of):
+            plain = unwrapped(key)
+            name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
+            operations = {
+                type(step).__name__
+                for converter in converters
+                if pattern in converter.source_patterns
+                for step in converter.operations
+            }
+            pieces[name].append(Piece(key, pattern, operations <= _STACKED))
+        return pieces
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ConfigError(
+            f"safetensors is not installed, for {path} ({error}); run make install-hf, or pip install safetensors."
+        ) from error
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as safetensors ({error}); it is damaged or in another format."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -71,8 +173,8 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
     stored = pieces.get(name, [])
     if len(stored) != 1 or stored[0].pattern is not None:
         raise ConfigError(
-            f"{name} of the configuration's model is in the weights {'in another form' if stored else 'not'}; "
-            "configuration and weights belong to different models."
+            f"{name} is {'in another form' if stored else 'missing'} in the weights; expected the parameters of the "
+            "configuration's model. A file is missing, or configuration and weights belong to different models."
         )
     if weights.shape(stored[0].key) != shape:
         raise ConfigError(

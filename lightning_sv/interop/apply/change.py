@@ -1,0 +1,446 @@
+"""Changes of a model for a strategy, site by site, and their end: undoing them, or folding them into the weights."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop.apply.sites import Site, SiteMatrix
+from lightning_sv.interop.apply.weights import (
+    OutputNorm,
+    Scaled,
+    ScaledGamma,
+    ScaledPart,
+    ScaledWeight,
+    output_norm_hook,
+)
+from lightning_sv.interop.groups import unwrapped
+from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale.norm import upcast
+from lightning_sv.scale.strategy import PLACEMENTS, Placement
+from lightning_sv.scale.vector import Role
+
+#: attribute of an applied model with the state for `fold_applied`
+APPLIED = "applied_strategy"
+#: one vector for all matrices behind a norm: the vector itself for the first matrix, a function for the others
+SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
+
+
+class Applied(NamedTuple):
+    """State that folding restores."""
+
+    frozen: list[str]  #: parameters of the plain model that train again after folding
+    sites: frozenset[str]  #: names of the weights and layers with scale vectors
+    handles: list[Any]  #: handles of the model's hooks
+
+
+class Change:
+    """Changes of a model for a strategy; closing `undo` restores the model exactly.
+
+    Args:
+        model: model to change
+        strategy: the strategy
+        options: `placement_at`, by the last part of a matrix's name
+        sites: sites of the model
+        undo: stack that gets the inverse of each change
+
+    Attributes:
+        outputs: path of a linear layer -> the norm of its output
+        notes: (name, deviation from the strategy and its reason)
+
+    Raises:
+        ConfigError: the model cannot have this strategy; the message names the parameter
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions, sites: list[Site], undo: ExitStack
+    ):
+        self.model, self.strategy, self.options, self.undo = model, strategy, options, undo
+        self.row, self.named = strategy.placement_row, dict(model.named_parameters())
+        self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
+        self.outputs: dict[str, OutputNorm] = {}
+        self.notes: list[tuple[str, str]] = []
+        self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
+        self._frozen: list[str] = []
+        self._weights: dict[str, None] = {}  # in order
+        self._orders: dict[nn.Module, tuple[str, ...]] = {}
+        self._check_options(sites)
+        for site in sites:
+            if site.origin not in (0.0, 1.0):
+                self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
+                continue
+            self._note_matrices(site)
+            (self._site if site.vector else self._bare_site)(site)
+        handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
+        if self._weights:
+            handles += _guard_state_dict(model, next(iter(self._weights)))
+        for handle in handles:
+            undo.callback(handle.remove)
+        setattr(model, APPLIED, Applied(self._frozen, frozenset([*self._weights, *self.outputs]), handles))
+        undo.callback(model.__delattr__, APPLIED)
+
+    def _check_options(self, sites: list[Site]) -> None:
+        if self.options != ScaleOptions(self.options.placement_at):
+            raise ConfigError(
+                f"options are {self.options.label()}; apply_strategy supports placement_at only. Build a Backbone "
+                "with the strategy for the others."
+            )
+        names = {matrix.word for site in sites for matrix in site.matrices}
+        for key, token in self.options.placement_at.items():
+            if key not in names:
+                raise ConfigError(
+                    f"options.placement_at names {key!r}; expected a matrix that reads a scale vector of this model: "
+                    f"{' '.join(sorted(names)) or 'none'}."
+                )
+            if token not in PLACEMENTS:
+                raise ConfigError(f"options.placement_at.{key} is {token!r}; expected one of {' '.join(PLACEMENTS)}.")
+
+    def _note(self, name: str, what: str) -> None:
+        self.notes.append((name, what))
+
+    def _note_matrices(self, site: Site) -> None:
+        """Note which matrices have no vectors of their own, and why."""
+        lacks = "no vector after it" if site.vector else "no own vector"
+        if self.row.scale_out or (self.row.scale_in and not site.vector):
+            for name in site.tied:
+                self._note(name, f"{lacks}, because it is tied; untie_head=True unties a head")
+            for name in site.unfit:
+                self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
+        for matrix in site.matrices:
+            if matrix.mixed and self.strategy.per_branch:
+                self._note(
+                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
+                )
+
+    def _bare_site(self, site: Site) -> None:
+        """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
+        behind = [matrix for matrix in site.matrices if self._placement(matrix).scale_in]
+        shared: SharedVector | None = None
+        if behind and not self.strategy.per_branch:
+            first = min(behind, key=lambda matrix: not self.named[matrix.weight].requires_grad)
+            vector = self._vector(first.weight, self._ones(first), "input")
+            shared = chain([vector], repeat(vector.forward))  # stored in the first matrix
+        for matrix in site.matrices:
+            self._branch(matrix, self._ones(matrix) if matrix in behind else None, matrix.weight, shared)
+
+    def _site(self, site: Site) -> None:
+        """Move the site's vector to its matrices, if the strategy asks for it and they can take it; or keep it."""
+        gamma = upcast(self.named[site.vector]) + (site.origin or 0.0)
+        moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
+        if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
+            self._note(site.vector, f"remains one vector of its norm: {site.stays}")
+        has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
+        branches = sum(len(matrix.parts) for matrix in site.matrices)
+        if not site.matrices or (all(has_in.values()) and (branches == 1 or not self.strategy.per_branch)):
+            self._keep(site, gamma)
+        elif not any(has_in.values()) and site.stays:
+            self._freeze(site.vector)
+            self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
+        elif site.stays:
+            if not all(has_in.values()):
+                raise ConfigError(
+                    f"options.placement_at cannot move {site.vector} to only some of its matrices: {site.stays}."
+                )
+            self._keep(site, gamma)
+            self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
+        elif any(has_in.values()) and not self.strategy.per_branch:
+            raise ConfigError(
+                f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "
+                "strategy shares one between them; add 'hg' to the strategy."
+            )
+        else:
+            self._neutral(site, gamma)
+            for matrix in site.matrices:
+                if has_in[matrix]:
+                    self._branch(matrix, self._unsigned(gamma, [matrix]), site.vector)
+                else:
+                    self._scale_columns(matrix, gamma)
+                    self._branch(matrix)
+            return
+        for matrix in site.matrices:
+            self._branch(matrix)
+
+    def _placement(self, matrix: SiteMatrix) -> Placement:
+        token = self.options.placement_at.get(matrix.word)
+        return self.row if token is None else PLACEMENTS[token]
+
+    def _ones(self, matrix: SiteMatrix) -> Tensor:
+        weight = self.named[matrix.weight]
+        return upcast(weight).new_ones(weight.shape[matrix.in_axis])
+
+    def _keep(self, site: Site, gamma: Tensor) -> None:
+        """Keep gamma in its norm, in the strategy's parameterization."""
+        if self.strategy.vector is (OffsetScale if site.origin else DirectScale):
+            return
+        if site.matrices and not site.stays:
+            gamma = self._unsigned(gamma, site.matrices, site.bias)
+        vector = self._vector(site.vector, gamma, "input" if site.role == "input" else "output")
+        self._freeze(site.vector)
+        self._parametrize(site.vector, ScaledGamma(vector, site.origin or 0.0))
+
+    def _unsigned(self, gamma: Tensor, matrices: Iterable[SiteMatrix], bias: str | None = None) -> Tensor:
+        """Return gamma; if the parameterization cannot represent its signs, they move into matrices and bias."""
+        if (gamma >= 0).all() or (gamma == 0).any():
+            return gamma
+        try:
+            self.strategy.vector(gamma.shape[-1], "input").set_gamma(gamma.cpu())
+        except ValueError:
+            for matrix in matrices:
+                self._scale_columns(matrix, gamma.sign())
+            if bias is not None:
+                self._set(bias, self.named[bias] * gamma.sign())
+            return gamma.abs()
+        return gamma
+
+    def _neutral(self, site: Site, gamma: Tensor) -> None:
+        """Set the norm's gamma to 1; its bias is divided by gamma, because the vectors behind it multiply it."""
+        self._set(site.vector, torch.full_like(self.named[site.vector], 1 - (site.origin or 0.0)))
+        self._freeze(site.vector)
+        if site.bias is not None:
+            bias = self.named[site.bias]
+            if ((gamma == 0) & (bias != 0)).any():
+                raise ConfigError(
+                    f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
+                    "represent. Use a strategy without hg and ap."
+                )
+            self._set(site.bias, torch.where(gamma == 0, bias, bias / gamma))
+
+    def _branch(
+        self, matrix: SiteMatrix, gamma: Tensor | None = None, source: str = "", shared: SharedVector | None = None
+    ) -> None:
+        """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
+        placement, weight = self._placement(matrix), self.named[matrix.weight]
+        if placement.norm_out and not matrix.router and not matrix.normalized:
+            self._output_norm(matrix, weight)
+        after = placement.scale_out and not (placement.norm_out and not matrix.router)
+        if matrix.weight in self._weights or not (after or gamma is not None):
+            return
+        parts = []
+        for width in matrix.parts:
+            scale_in: ScaleVector | Callable[[], Tensor] | None = None
+            scale_out: ScaleVector | None = None
+            if gamma is not None:
+                wide = gamma.expand(*weight.shape[:-2], -1)
+                scale_in = next(shared) if shared is not None else self._vector(source, wide, "input")
+            if after:
+                ones = upcast(weight).new_ones(*weight.shape[:-2], width)
+                scale_out = self._vector(matrix.weight, ones, "output")
+            parts.append(ScaledPart(scale_in, scale_out))
+        self._parametrize(matrix.weight, ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1))
+
+    def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> None:
+        path = matrix.weight.rpartition(".")[0]
+        layer = self.model.get_submodule(path)
+        several = matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2
+        if type(layer) is not nn.Linear or several:
+            raise ConfigError(
+                "dnp normalizes outputs of plain nn.Linear layers only, but for "
+                f"{matrix.weight} {'it holds several matrices' if several else f'a {type(layer).__name__} owns it'}. "
+                f"Use dp, or options.placement_at {{{matrix.word}: dp}}."
+            )
+        norm = OutputNorm(
+            self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
+            matrix.head_width or weight.shape[0],
+            self.eps,
+        )
+        layer.add_module("output_norm", norm)
+        self.undo.callback(layer.__delattr__, "output_norm")
+        self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)
+        norm.site, self.outputs[path] = path, norm
+
+    def _vector(self, name: str, gamma: Tensor, role: Role) -> ScaleVector:
+        """Return a vector with this gamma, on the device of parameter `name` and frozen if that is."""
+        vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
+        vector.to(device=gamma.device, dtype=gamma.dtype)
+        try:
+            vector.set_gamma(gamma)
+        except ValueError as error:
+            why = f"{name} under {str(self.strategy)!r}: {error}"
+            if not gamma.any():
+                start = float(self.named[name].flatten()[0]) + 1e-3
+                why += f" Or initialize it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
+            raise ConfigError(why) from error
+        return vector.requires_grad_(self._trains[name])
+
+    def _scale_columns(self, matrix: SiteMatrix, gamma: Tensor) -> None:
+        """W <- W diag(gamma)."""
+        weight = self.named[matrix.weight]
+        self._set(matrix.weight, weight * (gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)))
+
+    def _set(self, name: str, value: Tensor) -> None:
+        parameter = self._checked(name)
+        self.undo.callback(parameter.data.copy_, parameter.detach().clone())
+        parameter.copy_(value)
+
+    def _freeze(self, name: str) -> None:
+        if self._checked(name).requires_grad:
+            self._frozen.append(name)
+            self.undo.callback(self.named[name].requires_grad_, True)
+            self.named[name].requires_grad_(False)
+
+    def _parametrize(self, name: str, parametrization: Scaled) -> None:
+        self._checked(name)
+        path, _, attribute = name.rpartition(".")
+        owner = self.model.get_submodule(path)
+        parametrization.order = self._orders.setdefault(owner, tuple(owner._parameters))
+        parametrization.site = name
+        self.undo.callback(_remove, owner, attribute, parametrization.order, keep=False)
+        parametrize.register_parametrization(owner, attribute, parametrization)
+        self._weights[name] = None
+
+    def _checked(self, name: str) -> nn.Parameter:
+        """Return a parameter to change, a plain tensor that is not the input of another parametrization."""
+        check_numbers(name, self.named[name])
+        path, parametrized, rest = name.rpartition("parametrizations.")
+        if parametrized:
+            owner, weight = path.rstrip("."), rest.partition(".")[0]
+            raise ConfigError(
+                f"{path}{weight} is already parametrized; remove that first: torch.nn.utils.parametrize."
+                f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
+            )
+        return self.named[name]
+
+
+def check_numbers(name: str, parameter: nn.Parameter) -> None:
+    """Check that a parameter is a plain floating-point tensor.
+
+    Raises:
+        ConfigError: it is quantized, sharded, fake or of integers
+    """
+    if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
+        raise ConfigError(
+            f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
+            "expected a plain floating-point tensor: not quantized, not sharded, not fake."
+        )
+
+
+@torch.no_grad()
+def fold_applied(model: nn.Module) -> nn.Module:
+    """Fold the scale vectors of an applied strategy into the weights, in place.
+
+    The model then has its own class and keys, all its parameters train, and its outputs are bitwise equal. Fold before
+    another tool reads or changes the weights, for instance before saving for other code or LoRA's merge.
+
+    Args:
+        model: model after `apply_strategy`, or a wrapper of it
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; or a weight was parametrized
+            again. The model is then unchanged
+    """
+    inners = applied_modules(model)
+    if not inners:
+        raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
+    normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
+    if normed:
+        raise ConfigError(
+            f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers), which cannot be folded into a "
+            "weight. Save the model by its state_dict() instead."
+        )
+    planned = []
+    for path, module in list(model.named_modules()):
+        for attribute, parametrizations in scaled_weights(module).items():
+            if len(parametrizations) > 1:
+                raise ConfigError(
+                    f"{path}.{attribute} was parametrized again after apply_strategy "
+                    f"({type(parametrizations[1]).__name__}); remove that first with "
+                    "torch.nn.utils.parametrize.remove_parametrizations."
+                )
+            getattr(module, attribute)  # fail before any change if it cannot be computed
+            planned.append((module, attribute, parametrizations[0].order))
+    for module, attribute, order in planned:
+        _remove(module, attribute, order, keep=True)
+    for inner in inners:
+        applied: Applied = vars(inner)[APPLIED]
+        for handle in applied.handles:
+            handle.remove()
+        named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
+        for name in applied.frozen:
+            if inner is uncompiled(model) and unwrapped(name) in named:  # otherwise the wrapper decides
+                named[unwrapped(name)].requires_grad_(True)
+        delattr(inner, APPLIED)
+    return model
+
+
+def applied_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the models inside `model` that have a strategy."""
+    return [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def scaled_weights(module: nn.Module) -> dict[str, Any]:
+    """Return the strategy's parametrizations of a module's own parameters, by attribute."""
+    found: Any = module._modules.get("parametrizations")  # getattr would look inside a wrapper
+    return {
+        name: parametrizations
+        for name, parametrizations in (found.items() if isinstance(found, nn.ModuleDict) else ())
+        if isinstance(parametrizations, parametrize.ParametrizationList) and isinstance(parametrizations[0], Scaled)
+    }
+
+
+def _check_complete(model: nn.Module, args: Any) -> None:
+    """Check in training that no module with scale vectors was replaced.
+
+    Raises:
+        ConfigError: vectors are missing
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    present: set[str] = set()
+    seen: set[nn.Module] = set()
+    pending: list[nn.Module] = [model]
+    while pending:  # faster than model.modules(), because this runs in every training step
+        module = pending.pop()
+        seen.add(module)
+        if isinstance(module, Scaled):
+            present.add(module.site)
+        else:
+            pending += [child for child in module._modules.values() if child is not None and child not in seen]
+    if missing := sorted(vars(model)[APPLIED].sites - present):
+        raise ConfigError(
+            f"{missing[0]} has lost its scale vectors, because another module replaced it, as in "
+            "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
+        )
+
+
+def _remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
+    """Remove a parametrization, keeping the computed weight (`keep`) or the original one, and restore the order."""
+    if not parametrize.is_parametrized(owner, attribute):
+        return
+    kind = type(owner)  # deep copies share their class, from which torch would delete the attribute
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    owner.__class__ = type(kind.__name__, kind.__bases__, members)
+    parametrize.remove_parametrizations(owner, attribute, leave_parametrized=keep)
+    for name in order:
+        if name in owner._parameters:
+            owner._parameters[name] = owner._parameters.pop(name)
+
+
+def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
+    """Add an empty tensor under `name` to the state dict, so that loading it into the plain model fails.
+
+    Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
+    """
+
+    def save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state[prefix + name] = torch.zeros(0)
+
+    def load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state.pop(prefix + name, None)
+
+    return [model.register_state_dict_post_hook(save), model.register_load_state_dict_pre_hook(load)]
