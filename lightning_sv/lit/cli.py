@@ -49,8 +49,8 @@ from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
+from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import SECTIONS
 
 #: sections whose keys are all main options
 _MAIN_SECTIONS = ("", "model", "model.optim", "model.schedule", "data")

@@ -16,7 +16,7 @@ from lightning_sv.lit.run_parser import _MAIN_KEYS
 from lightning_sv.runs.directory import read_config
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.parser import _keys
-from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 
