@@ -1,5 +1,6 @@
 """Check that a checkpoint has the settings of the run that loads it."""
 
+import re
 import traceback
 from dataclasses import asdict
 from math import isclose, isfinite
@@ -21,14 +22,19 @@ _READERS = ("pytorch/loops/", "/torch/optim/")
 
 
 def while_restoring(error: BaseException) -> bool:
-    """Whether what reads a restored state raised `error`: in a resumed run the checkpoint is at fault.
+    """Return True if the code that restores or reads a checkpoint's state raised `error`, not a user's code.
 
-    Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
+    Lightning restores a checkpoint without checking its entries, and has no hook for errors of its restoring code.
     """
-    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.endswith(("connectors/checkpoint_connector.py", Path(__file__).as_posix())) for file in files):
-        return True
-    return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [Path(frame.filename).as_posix() for frame in frames]
+    for file, frame in zip(files, frames, strict=True):
+        restores = file.endswith("connectors/checkpoint_connector.py") and re.match("_?(restore|resume)", frame.name)
+        if restores or file == Path(__file__).as_posix():
+            return True
+    package = Path(__file__).parents[2].as_posix()  # it contains the schedule's lambda
+    outside = [file for file in files if not file.startswith(package)]
+    return not isinstance(error, RuntimeError) and any(reader in outside[-1] for reader in _READERS)
 
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
