@@ -7,29 +7,30 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml
 from jsonargparse.util import import_object
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
-from lightning_sv.lit.auto_micro_batch import choose_micro_batch
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, while_restoring
 from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
-from lightning_sv.lit.data import TokenDataModule
+from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
 from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
     hyperparameters,
@@ -47,15 +48,53 @@ from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
+from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
+from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
 from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
 
 #: commands
 COMMANDS = ("fit", "validate")
+_HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
+
+FILE is YAML, or a name in conf/experiment, e.g. tiny-unified, whose comments explain its keys. Later values win.
+
+  --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
+  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory
+  --seed_everything N       seed of the initialization and of the order of the data
+  --model.scale STRATEGY    e.g. llama, unified or hg+dp+or
+  --model.optim.lr X        peak learning rate
+  --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`
+  --trainer.max_steps N     by default the steps of --model.tokens_per_param
+  --trainer.callbacks+=CLASS, --trainer.logger CLASS
+                            Lightning's, or your own; --trainer.callbacks.help CLASS lists its options
+  --json                    print the results as JSON
+  --print_config            print the config and exit
+
+{prog} --help_all lists all keys, with types, units and defaults.
+"""
+
+# the default of Timer's interval is an enum, which a config could not hold
+yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value), yaml.SafeDumper)
+
+
+class RunParser(Parser, LightningArgumentParser):
+    """LightningCLI's parser: `--help` is short, `--help_all` lists all keys."""
+
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
+        """Parse, or print all keys."""
+        if "--help_all" in args:
+            self._print_message(super().format_help(), sys.stdout)
+            self.exit()
+        return super().parse_args(args, **kwargs)
+
+    def format_help(self) -> str:
+        """Return the most used keys of a run, or all options of a class."""
+        is_run = any(action.dest == "run_dir" for action in self._actions)
+        return _HELP.format(prog=self.prog) if is_run else str(super().format_help())
 
 
 class PretrainCLI(LightningCLI):
@@ -91,8 +130,7 @@ class PretrainCLI(LightningCLI):
         if args is None:
             start_logging()
         quiet_libraries()
-        quiet_warnings()
-        prepare_torch()
+        prepare_process()
         atexit.register(leave_group)
         program = "lightning-sv" if args is not None else Path(sys.argv[0]).name
         self.command, *words = (sys.argv[1:] if args is None else args) or [""]
@@ -169,8 +207,6 @@ class PretrainCLI(LightningCLI):
         """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
         model, data = self.model.settings, self.batches
         given = self.config_init["trainer"]
-        check_trainer_keys(given)
-        check_gpu(given["accelerator"])
         kwargs["logger"] = False
         if isinstance(given["strategy"], FullyShardedStrategy):
             kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
@@ -187,7 +223,7 @@ class PretrainCLI(LightningCLI):
             self.config_init["checkpoint"].signals = self._signals
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except ValueError as error:
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigError(f"trainer: {error}") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
@@ -200,8 +236,8 @@ class PretrainCLI(LightningCLI):
         return trainer
 
     def before_instantiate_classes(self) -> None:
-        """Find and check the checkpoint, and the callbacks, before anything is built."""
-        check_callbacks(self.config["trainer"]["callbacks"], warn=False)
+        """Check the trainer's keys, and find and check the checkpoint, before anything is built."""
+        check_trainer_keys(self.config["trainer"])
         path = self.config["ckpt_path"]
         self._again = path == "last"
         if self._again:

@@ -138,6 +138,12 @@ COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
         (["--data.seq_len", "1000000"], "seq_len is 1000000"),
         (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
         (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
+        *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "", "0", "0.5", "true")),
+        pytest.param(
+            ["--trainer.accelerator", "gpu"],
+            "error: trainer: No supported gpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU exists"),
+        ),
         (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
         (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
         (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),

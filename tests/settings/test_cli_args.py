@@ -47,9 +47,7 @@ def test_a_number_out_of_range_is_refused(words: list[str], key: str, capsys: py
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("devices", value) for value in ("-1", "x", "", "0", "1" + "0" * 20, "0.5", "true")]
-    + [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9"), ("max_steps", "1" + "0" * 20)]
-    + [("min_steps", "-1"), ("log_every_n_steps", "-1")],
+    [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9"), ("max_steps", "0"), ("max_steps", "-2")],
 )
 def test_a_trainer_key_out_of_range_is_refused(key: str, value: str) -> None:
     _, _, trainer = parse_run([*CONFIG, "--trainer.accelerator", "cpu", f"--trainer.{key}={value}"], check_corpus=False)
