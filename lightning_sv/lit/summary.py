@@ -15,13 +15,13 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
+from lightning_sv.lit.checkpoint.callback import allow_words
 from lightning_sv.lit.checkpoint.compat import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
-from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import DataConfig
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     console.print(table)
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
-    allow = [argument for module in sorted(modules_named(strategy)) for argument in ("--allow", module)]
-    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow])
+    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
     compare = ["compare", "--baseline", "llama", "--arms", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
     for what, text in (
         ("picture", run_dir / PICTURE),

@@ -79,7 +79,7 @@ def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixtu
         (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
         (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
         (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
-        (["--checkpoint.best", "maybe"], "error: checkpoint.best is maybe; expected true or false.\n"),
+        (["--extend", "maybe"], "error: extend is maybe; expected true or false.\n"),
         (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
         (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
         (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
