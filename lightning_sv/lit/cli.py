@@ -38,7 +38,6 @@ from lightning_sv.lit.summary import (
     show_summary,
     summarize,
     write_parameters,
-    write_summary,
 )
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -46,7 +45,6 @@ from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
@@ -253,7 +251,7 @@ class PretrainCLI(LightningCLI):
         """
         ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
-        init_from, checksums = model.init_from, trainer.local_rank == 0
+        checksums = trainer.local_rank == 0
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
         data.check(model.backbone.vocab_size, checksums=checksums)
@@ -267,19 +265,10 @@ class PretrainCLI(LightningCLI):
             check_settings(checkpoint, model, data, training=True)
             if not extend:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
-        elif init_from is not None and is_of_transformers(init_from):
-            # 0.2 seconds of imports that other runs do without
-            from lightning_sv.interop.hf.load import check_start
-            from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
-
-            check_start(model.meta(), init_from)
-            check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
-            self.model.from_hf = init_from
-            said.append(f"starts from the weights of {init_from}, a model of transformers")
-        elif init_from is not None:
-            start = read_start(init_from, model, data)
+        elif model.init_from is not None:
+            start = read_start(model.init_from, model, data)
             self.model.start_from(start)
-            said.append(str(start))
+            said.append(start.text)
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
         # only now is the number of devices known
         accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
@@ -352,7 +341,7 @@ class PretrainCLI(LightningCLI):
             self.summary = summarize(trainer, self.model, self.batches)
             for logger in trainer.loggers:
                 logger.finalize("success")
-            write_summary(self.run_dir, self.summary)
+            write_atomically(self.run_dir / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
         show_summary(self.summary, self.run_dir, as_json=self.config["json"])
 
     def before_validate(self) -> None:

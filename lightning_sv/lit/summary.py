@@ -19,7 +19,7 @@ from lightning_sv.lit.checkpoint.callback import allow_words
 from lightning_sv.lit.checkpoint.compat import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.settings.data import DataConfig
@@ -86,11 +86,6 @@ def _seed(module: PretrainModule) -> int:
     return torch.initial_seed() if module.settings.seed is None else module.settings.seed
 
 
-def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json, which exists only for completed runs."""
-    write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
-
-
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
     meta = module.settings.meta()
@@ -139,10 +134,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> No
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
         return
-    try:
-        print_summary(Console(), summary, run_dir)
-    except LookupError as error:  # a summary of an older version
-        log.warning("%s has no %s", run_dir / SUMMARY, error)
+    print_summary(Console(), summary, run_dir)
 
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
