@@ -46,13 +46,10 @@ def test_theory_unwritable_folder_is_refused_before_the_checks(
     monkeypatch.setattr(command, "check_all", lambda claims: pytest.fail("checked"))
     monkeypatch.setattr(command, "study", lambda *given: pytest.fail("studied"))
     (tmp_path / "file").write_text("mine")
-    (tmp_path / "theory.json").write_text('[{"part": "no claim"}]')
     for words in ([], ["--teacher", "8 1"]):
         assert main(["theory", *words, "--out", str(tmp_path / "file/deep/out")]) == 2
         assert str(tmp_path / "file") in capsys.readouterr().err
-    assert main(["theory", "--out", str(tmp_path)]) == 2
-    assert str(tmp_path / "theory.json") in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "theory.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Tanh(ScaledInput):
