@@ -96,24 +96,24 @@ class RunParser(Parser, LightningArgumentParser):
 
 
 class PretrainCLI(LightningCLI):
-    """LightningCLI for `PretrainModule` and `TokenDataModule`, for subclasses as LightningCLI's.
+    """LightningCLI for `PretrainModule` and `TokenDataModule`; subclasses work as those of LightningCLI.
 
-    Adds `run_dir`, derives trainer.max_steps from the token budget, and fixes the run's callbacks,
-    logger and checkpoints, so that a run directory is always complete.
+    Adds `run_dir`, derives trainer.max_steps from the token budget, and sets the run's callbacks, logger and
+    checkpoints, so that a run directory is always complete.
 
     Args:
         model_class: `PretrainModule` or a subclass, whose arguments are the keys of `model`
-        args: command, `fit` or `validate`, and its arguments; None for those of the program, which then ends with
-            exit code 2 and one sentence if they are wrong
+        args: command, `fit` or `validate`, and its arguments; None for those of the program, which then exits with
+            code 2 and one sentence if they are wrong
 
     Attributes:
         command: `fit` or `validate`
-        batches: what `data` in the config describes
+        batches: section `data` of the config
         run_dir: directory of the run
-        summary: figures of the finished run; None if there are none (validate, another rank, a stopped run)
+        summary: results of a finished run on the first rank, else None
 
     Raises:
-        ConfigError: what the user must change
+        ConfigError: wrong arguments
         StoppedError: a signal has ended the run
     """
 
@@ -169,30 +169,30 @@ class PretrainCLI(LightningCLI):
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after adding the sizes of a model of transformers and checking what a resumed config would import."""
+        """Parse, after adding the sizes of a transformers model and checking the imports of a resumed config."""
         words, allow = split_allow(underscored(args))
         check_resumed(words, allow)
         self.config = parser.parse_args(with_sizes(words) if self.command == "fit" else words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the trainer, the model and the batches, from which the data module is built."""
+        """Add the sections trainer, model and data."""
         add_run(parser, self.model_class, self.trainer_class)
 
     def instantiate_classes(self) -> None:
-        """Build the data module from the batches, before the trainer."""
+        """Build the model, the data module and the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model, self.batches = self.config_init["model"], self.config_init["data"]
         self.datamodule = TokenDataModule.from_batches(self.batches)
         self.trainer = self.instantiate_trainer()
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what a run has beside model, data and trainer; a subclass calls this before it adds its own."""
+        """Add a run's further options and callbacks; a subclass calls this before it adds its own."""
         help_run_dir = (
             "Directory of the run: config, events, checkpoints, summary. Null for "
-            "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
+            "runs/<model>/<strategy>-seed<seed>, with a number if that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
-        help_extend = "Resume under another trainer.max_steps even where the learning rate jumps by it."
+        help_extend = "Resume with a different trainer.max_steps even if the learning rate jumps."
         parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
@@ -241,19 +241,15 @@ class PretrainCLI(LightningCLI):
         if self._again:
             self.config["ckpt_path"] = path = find_last_checkpoint(self.config["run_dir"])
         if path is not None:
-            check_checkpoint(path, checksums=False)  # those are compared where the rank is known
+            check_checkpoint(path, checksums=False)  # before_fit compares them, on one rank per node
 
     def before_fit(self) -> None:
-        """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
-
-        Raises:
-            ConfigError: the whole backbone is to be compiled, and sharded
-        """
+        """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
         ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         checksums = trainer.local_rank == 0
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
-            raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
+            raise ConfigError("model.compile is model; expected block or none for a sharded model.")
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
@@ -270,7 +266,7 @@ class PretrainCLI(LightningCLI):
             self.model.start_from(start)
             said.append(start.text)
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
-        # only now is the number of devices known
+        # the number of devices is known from here on
         accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
         every = math.ceil(trainer.max_steps / data.validations)
         trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
@@ -294,20 +290,20 @@ class PretrainCLI(LightningCLI):
         self.model.segments.start()
 
     def _begin(self) -> None:
-        """Write what is known before the first step: from here on no checkpoint is refused any more."""
+        """Write config, tokenizer and parameters before the first step, after all checks."""
         if not self.trainer.is_global_zero:
             return
         config = self.config.clone()
         if config["ckpt_path"] is None:
             clear_unfinished(self.run_dir)
-        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
-        tokenizer = Tokenizer.load(self.batches.folder)  # `generate` needs the run alone
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
+        tokenizer = Tokenizer.load(self.batches.folder)  # for `generate`, which does not read the corpus
         with atomic_path(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.to_bytes())
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
-            for key in INPUTS:  # the run may be resumed from elsewhere
+            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # only for this start
+            for key in INPUTS:  # the run may be resumed in a different folder
                 if config[key] is not None and not is_remote(config[key]):
                     config[key] = str(Path(config[key]).absolute())
             write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
@@ -327,7 +323,7 @@ class PretrainCLI(LightningCLI):
         if trainer.global_step < trainer.max_steps or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         resumed = "val/loss" not in trainer.callback_metrics  # at the last step
-        # All devices validate, or none: only the first knows the run's directory.
+        # All devices validate, or none; only the first knows the run's directory.
         had = resumed and trainer.strategy.broadcast(is_complete(self.run_dir))
         if resumed and not had:
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
@@ -336,7 +332,7 @@ class PretrainCLI(LightningCLI):
             return
         if had:
             log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-            self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
+            self.summary = read_summary(self.run_dir)
         else:
             self.summary = summarize(trainer, self.model, self.batches)
             for logger in trainer.loggers:
@@ -345,7 +341,7 @@ class PretrainCLI(LightningCLI):
         show_summary(self.summary, self.run_dir, as_json=self.config["json"])
 
     def before_validate(self) -> None:
-        """Refuse to report the loss of an untrained model, or on a damaged corpus."""
+        """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
         if not path:
             raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
@@ -365,7 +361,7 @@ class PretrainCLI(LightningCLI):
 
 
 def _several(value: Any) -> list[Any]:
-    """Read a Trainer argument that is nothing, a switch, one thing or a list of them."""
+    """Return the objects of a Trainer argument that is None, a switch, one object or a list."""
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside their place, synced, then renamed."""
+"""Atomic checkpoints: written next to their place, synced, then renamed."""
 
 import logging
 import math
@@ -30,10 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, replaced in one step.
-
-    A full disk, a kill or a Ctrl-C while writing leaves the previous checkpoint untouched.
-    """
+    """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write `checkpoint` to `path`.
@@ -52,12 +49,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = writer.error if writer is not None and writer.error is not None else error
             if isinstance(cause, OSError):
                 raise OSError(
-                    cause.errno, f"could not write {final} ({cause.strerror}); what it held before is untouched"
+                    cause.errno, f"could not write {final} ({cause.strerror}); its previous content is unchanged"
                 ) from error
             raise
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
-        """Read a checkpoint; several ranks map a file, so that a node holds it once in its memory."""
+        """Read a checkpoint; several ranks map the file, so that a node has it in memory once."""
         if is_sharded(path):
             return read_sharded(path, tensors=True)
         if not distributed.is_initialized():
@@ -67,11 +64,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a complete checkpoint a second name, in one step: a hard link of a file, a symbolic link to a folder.
-
-    Raises:
-        OSError: the disk has no links, and no room for a copy either; `name` is unchanged
-    """
+    """Give a checkpoint a second name atomically: a hard link to a file (or a copy), a symbolic link to a folder."""
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
         partial_of(name).unlink(missing_ok=True)
@@ -91,12 +84,12 @@ def allow_words(strategy: str) -> list[str]:
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Count Lightning's micro-batches as this run does: a step may have another number of them on other devices.
+    """Convert Lightning's counts of micro-batches in place, if a step has a different number of them now.
 
     Args:
-        checkpoint: written after a whole step; changed in place
-        then: micro-batches of a step in the run that wrote it
-        now: in this run
+        checkpoint: entries of a checkpoint, written after a complete step
+        then: micro-batches per step of the run that wrote it
+        now: micro-batches per step of this run
     """
     if then == now:
         return
@@ -110,7 +103,7 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
 
 
 class _Writer:
-    """A file that remembers why a write failed: torch's zip writer loses the reason."""
+    """Store the error of a failed write, which torch's zip writer loses."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -154,7 +147,7 @@ class LastCheckpoint(Checkpoint):
         self._resumed: int | None = None  # where this start began, until it writes its first checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to count; a resumed run does not write again what it was resumed from."""
+        """Start to count after the checkpoint that the run is resumed from."""
         self._clock.start(trainer)
         self._started = True
         if self.path is not None and trainer.is_global_zero:
@@ -166,27 +159,27 @@ class LastCheckpoint(Checkpoint):
                 logger.mark_start(tokens_seen(trainer))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
+        """Request a stop; the devices agree on it in `NonFinite.check`."""
         pl_module.stop_asked = self.signals.came
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Write when due, or when asked to stop; after a whole step only."""
+        """Write after a step that is due, or on a request to stop."""
         if trainer.is_global_zero:
             self._finish_write(trainer, wait=False)
         if not self._clock.ended(trainer):
             return
         if self._clock.is_last(self._clock.step):
-            trainer.should_stop = True  # only so does Lightning validate at the last step too
+            trainer.should_stop = True  # Lightning then validates at the last step too
         self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
-            self._wait = True  # for this step's validation: a resumed run would not repeat it
+            self._wait = True  # for this step's validation, which a resumed run would not repeat
         else:
             self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what waited for the validation."""
+        """Write the checkpoint that waited for the validation."""
         if self._wait:
             self._wait = False
             self._save(trainer)
@@ -200,7 +193,7 @@ class LastCheckpoint(Checkpoint):
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark_checkpoint(tokens_seen(trainer))
-            logger.save()  # a resumed run does not write again what it logged up to here
+            logger.save()  # a resumed run does not log these steps again
         if self._is_sharded(trainer):
             self._finish_write(trainer)
             trainer.save_checkpoint(self.path.with_name(f"step-{trainer.global_step}.ckpt"))
@@ -218,7 +211,7 @@ class LastCheckpoint(Checkpoint):
         return isinstance(trainer.strategy, FullyShardedStrategy) and trainer.strategy.sharded_checkpoints
 
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Name a sharded checkpoint that all ranks have written as the last one, and remove those that it replaces."""
+        """Make a sharded checkpoint that all ranks have written the last one, and remove outdated ones."""
         if not self._is_sharded(trainer):
             return
         written = trainer.strategy.finish_write(wait=wait)  # type: ignore[attr-defined]
@@ -241,7 +234,7 @@ class LastCheckpoint(Checkpoint):
             remove(found[number])
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
+        """Log how to resume after a signal or a failure, if the run has started."""
         if self._started and trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
             allow = allow_words(str(pl_module.settings.strategy))

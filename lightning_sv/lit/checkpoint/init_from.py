@@ -1,4 +1,4 @@
-"""Weights that a run starts from: whether those of another run fit this one, and where they are from."""
+"""Initial weights from another run or from transformers."""
 
 import itertools
 import json
@@ -108,7 +108,7 @@ def check_origin(saved: Any) -> dict[str, Any] | None:
 
 
 def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:
-    """Return what decides the model's function of its weights, without how they are drawn and trained."""
+    """Return the settings that decide the function of given weights, without initialization and training."""
     drawn = BackboneConfig(d_model=2, n_layer=1, n_head=1)
     router = RouterConfig()
     backbone = replace(
@@ -128,14 +128,7 @@ def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOpt
 
 
 def with_sizes(words: Sequence[str]) -> list[str]:
-    """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
-
-    Args:
-        words: command line of `fit`
-
-    Raises:
-        ConfigError: the folder holds no model that can be read
-    """
+    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
     more: list[str] = []
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith(_KEY) else [word])]
     for flag, word in itertools.pairwise(["", *parts]):
