@@ -217,25 +217,3 @@ def test_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path)
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
-
-
-@pytest.mark.parametrize(
-    "damage", thinned(["manifest", "index", "missing shard", "truncated shard", "altered shard"], ["altered shard"])
-)
-def test_fit_damaged_corpus_file_is_named(
-    damage: str, corpus: Path, run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus, copy)
-    file = next(copy.glob("train/*.bin"))
-    raw = bytearray(file.read_bytes())
-    if damage == "altered shard":
-        raw[-50] ^= 1
-        file.write_bytes(raw)
-    elif damage == "truncated shard":
-        file.write_bytes(raw[:-100])
-    else:
-        file = {"manifest": copy / "manifest.json", "index": copy / "train/index.json"}.get(damage, file)
-        file.unlink()
-    error = refused("fit", *run_args, "--data.corpus.dir", str(copy), "--run_dir", str(tmp_path / "r"))
-    assert file.name in error and "prepare" in error, error

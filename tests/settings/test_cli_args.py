@@ -54,12 +54,6 @@ def test_a_trainer_key_out_of_range_is_refused(key: str, value: str) -> None:
         check_trainer_keys(trainer)
 
 
-@pytest.mark.parametrize(("key", "value"), [("devices", "auto"), ("devices", "2"), ("gradient_clip_val", "0")])
-def test_a_trainer_key_in_range_is_taken(key: str, value: str) -> None:
-    _, _, trainer = parse_run([*CONFIG, "--trainer.accelerator", "cpu", f"--trainer.{key}={value}"], check_corpus=False)
-    check_trainer_keys(trainer)
-
-
 @pytest.mark.parametrize("words", [["fit", "--optimizer", "AdamW"], ["fit", "--lr_scheduler", "StepLR"],
                                    ["plan", "--gpus", "1", "--optimizer", "SGD"],
                                    ["compare", "--a", "nop", "--b", "hg", "--lr_scheduler", "StepLR"]])  # fmt: skip

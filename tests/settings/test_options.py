@@ -1,14 +1,12 @@
 """The words of the command line: `-` counts as `_` in every option's name, and nowhere else."""
 
 import doctest
-import json
 from argparse import SUPPRESS
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
@@ -51,24 +49,6 @@ def test_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> No
         )
         assert data.global_batch == 4 and trainer["max_steps"] == -1
     assert said[0] == said[1] == said[2] and '"steps": 3' in said[0]
-
-
-def test_fit_takes_both_spellings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", *CONFIG, "--trainer.max-steps", "7", "--scalars.every-n-steps=5", "--print-config"])
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["trainer"]["max_steps"] == 7 and config["scalars"]["every_n_steps"] == 5
-
-
-def test_values_keep_their_hyphens(capsys: pytest.CaptureFixture[str]) -> None:
-    named = ["--model.backbone.name", "my-model", "--model.optim.lr", "1e-1"]
-    assert main(["plan", "--gpus", "1", *CONFIG, *named, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "my-model"
-
-
-def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["params", *CONFIG, "--model.backbone.n-lyaer", "3"]) == 2
-    assert "Did you mean 'model.backbone.n_layer'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
