@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,9 +33,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
-    before = read_before(out)
     results = check_all(chosen)
-    save(results, out, before)
+    save(results, out)
     if options.json:
         print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
     else:
@@ -60,27 +58,14 @@ def check_all(claims: Sequence[Claim]) -> list[Result]:
     return results
 
 
-def read_before(out: Path) -> list[dict[str, Any]]:
-    """Return the results of earlier checks in theory.json, if the file exists."""
-    path = out / "theory.json"
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        return [{**row, "claim": str(row["claim"])} for row in rows]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"{path} has no results ({error!r}); remove it.") from error
-
-
-def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]]) -> None:
-    """Write one PNG per claim with panels, and theory.json with all results."""
+def save(results: Sequence[Result], out: Path) -> None:
+    """Write one PNG per claim with panels, and theory.json with the results."""
     out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
         if panels:
             draw_panels(panels, out / f"{name}.png")
     rows = [result.to_dict() for result in results]
-    checked, order = {row["claim"] for row in rows}, [claim.claim for claim in CLAIMS]
-    rows = [*(row for row in before if row["claim"] not in checked), *rows]
-    rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
     write_atomically(out / "theory.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 

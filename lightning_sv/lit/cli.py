@@ -7,29 +7,30 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml
 from jsonargparse.util import import_object
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
-from lightning_sv.lit.auto_micro_batch import choose_micro_batch
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, while_restoring
 from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
-from lightning_sv.lit.data import TokenDataModule
+from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
 from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
     hyperparameters,
@@ -37,7 +38,6 @@ from lightning_sv.lit.summary import (
     show_summary,
     summarize,
     write_parameters,
-    write_summary,
 )
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -45,38 +45,75 @@ from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
+from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.sections import CALLBACKS
-from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
+from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
+from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
 
 #: commands
 COMMANDS = ("fit", "validate")
+_HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
+
+FILE is YAML, or a name in conf/experiment, e.g. tiny-unified, whose comments explain its keys. Later values win.
+
+  --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
+  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory
+  --seed_everything N       seed of the initialization and of the order of the data
+  --model.scale STRATEGY    e.g. llama, unified or hg+dp+or
+  --model.optim.lr X        peak learning rate
+  --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`
+  --trainer.max_steps N     by default the steps of --model.tokens_per_param
+  --trainer.callbacks+=CLASS, --trainer.logger CLASS
+                            Lightning's, or your own; --trainer.callbacks.help CLASS lists its options
+  --json                    print the results as JSON
+  --print_config            print the config and exit
+
+{prog} --help_all lists all keys, with types, units and defaults.
+"""
+
+# the default of Timer's interval is an enum, which a config could not hold
+yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value), yaml.SafeDumper)
+
+
+class RunParser(Parser, LightningArgumentParser):
+    """LightningCLI's parser: `--help` is short, `--help_all` lists all keys."""
+
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
+        """Parse, or print all keys."""
+        if "--help_all" in args:
+            self._print_message(super().format_help(), sys.stdout)
+            self.exit()
+        return super().parse_args(args, **kwargs)
+
+    def format_help(self) -> str:
+        """Return the most used keys of a run, or all options of a class."""
+        is_run = any(action.dest == "run_dir" for action in self._actions)
+        return _HELP.format(prog=self.prog) if is_run else str(super().format_help())
 
 
 class PretrainCLI(LightningCLI):
-    """LightningCLI for `PretrainModule` and `TokenDataModule`, for subclasses as LightningCLI's.
+    """LightningCLI for `PretrainModule` and `TokenDataModule`; subclasses work as those of LightningCLI.
 
-    Adds `run_dir`, derives trainer.max_steps from the token budget, and fixes the run's callbacks,
-    logger and checkpoints, so that a run directory is always complete.
+    Adds `run_dir`, derives trainer.max_steps from the token budget, and sets the run's callbacks, logger and
+    checkpoints, so that a run directory is always complete.
 
     Args:
         model_class: `PretrainModule` or a subclass, whose arguments are the keys of `model`
-        args: command, `fit` or `validate`, and its arguments; None for those of the program, which then ends with
-            exit code 2 and one sentence if they are wrong
+        args: command, `fit` or `validate`, and its arguments; None for those of the program, which then exits with
+            code 2 and one sentence if they are wrong
 
     Attributes:
         command: `fit` or `validate`
-        batches: what `data` in the config describes
+        batches: section `data` of the config
         run_dir: directory of the run
-        summary: figures of the finished run; None if there are none (validate, another rank, a stopped run)
+        summary: results of a finished run on the first rank, else None
 
     Raises:
-        ConfigError: what the user must change
+        ConfigError: wrong arguments
         StoppedError: a signal has ended the run
     """
 
@@ -91,8 +128,7 @@ class PretrainCLI(LightningCLI):
         if args is None:
             start_logging()
         quiet_libraries()
-        quiet_warnings()
-        prepare_torch()
+        prepare_process()
         atexit.register(leave_group)
         program = "lightning-sv" if args is not None else Path(sys.argv[0]).name
         self.command, *words = (sys.argv[1:] if args is None else args) or [""]
@@ -133,30 +169,30 @@ class PretrainCLI(LightningCLI):
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after adding the sizes of a model of transformers and checking what a resumed config would import."""
+        """Parse, after adding the sizes of a transformers model and checking the imports of a resumed config."""
         words, allow = split_allow(underscored(args))
         check_resumed(words, allow)
         self.config = parser.parse_args(with_sizes(words) if self.command == "fit" else words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the trainer, the model and the batches, from which the data module is built."""
+        """Add the sections trainer, model and data."""
         add_run(parser, self.model_class, self.trainer_class)
 
     def instantiate_classes(self) -> None:
-        """Build the data module from the batches, before the trainer."""
+        """Build the model, the data module and the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model, self.batches = self.config_init["model"], self.config_init["data"]
         self.datamodule = TokenDataModule.from_batches(self.batches)
         self.trainer = self.instantiate_trainer()
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what a run has beside model, data and trainer; a subclass calls this before it adds its own."""
+        """Add a run's further options and callbacks; a subclass calls this before it adds its own."""
         help_run_dir = (
             "Directory of the run: config, events, checkpoints, summary. Null for "
-            "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
+            "runs/<model>/<strategy>-seed<seed>, with a number if that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
-        help_extend = "Resume under another trainer.max_steps even where the learning rate jumps by it."
+        help_extend = "Resume with a different trainer.max_steps even if the learning rate jumps."
         parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
@@ -169,8 +205,6 @@ class PretrainCLI(LightningCLI):
         """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
         model, data = self.model.settings, self.batches
         given = self.config_init["trainer"]
-        check_trainer_keys(given)
-        check_gpu(given["accelerator"])
         kwargs["logger"] = False
         if isinstance(given["strategy"], FullyShardedStrategy):
             kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
@@ -187,7 +221,7 @@ class PretrainCLI(LightningCLI):
             self.config_init["checkpoint"].signals = self._signals
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except ValueError as error:
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigError(f"trainer: {error}") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
@@ -200,26 +234,22 @@ class PretrainCLI(LightningCLI):
         return trainer
 
     def before_instantiate_classes(self) -> None:
-        """Find and check the checkpoint, and the callbacks, before anything is built."""
-        check_callbacks(self.config["trainer"]["callbacks"], warn=False)
+        """Check the trainer's keys, and find and check the checkpoint, before anything is built."""
+        check_trainer_keys(self.config["trainer"])
         path = self.config["ckpt_path"]
         self._again = path == "last"
         if self._again:
             self.config["ckpt_path"] = path = find_last_checkpoint(self.config["run_dir"])
         if path is not None:
-            check_checkpoint(path, checksums=False)  # those are compared where the rank is known
+            check_checkpoint(path, checksums=False)  # before_fit compares them, on one rank per node
 
     def before_fit(self) -> None:
-        """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
-
-        Raises:
-            ConfigError: the whole backbone is to be compiled, and sharded
-        """
+        """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
         ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
-        init_from, checksums = model.init_from, trainer.local_rank == 0
+        checksums = trainer.local_rank == 0
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
-            raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
+            raise ConfigError("model.compile is model; expected block or none for a sharded model.")
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
@@ -231,21 +261,12 @@ class PretrainCLI(LightningCLI):
             check_settings(checkpoint, model, data, training=True)
             if not extend:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
-        elif init_from is not None and is_of_transformers(init_from):
-            # 0.2 seconds of imports that other runs do without
-            from lightning_sv.interop.hf.load import check_start
-            from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
-
-            check_start(model.meta(), init_from)
-            check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
-            self.model.from_hf = init_from
-            said.append(f"starts from the weights of {init_from}, a model of transformers")
-        elif init_from is not None:
-            start = read_start(init_from, model, data)
+        elif model.init_from is not None:
+            start = read_start(model.init_from, model, data)
             self.model.start_from(start)
-            said.append(str(start))
+            said.append(start.text)
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
-        # only now is the number of devices known
+        # the number of devices is known from here on
         accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
         every = math.ceil(trainer.max_steps / data.validations)
         trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
@@ -269,20 +290,20 @@ class PretrainCLI(LightningCLI):
         self.model.segments.start()
 
     def _begin(self) -> None:
-        """Write what is known before the first step: from here on no checkpoint is refused any more."""
+        """Write config, tokenizer and parameters before the first step, after all checks."""
         if not self.trainer.is_global_zero:
             return
         config = self.config.clone()
         if config["ckpt_path"] is None:
             clear_unfinished(self.run_dir)
-        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
-        tokenizer = Tokenizer.load(self.batches.folder)  # `generate` needs the run alone
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
+        tokenizer = Tokenizer.load(self.batches.folder)  # for `generate`, which does not read the corpus
         with atomic_path(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.content)
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
-            for key in INPUTS:  # the run may be resumed from elsewhere
+            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # only for this start
+            for key in INPUTS:  # the run may be resumed in a different folder
                 if config[key] is not None and not is_remote(config[key]):
                     config[key] = str(Path(config[key]).absolute())
             write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
@@ -302,7 +323,7 @@ class PretrainCLI(LightningCLI):
         if trainer.global_step < trainer.max_steps or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         resumed = "val/loss" not in trainer.callback_metrics  # at the last step
-        # All devices validate, or none: only the first knows the run's directory.
+        # All devices validate, or none; only the first knows the run's directory.
         had = resumed and trainer.strategy.broadcast(is_complete(self.run_dir))
         if resumed and not had:
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
@@ -311,16 +332,16 @@ class PretrainCLI(LightningCLI):
             return
         if had:
             log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-            self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
+            self.summary = read_summary(self.run_dir)
         else:
             self.summary = summarize(trainer, self.model, self.batches)
             for logger in trainer.loggers:
                 logger.finalize("success")
-            write_summary(self.run_dir, self.summary)
+            write_atomically(self.run_dir / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
         show_summary(self.summary, self.run_dir, as_json=self.config["json"])
 
     def before_validate(self) -> None:
-        """Refuse to report the loss of an untrained model, or on a damaged corpus."""
+        """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
         if not path:
             raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
@@ -340,7 +361,7 @@ class PretrainCLI(LightningCLI):
 
 
 def _several(value: Any) -> list[Any]:
-    """Read a Trainer argument that is nothing, a switch, one thing or a list of them."""
+    """Return the objects of a Trainer argument that is None, a switch, one object or a list."""
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

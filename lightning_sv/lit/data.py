@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from typing import Self
+import os
+from typing import Any, Self
 
 import lightning as L
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import DataLoader, Subset
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
 from lightning_sv.errors import ConfigError
+from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 
 #: Minimum number of tokens per validation batch, rounded to sequences.
 VALIDATION_TOKENS = 2048
@@ -143,3 +146,42 @@ class TokenDataModule(L.LightningDataModule):
         sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
         numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)
+
+
+def choose_micro_batch(
+    run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], device: torch.device, devices: int
+) -> str | None:
+    """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
+
+    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a run may resume with another one.
+
+    Args:
+        run: settings of the model and its training
+        data: settings of the data
+        trainer: settings of the trainer
+        device: device of this process
+        devices: number of identical devices
+
+    Returns:
+        Description of the choice, or None if nothing was chosen.
+
+    Raises:
+        ConfigError: a single sequence does not fit
+    """
+    share = data.share(devices).micro_batch
+    memory = _memory(device)
+    logits = 4 * share * data.seq_len * run.backbone.vocab_size
+    if data.micro_batch is not None or memory is None or (device.type == "cpu" and 4 * logits <= memory):
+        return None
+    data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
+    return (
+        f"micro-batches of {data.micro_batch} x {data.seq_len:,} tokens, the largest that divides a device's {share} "
+        f"sequences and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
+    )
+
+
+def _memory(device: torch.device) -> int | None:
+    """Return the total memory of a device, not its free memory, so that identical devices choose alike."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None

@@ -99,8 +99,6 @@ class PretrainModule(L.LightningModule):
         self.save_hyperparameters(self.settings.plain(), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
-        #: folder of a transformers model with the initial weights of a new run
-        self.from_hf: str | None = None
         # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         self.grad_norm = float("nan")
@@ -109,7 +107,7 @@ class PretrainModule(L.LightningModule):
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
         self.segments = Segments()
-        #: origin of the initial weights, see `checkpoint.start.Start`; None if initialized
+        #: origin of the initial weights, see `checkpoint.init_from.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
@@ -157,15 +155,11 @@ class PretrainModule(L.LightningModule):
         settings = self.settings
         seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
         # `shard` initializes a new sharded model one block at a time.
-        meta = self.device_mesh is not None and self.from_hf is None and self._start is None
+        meta = self.device_mesh is not None and self._start is None
         with torch.device("meta") if meta else nullcontext():
             self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
-        if self.from_hf is not None:
-            from lightning_sv.interop.hf.load import load_hugging_face
-
-            load_hugging_face(self.backbone, self.from_hf)
         if self._start is not None:
-            self.backbone.load_state_dict(self._start.weights)
+            self._start.load(self.backbone)
             self._start = None
         self.backbone.activation_checkpointing = settings.activation_checkpointing
         self.backbone.narrow_residual = settings.residual == "narrow"

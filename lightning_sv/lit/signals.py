@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -94,16 +93,11 @@ def requeue() -> bool:
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    if not re.fullmatch(r"\d+(_\d+)?", job):
-        log.error("%r is not a SLURM job number; start the job again by hand.", job)
-        return False
     try:
-        answer = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
-    except OSError as error:
-        log.error("scontrol could not be run (%s); start the job again by hand.", error)
-        return False
-    if answer.returncode:
-        log.error("scontrol requeue %s failed: %s", job, answer.stderr.strip())
+        subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "") or error
+        log.error("scontrol requeue %s failed (%s); start the job again by hand.", job, str(why).strip())
         return False
     log.info("SLURM will start job %s again", job)
     return True

@@ -15,13 +15,13 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
+from lightning_sv.lit.checkpoint.callback import allow_words
 from lightning_sv.lit.checkpoint.compat import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
-from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import DataConfig
 
 log = logging.getLogger(__name__)
@@ -86,11 +86,6 @@ def _seed(module: PretrainModule) -> int:
     return torch.initial_seed() if module.settings.seed is None else module.settings.seed
 
 
-def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json, which exists only for completed runs."""
-    write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
-
-
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
     meta = module.settings.meta()
@@ -139,10 +134,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> No
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
         return
-    try:
-        print_summary(Console(), summary, run_dir)
-    except LookupError as error:  # a summary of an older version
-        log.warning("%s has no %s", run_dir / SUMMARY, error)
+    print_summary(Console(), summary, run_dir)
 
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
@@ -163,8 +155,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     console.print(table)
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
-    allow = [argument for module in sorted(modules_named(strategy)) for argument in ("--allow", module)]
-    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow])
+    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
     compare = ["compare", "--baseline", "llama", "--arms", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
     for what, text in (
         ("picture", run_dir / PICTURE),

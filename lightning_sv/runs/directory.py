@@ -2,7 +2,7 @@
 
 config.yaml  summary.json  parameters.csv  tokenizer.json or gpt2.tiktoken  events.out.tfevents.*  run.png
 checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
-checkpoints/step-<n>.ckpt and best.ckpt (if they are kept)
+checkpoints/step-<n>.ckpt (if they are kept)
 train.log  command.json (if `compare` or `paper` started the run)
 """
 

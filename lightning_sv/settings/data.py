@@ -15,9 +15,6 @@ from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of loader processes per device; more are a typing error and would exhaust the machine.
-_MOST_WORKERS = 256
-
 
 @dataclass
 class DataConfig:
@@ -54,8 +51,6 @@ class DataConfig:
             value, least = getattr(self, key), int(key != "num_workers")
             if value is not None and value < least:
                 raise ConfigError(f"data.{key} is {value}; expected at least {least}.")
-        if self.num_workers > _MOST_WORKERS:
-            raise ConfigError(f"data.num_workers is {self.num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,8 +10,7 @@ from jsonargparse import ArgumentParser
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
-from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.sections import ignore_keys
+from lightning_sv.settings.parser import Parser, ignore_keys
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 
 

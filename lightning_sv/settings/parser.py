@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
@@ -13,31 +13,26 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.sections import SECTIONS
-from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
+from lightning_sv.settings.yaml_file import CALLBACKS, SECTIONS, parse_yaml, read_yaml, without_empty
 
 #: name of a key in other programs -> our key
 ELSEWHERE = {
     "learning_rate": "model.optim.lr",
-    "max_lr": "model.optim.lr",
     "batch_size": "data.global_batch",
     "micro_batch_size": "data.micro_batch",
     "block_size": "data.seq_len",
     "context_length": "data.seq_len",
     "hidden_size": "model.backbone.d_model",
-    "n_embd": "model.backbone.d_model",
     "num_hidden_layers": "model.backbone.n_layer",
     "num_attention_heads": "model.backbone.n_head",
-    "num_key_value_heads": "model.backbone.n_kv_head",
     "max_iters": "trainer.max_steps",
-    "steps": "trainer.max_steps",
     "seed": "seed_everything",
     "strategy": "model.scale",
     "optimizer": "model.optim.name",
     "lr_scheduler": "model.schedule.name",
 }
 #: name of a type -> its values
-_WORDS = {
+_VALUES = {
     "NoneType": "null",
     "bool": "true or false",
     "int": "a whole number",
@@ -46,6 +41,13 @@ _WORDS = {
     "list": "a list",
     "dict": "keys and values",
 }
+#: start of a line of jsonargparse about a type that a value does not have; other lines are by the class of the value
+_ABOUT_TYPES = re.compile(
+    r"Parser key|Does not validate|Subtypes:|Errors:|Expected an? |Not a valid |Subclass types expect|"
+    r"a (class path|dict) |Unable to load|Import path|Given value|$"
+)
+#: keys of a single start of a run: ours and LightningCLI's
+_START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
 
 
 class Parser(ArgumentParser):
@@ -90,7 +92,7 @@ class Parser(ArgumentParser):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(f"{sentence(' '.join(str(error).split()).removesuffix('.'), self)}.") from error
+            self.error(str(error), error)
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
         """Load the text of a config file without empty sections, which would reset those of earlier files."""
@@ -100,56 +102,48 @@ class Parser(ArgumentParser):
         return super()._load_config_parser_mode(text, path, *rest, **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
-        """Raise ConfigError with the cause in one line."""
-        text = " ".join(str(ex or message).split()).removesuffix(".")
+        """Raise ConfigError with the cause in one sentence."""
+        text = str(ex or message)
         if missing := text.partition("arguments are required: ")[2]:
-            raise ConfigError(_missing_keys(missing.split(", "))) from ex
-        raise ConfigError(f"{sentence(text, self)}.{self._hint(text)}") from ex
+            raise ConfigError(f"{missing} are not set; expected values, e.g. those of --config tiny-unified.") from ex
+        sentence = self._sentence(text)
+        raise ConfigError(f"{sentence}{'.' * (sentence[-1] != '?')}{self._suggestion(text)}") from ex
 
-    def _hint(self, text: str) -> str:
+    def _sentence(self, text: str) -> str:
+        """Return what the class of a value says, or else `KEY is VALUE; expected EXPECTED`, without a full stop."""
+        lines = [line.strip(" -") for line in text.splitlines()]
+        key, value = re.match(r'Parser key "([\w.]+)"', text), re.search(r"(?:Got|Given) value:(.*)", text)
+        name = key[1] if key else ""
+        own = [line for line in lines if not _ABOUT_TYPES.match(line)]
+        created = re.match(r"Problem with given class_path '([\w.]+)':", own[0]) if own else None
+        if created:
+            return f"{name}: {created[1]} cannot be created: {' '.join(own[1:2]).rstrip('.')}".removeprefix(": ")
+        if own:
+            return f"{name}: {own[0].rstrip('.')}".removeprefix(": ")
+        hints = [getattr(action, "_typehint", None) for action in self._actions if action.dest == name]
+        expected = _expected(hints[0]) if hints else "a different type"
+        return f"{name or 'a value'} is {value[1].strip() or repr('') if value else 'invalid'}; expected {expected}"
+
+    def _suggestion(self, text: str) -> str:
+        """Return a question with the known key that is closest to the unknown one in `text`, if there is one."""
         unknown = re.search(r"(?:[Kk]ey|[Oo]ption) [\"'](?P<key>[\w.]+)[\"']|--(?P<flag>[\w.]+)", text)
-        if not unknown:
-            return ""
-        key = unknown["key"] or unknown["flag"]
+        key = (unknown["key"] or unknown["flag"]) if unknown else ""
         known = sorted(_keys(self))
-        if key in known:
+        if key in known or not key:
             return ""
-        if ours := ELSEWHERE.get(key.rpartition(".")[2]):
-            return f" Did you mean {ours!r}?"
-        near = get_close_matches(key, known, n=1, cutoff=0.7)
-        if not near:
-            leaves = {name.rpartition(".")[2]: name for name in known}
-            near = [leaves[m] for m in get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.7)]
+        leaves = {name.rpartition(".")[2]: name for name in known}
+        leaf = key.rpartition(".")[2]
+        near = [ELSEWHERE[leaf]] if leaf in ELSEWHERE else get_close_matches(key, known, n=1, cutoff=0.7)
+        near = near or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def sentence(text: str, parser: ArgumentParser | None = None) -> str:
-    r"""Return jsonargparse's error about a value, which has pages for several types, as one sentence without full stop.
-
-    Args:
-        text: the error in one line
-        parser: parser with the type of the key
-
-    >>> sentence("Parser key \"trainer.logger\": Does not validate against any of the Union subtypes Errors: "
-    ...          "- Problem with given class_path 'a.B': no such module - Expected a <class 'bool'> Given value: x")
-    'trainer.logger: a.B cannot be created: no such module'
-    """
-    key, value = re.search(r'^Parser key "([\w.]+)"', text), re.search(r"(?:Got|Given) value: (.*)", text)
-    name = key[1] if key else "a value"
-    if lacks := re.search(r"class_path '([\w.]+)': .*?Requirement '([^']+)' not met", text):
-        return f"{lacks[1]} needs {lacks[2]}, which is not installed; run .venv/bin/python -m pip install '{lacks[2]}'"
-    if value is None:
-        return text
-    if wrong := re.search(
-        r"Problem with given class_path '([\w.]+)': (.*?)\.? (?:- Expected a|Given value type)", text
-    ):
-        return f"{name}: {wrong[1]} cannot be created: {wrong[2]}"
-    if "dot import path" in text:
-        return f"{name} is {value[1]}; expected the import path of a class, e.g. my_module.MyClass"
-    if own := re.search(r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a )", text):
-        return f"{name}: {own[1]}" if key else own[1]  # raised by the class itself
-    hints = [getattr(action, "_typehint", None) for action in parser._actions if action.dest == name] if parser else []
-    return f"{name} is {value[1]}; expected {_expected(hints[0]) if hints else 'a different type'}"
+def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
+    """Accept keys of a run's config that the command does not use, without checking their values."""
+    known = {action.dest for action in parser._actions}
+    for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
+        for name in (name for name in names if name not in known):
+            parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")
 
 
 def _expected(hint: Any) -> str:
@@ -161,18 +155,8 @@ def _expected(hint: Any) -> str:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     listed = dict.fromkeys(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
     names = [getattr(get_origin(kind) or kind, "__name__", "") for kind in kinds if get_origin(kind) is not Literal]
-    words = [_WORDS.get(name, f"a {name}") for name in names]
+    words = [_VALUES.get(name, f"the import path of a {name}") for name in names]
     return " or ".join(dict.fromkeys([f"one of: {' '.join(listed)}"] * bool(listed) + words))
-
-
-def _missing_keys(missing: list[str]) -> str:
-    """Return an error for required keys that are not set, with the files that set them."""
-    keys = [key.rstrip(".") for key in missing]
-    files = ["data/stdlib"] * any(key.startswith("data.") for key in keys)
-    files += ["model/tiny"] * any(key.startswith("model.") for key in keys)
-    words = " ".join(f"--config conf/{file}.yaml" for file in (["base"] if "data/stdlib" in files else []) + files)
-    where = f"give their files, e.g. {words}" if words else "give them"
-    return f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not set; {where}."
 
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:

@@ -13,8 +13,21 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.sections import SECTIONS
 
+#: section of a callback of every run -> its class, which only `fit` imports
+CALLBACKS = {
+    "scalars": "lightning_sv.callbacks.TrainingMonitor",
+    "branch_norms": "lightning_sv.callbacks.BranchNorms",
+    "experts": "lightning_sv.callbacks.RouterMonitor",
+    "checkpoint": "lightning_sv.lit.checkpoint.callback.LastCheckpoint",
+    "progress": "lightning_sv.callbacks.RunProgress",
+}
+#: keys that contain further keys
+SECTIONS = frozenset(CALLBACKS) | {
+    "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling", "model.scale_options",
+    "model.optim", "model.schedule",
+    "data", "data.corpus", "trainer",
+}  # fmt: skip
 #: Maximum number of values of a config with its aliases expanded; a run's config has about two hundred.
 MAX_NODES = 10_000
 _MAX_DEPTH = 100

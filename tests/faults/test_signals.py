@@ -104,15 +104,15 @@ def test_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tall
     tally("Ctrl-C twice, during a checkpoint write", fine, output)
 
 
-@pytest.mark.parametrize("broken", ["refuses", "is missing", "has no number"])
+@pytest.mark.parametrize("broken", ["refuses", "is missing"])
 def test_failed_requeue_is_one_error(
     broken: str, args: list[str], tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("SLURM_JOB_ID", "12; rm" if broken == "has no number" else "12")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
     if broken == "refuses":
         (scontrol.parent / "fail").touch()
-    elif broken == "is missing":
+    else:
         (scontrol.parent / "scontrol").unlink()
         monkeypatch.setenv("PATH", str(scontrol.parent))
 

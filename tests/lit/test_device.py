@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.auto_micro_batch import choose_micro_batch
+from lightning_sv.lit.data import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import Refused, thinned
+from tests.conftest import thinned
 from tests.lit.fake_device import valueless_device
 
 STEPS, ACCUMULATE = 6, 2
@@ -78,18 +78,3 @@ def test_micro_batch_of_gpu_is_the_largest_that_fits(run_args: list[str], card: 
         chosen(1000)
     data.micro_batch = 3
     assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
-def test_fit_without_the_requested_gpu_is_refused(
-    accelerator: str, run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
-    line = refused("fit", *run_args, "--trainer.accelerator", accelerator, "--run_dir", str(tmp_path / "run"))
-    assert line.startswith(f"error: trainer.accelerator is '{accelerator}', and torch {torch.__version__} finds no GPU")
-    assert not (tmp_path / "run").exists()
-
-
-def test_old_torch_is_refused(run_args: list[str], monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
-    assert refused("fit", *run_args) == "error: torch 2.10.1+cu128 is too old, 2.11 is needed; run 'make install'.\n"

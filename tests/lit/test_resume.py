@@ -121,6 +121,16 @@ def stop_after_step(module: PretrainModule, step: int) -> None:
         raise KeyboardInterrupt
 
 
+def test_error_of_user_code_in_a_resumed_run_is_not_a_damaged_checkpoint(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--ckpt_path", "last", "--trainer.max_steps"]
+    assert main([*fit, "1"]) == 0
+    monkeypatch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: [][0])
+    with pytest.raises(IndexError):
+        main([*fit, "2", "--extend"])
+
+
 @pytest.mark.long
 def test_two_processes_of_lightnings_launcher_write_one_run(
     run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

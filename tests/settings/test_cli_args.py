@@ -27,7 +27,6 @@ main = command.main
         (["plan", "--gpus", "1", *CONFIG, "--gpu_memory", "inf"], "--gpu_memory"),
         (["plan", "--gpus", "1", *CONFIG, "--mfu", "nan"], "--mfu"),
         (["plan", "--gpus", "1e3", *CONFIG], "--gpus"),
-        (["plan", "--gpus", "1", *CONFIG, "--data.num_workers", "1" + "0" * 20], "data.num_workers"),
         *((["plan", "--gpus", "1", *CONFIG, f"--{key}={value}"], key) for value in ("-1", "1" + "0" * 20)
           for key in ("data.seed", "model.seed")),
         (["compare", "--a", "nop", "--b", "hg", "--seeds", "1" + "0" * 20], "--seeds"),
@@ -47,20 +46,12 @@ def test_a_number_out_of_range_is_refused(words: list[str], key: str, capsys: py
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("devices", value) for value in ("-1", "x", "", "0", "1" + "0" * 20, "0.5", "true")]
-    + [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9"), ("max_steps", "1" + "0" * 20)]
-    + [("min_steps", "-1"), ("log_every_n_steps", "-1")],
+    [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9"), ("max_steps", "0"), ("max_steps", "-2")],
 )
 def test_a_trainer_key_out_of_range_is_refused(key: str, value: str) -> None:
     _, _, trainer = parse_run([*CONFIG, "--trainer.accelerator", "cpu", f"--trainer.{key}={value}"], check_corpus=False)
     with pytest.raises(ValueError, match=rf"^trainer\.{key} is "):
         check_trainer_keys(trainer)
-
-
-@pytest.mark.parametrize(("key", "value"), [("devices", "auto"), ("devices", "2"), ("gradient_clip_val", "0")])
-def test_a_trainer_key_in_range_is_taken(key: str, value: str) -> None:
-    _, _, trainer = parse_run([*CONFIG, "--trainer.accelerator", "cpu", f"--trainer.{key}={value}"], check_corpus=False)
-    check_trainer_keys(trainer)
 
 
 @pytest.mark.parametrize("words", [["fit", "--optimizer", "AdamW"], ["fit", "--lr_scheduler", "StepLR"],

@@ -6,7 +6,6 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.sources.find import find_files
-from lightning_sv.lit.logger import RunLogger
 from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
@@ -73,12 +72,6 @@ def test_a_refused_path_leaves_nothing(
         said = capsys.readouterr().err
         assert said.startswith("error: ") and said.count("\n") == 1, words
     assert sorted(home.iterdir()) == had
-
-
-def test_the_logger_writes_where_the_run_is(tmp_path: Path) -> None:
-    """Lightning's own expands `~` and `$NAME` once more."""
-    folder = tmp_path / "$HOME" / "~"
-    assert RunLogger(folder.parent, name="", version=folder.name).log_dir == str(folder)
 
 
 def _texts(spec: str) -> list[Path]:

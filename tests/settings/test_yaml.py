@@ -13,7 +13,7 @@ from lightning_sv.settings import yaml_file
 from lightning_sv.settings.cli_args import read_leaves
 from lightning_sv.settings.parse import _parser, parse_run
 from lightning_sv.settings.parser import _keys
-from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import SECTIONS
 from tests.test_imports import CONFIG as LAYERS
 
 

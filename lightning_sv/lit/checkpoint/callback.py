@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside their place, synced, then renamed."""
+"""Atomic checkpoints: written next to their place, synced, then renamed."""
 
 import logging
 import math
@@ -21,7 +21,6 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals
-from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
@@ -31,10 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, replaced in one step.
-
-    A full disk, a kill or a Ctrl-C while writing leaves the previous checkpoint untouched.
-    """
+    """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write `checkpoint` to `path`.
@@ -53,12 +49,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = writer.error if writer is not None and writer.error is not None else error
             if isinstance(cause, OSError):
                 raise OSError(
-                    cause.errno, f"could not write {final} ({cause.strerror}); what it held before is untouched"
+                    cause.errno, f"could not write {final} ({cause.strerror}); its previous content is unchanged"
                 ) from error
             raise
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
-        """Read a checkpoint; several ranks map a file, so that a node holds it once in its memory."""
+        """Read a checkpoint; several ranks map the file, so that a node has it in memory once."""
         if is_sharded(path):
             return read_sharded(path, tensors=True)
         if not distributed.is_initialized():
@@ -68,11 +64,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a complete checkpoint a second name, in one step: a hard link of a file, a symbolic link to a folder.
-
-    Raises:
-        OSError: the disk has no links, and no room for a copy either; `name` is unchanged
-    """
+    """Give a checkpoint a second name atomically: a hard link to a file (or a copy), a symbolic link to a folder."""
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
         partial_of(name).unlink(missing_ok=True)
@@ -86,13 +78,18 @@ def name_also(checkpoint: Path, name: Path) -> None:
             shutil.copyfile(checkpoint, partial)
 
 
+def allow_words(strategy: str) -> list[str]:
+    """Return the command-line words that allow the modules of a strategy."""
+    return [word for module in sorted(modules_named(strategy)) for word in ("--allow", module)]
+
+
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Count Lightning's micro-batches as this run does: a step may have another number of them on other devices.
+    """Convert Lightning's counts of micro-batches in place, if a step has a different number of them now.
 
     Args:
-        checkpoint: written after a whole step; changed in place
-        then: micro-batches of a step in the run that wrote it
-        now: in this run
+        checkpoint: entries of a checkpoint, written after a complete step
+        then: micro-batches per step of the run that wrote it
+        now: micro-batches per step of this run
     """
     if then == now:
         return
@@ -105,16 +102,8 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
         counts["completed"] = counts["ready"] - open_batches
 
 
-def _step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint; 0 if it cannot be read, for it is nothing that a run may stop at."""
-    try:
-        return int(check_checkpoint(str(checkpoint), checksums=False)["global_step"])
-    except (ValueError, LookupError, TypeError):
-        return 0
-
-
 class _Writer:
-    """A file that remembers why a write failed: torch's zip writer loses the reason."""
+    """Store the error of a failed write, which torch's zip writer loses."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -132,84 +121,66 @@ class _Writer:
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step; more of them if asked to.
+    """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step, and step-500.ckpt etc. if requested.
 
-    Those are further names of what last.ckpt was, not written anew: step-500.ckpt, best.ckpt. A run resumes from any.
-    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the step under way, with a checkpoint of it.
+    A numbered checkpoint is a second name of what last.ckpt was. A run resumes from any of them. Ctrl-C, SIGTERM,
+    SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
-        keep: checkpoints that are kept, the latest ones, beyond 1 under their steps
-        best: keep also the one of the lowest val/loss, and write at every validation that is one
+        keep: number of latest checkpoints to keep; beyond 1 under their steps
 
     Raises:
         ConfigError: keep is below 1
     """
 
-    def __init__(self, every_n_steps: int = 500, keep: int = 1, best: bool = False):
+    def __init__(self, every_n_steps: int = 500, keep: int = 1):
         if keep < 1:
             raise ConfigError(f"checkpoint.keep is {keep}; expected at least 1.")
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
-        self.keep, self.best = keep, best
+        self.keep = keep
         self.path: Path | None = None
         self.signals = StopSignals()
         self._started = False
         self._wait = False
         self._stop = False
         self._resumed: int | None = None  # where this start began, until it writes its first checkpoint
-        self._lowest, self._lowest_at = math.inf, -1  # val/loss, and the step of its checkpoint
-
-    def state_dict(self) -> dict[str, Any]:
-        """The lowest val/loss so far: what a resumed run has to go below."""
-        return {"lowest": self._lowest, "lowest_at": self._lowest_at} if self.best else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        if self.best:
-            self._lowest, self._lowest_at = float(state_dict["lowest"]), int(state_dict["lowest_at"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to count; a resumed run does not write again what it was resumed from."""
+        """Start to count after the checkpoint that the run is resumed from."""
         self._clock.start(trainer)
         self._started = True
         if self.path is not None and trainer.is_global_zero:
             for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
                 remove(partial)  # left by a process that was killed while writing
-            if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
-                name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
         self._resumed = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark_start(tokens_seen(trainer))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
+        """Request a stop; the devices agree on it in `NonFinite.check`."""
         pl_module.stop_asked = self.signals.came
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Write when due, or when asked to stop; after a whole step only."""
+        """Write after a step that is due, or on a request to stop."""
         if trainer.is_global_zero:
             self._finish_write(trainer, wait=False)
         if not self._clock.ended(trainer):
             return
         if self._clock.is_last(self._clock.step):
-            trainer.should_stop = True  # only so does Lightning validate at the last step too
+            trainer.should_stop = True  # Lightning then validates at the last step too
         self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
-            self._wait = True  # for this step's validation: a resumed run would not repeat it
+            self._wait = True  # for this step's validation, which a resumed run would not repeat
         else:
             self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what waited for the validation, or what it found to be the best."""
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
-            return
-        loss = float(trainer.callback_metrics["val/loss"])
-        if improved := self.best and loss < self._lowest:
-            self._lowest, self._lowest_at = loss, trainer.global_step
-        if self._wait or improved:
+        """Write the checkpoint that waited for the validation."""
+        if self._wait:
             self._wait = False
             self._save(trainer)
 
@@ -222,18 +193,16 @@ class LastCheckpoint(Checkpoint):
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark_checkpoint(tokens_seen(trainer))
-            logger.save()  # a resumed run does not write again what it logged up to here
+            logger.save()  # a resumed run does not log these steps again
         if self._is_sharded(trainer):
             self._finish_write(trainer)
             trainer.save_checkpoint(self.path.with_name(f"step-{trainer.global_step}.ckpt"))
             if self._stop:
                 self._finish_write(trainer)
         else:
-            if trainer.is_global_zero:
-                self._remove_abandoned()
             trainer.save_checkpoint(self.path)
             if trainer.is_global_zero:
-                self._name_also(trainer.global_step)
+                self._remove_outdated(trainer.global_step)
         if self._stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
@@ -242,61 +211,33 @@ class LastCheckpoint(Checkpoint):
         return isinstance(trainer.strategy, FullyShardedStrategy) and trainer.strategy.sharded_checkpoints
 
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Name a sharded checkpoint that all ranks have written as the last one, and remove those that it replaces."""
+        """Make a sharded checkpoint that all ranks have written the last one, and remove outdated ones."""
         if not self._is_sharded(trainer):
             return
         written = trainer.strategy.finish_write(wait=wait)  # type: ignore[attr-defined]
         if written is not None and trainer.is_global_zero:
             assert self.path is not None
             name_also(written, self.path)  # before the previous one is removed
-            self._remove_abandoned(but=int(written.stem[5:]))
-            self._name_also(int(written.stem[5:]))
+            self._remove_outdated(int(written.stem[5:]))
 
-    def _remove_abandoned(self, but: int | None = None) -> None:
-        """Remove kept checkpoints of the branch that ends here: those beyond the step that this run resumed from."""
+    def _remove_outdated(self, step: int) -> None:
+        """Keep last.ckpt under its step too; remove numbered checkpoints of an abandoned branch or beyond `keep`."""
         assert self.path is not None
-        if self._resumed is not None:
-            for number, file in self._numbered().items():
-                if number > self._resumed and number != but:
-                    remove(file)
-            if self._best_path.exists() and _step_of(self._best_path) > self._resumed:
-                self._best_path.unlink()
-            self._resumed = None
-
-    def _numbered(self) -> dict[int, Path]:
-        """Return the checkpoints that are kept under their steps."""
-        assert self.path is not None
-        files = self.path.parent.glob("step-*.ckpt")
-        return {int(file.stem[5:]): file for file in files if file.stem[5:].isdigit()}
-
-    @property
-    def _best_path(self) -> Path:
-        assert self.path is not None
-        return self.path.with_name("best.ckpt")
-
-    def _name_also(self, step: int) -> None:
-        """Keep last.ckpt under its step, and as the best one; remove those of steps that are beyond what is kept."""
-        assert self.path is not None
-        if self._lowest_at == step:
-            name_also(self.path, self._best_path)
-        numbered = self.path.with_name(f"step-{step}.ckpt")
-        if self.keep > 1 and not numbered.is_dir():
-            name_also(self.path, numbered)
-        if self.keep > 1 or numbered.is_dir():
-            kept, best = self._numbered(), self._best_path.resolve()  # which is a link to a folder
-            for number in sorted(kept)[: -self.keep]:
-                if kept[number].resolve() != best:
-                    remove(kept[number])
+        name, resumed, self._resumed = self.path.with_name(f"step-{step}.ckpt"), self._resumed, None
+        if self.keep > 1 and not name.is_dir():
+            name_also(self.path, name)
+        numbered = self.keep > 1 or name.is_dir()
+        found = {int(file.stem[5:]): file for file in self.path.parent.glob("step-*.ckpt") if file.stem[5:].isdigit()}
+        limit = math.inf if resumed is None else resumed
+        current = sorted(number for number in found if number <= limit or (numbered and number == step))
+        for number in found.keys() - set(current[-self.keep :] if numbered else current):
+            remove(found[number])
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
+        """Log how to resume after a signal or a failure, if the run has started."""
         if self._started and trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
-            allow = [
-                word
-                for module in sorted(modules_named(str(pl_module.settings.strategy)))
-                for word in ("--allow", module)
-            ]
+            allow = allow_words(str(pl_module.settings.strategy))
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
             hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
             log.warning("stopped at step %d; %s", trainer.global_step, hint)

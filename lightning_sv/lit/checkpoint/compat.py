@@ -1,5 +1,6 @@
 """Check that a checkpoint has the settings of the run that loads it."""
 
+import re
 import traceback
 from dataclasses import asdict
 from math import isclose, isfinite
@@ -21,18 +22,23 @@ _READERS = ("pytorch/loops/", "/torch/optim/")
 
 
 def while_restoring(error: BaseException) -> bool:
-    """Whether what reads a restored state raised `error`: in a resumed run the checkpoint is at fault.
+    """Return True if the code that restores or reads a checkpoint's state raised `error`, not a user's code.
 
-    Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
+    Lightning restores a checkpoint without checking its entries, and has no hook for errors of its restoring code.
     """
-    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.endswith(("connectors/checkpoint_connector.py", Path(__file__).as_posix())) for file in files):
-        return True
-    return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [Path(frame.filename).as_posix() for frame in frames]
+    for file, frame in zip(files, frames, strict=True):
+        restores = file.endswith("connectors/checkpoint_connector.py") and re.match("_?(restore|resume)", frame.name)
+        if restores or file == Path(__file__).as_posix():
+            return True
+    package = Path(__file__).parents[2].as_posix()  # it contains the schedule's lambda
+    outside = [file for file in files if not file.startswith(package)]
+    return not isinstance(error, RuntimeError) and any(reader in outside[-1] for reader in _READERS)
 
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
-    """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
+    """Return the settings that weights, optimizer state and the order of the data depend on."""
     return {
         "backbone": module.backbone.settings(),
         "scale": str(module.strategy),
@@ -50,25 +56,24 @@ def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, An
 def check_settings(
     checkpoint: dict[str, Any], module: PretrainConfig, data: DataConfig | None, *, training: bool
 ) -> None:
-    """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
+    """Check that a checkpoint has the settings of this run, over which its weights or state would silently win.
 
     Args:
-        checkpoint: its entries, as loaded
-        module: what is trained
-        data: what it reads; None for other data than ours, which is not compared
-        training: optimizer, schedule, batch and where the weights started count as well
+        checkpoint: entries of the checkpoint
+        module: settings of the model
+        data: settings of the data; None for custom data, which is not compared
+        training: if True, also compare optimizer, schedule, batch and initial weights
 
     Raises:
-        ConfigError: names the first key that differs, and both values; or the optimizer state is damaged
+        ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
     """
     here = settings_of(module, data)
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ConfigError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-    keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
-    if training:
-        keys = (*keys, "optim", "schedule", "data", "init_from")
-    for key in (key for key in keys if data is not None or key not in ("tokenizer_sha256", "data")):
+    skipped = {"tokenizer_sha256", "data"} if data is None else set()
+    skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
+    for key in (key for key in here if key not in skipped):
         where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
             raise ConfigError(
@@ -82,17 +87,17 @@ def check_settings(
 
 
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
-    """Refuse another number of steps where the learning rate of the next one would be another by it.
+    """Check that a different number of steps does not change the learning rate of the next step.
 
-    A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
+    Every change of its length bends a cosine; wsd before its decay continues unchanged.
 
     Args:
-        checkpoint: as loaded, and not refused by `check_settings`
-        module: what is trained
-        max_steps: of this run
+        checkpoint: entries of a checkpoint that passed `check_settings`
+        module: settings of the model
+        max_steps: number of steps of this run
 
     Raises:
-        ConfigError: both rates, both lengths as far as they are known, and what to do
+        ConfigError: states both rates and lengths
     """
     step, segments = checkpoint.get("global_step"), Segments()
     if not isinstance(step, int) or step < 0:
@@ -111,12 +116,12 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
 
 
 def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
-    """Refuse groups and states other than those of `optimizer`, but for the scheduled rate.
+    """Check that groups, except for the scheduled rate, and the shapes of states are those of `optimizer`.
 
-    Torch would load them; a state of another shape makes a fused step write past its end.
+    Torch would load them, and a fused step would write past the end of a state of a different shape.
 
     Raises:
-        ConfigError: says what is not as it should be
+        ConfigError: a group or state differs
     """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -146,7 +151,7 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
-    """Return the dotted key and both values where two settings first differ; the values are equal if they do not."""
+    """Return the dotted key and both values of the first difference of two settings; equal values if there is none."""
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*now, *then]):
             if then.get(name) != now.get(name):

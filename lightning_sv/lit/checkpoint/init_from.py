@@ -1,17 +1,17 @@
-"""Weights that a run starts from: whether those of another run fit this one, and where they are from."""
+"""Initial weights from another run or from transformers."""
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import first_difference
-from lightning_sv.nn import BackboneConfig
+from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
@@ -27,86 +27,88 @@ _KEY = "--model.init_from"
 
 
 class Start(NamedTuple):
-    """Weights to start from.
+    """Weights that a run starts from.
 
     Attributes:
-        weights: by their names in the backbone
-        origin: what `summary.json` says of them: checkpoint, label, commit, step, tokens, corpus_hash, and the origin
-            of the run that they are of; None where a checkpoint of an earlier version does not say
+        load: fill a backbone with them
+        text: sentence about them for the terminal
+        origin: for `summary.json`: checkpoint, label, commit, step, tokens, corpus_hash, and the origin of its run;
+            None for a model of transformers
     """
 
-    weights: dict[str, Tensor]
-    origin: dict[str, Any]
-
-    def __str__(self) -> str:
-        made = self.origin
-        return (
-            f"starts from the weights of {made['checkpoint']}, {made['label']} after step {made['step']:,}; "
-            "the optimizer, the schedule and the order of the data begin anew"
-        )
+    load: Callable[[Backbone], object]
+    text: str
+    origin: dict[str, Any] | None = None
 
 
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
-    """Read the weights of `init_from`, if they make this model the function that they made of theirs.
+    """Read the weights of `init_from`, if they make this model the same function as theirs.
 
     Args:
-        init_from: a checkpoint, or a run directory for its last
-        module: what is trained; how it is trained may differ: optimizer, schedule, decay, name, initialization
-        data: what it reads; the text may differ, its tokenizer may not
+        init_from: checkpoint, run directory for its last one, or folder of transformers
+        module: settings of the model; optimizer, schedule, decay, name and initialization may differ from theirs
+        data: settings of the data; the text may differ, its tokenizer may not
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or its model or tokenizer is another: names the first
+        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
             key that differs, and both values
     """
+    if is_of_transformers(init_from):
+        # 0.2 seconds of imports
+        from lightning_sv.interop.hf.load import check_start, load_hugging_face
+        from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
+
+        check_start(module.meta(), init_from)
+        check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
+        text = f"starts from the weights of {init_from}, a model of transformers"
+        return Start(partial(load_hugging_face, folder=init_from), text)
     path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
     try:
         model = read_model(path, allow=modules_named(str(module.strategy)))
     except ConfigError as error:
         raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]
-    theirs = _function(model.config, model.strategy, model.options)
-    ours = _function(module.backbone, module.strategy, module.scale_options)
-    where, then, now = first_difference("model", theirs, ours)
-    if then == now:
-        where, then, now = "tokenizer_sha256", made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
-    if then != now:
-        raise ConfigError(
-            f"model.init_from: {path} has {where} = {then}, this run has {now}; start from weights of the same model "
-            "and tokenizer."
-        )
+    theirs = {"model": _function(model.config, model.strategy, model.options)}
+    ours = {"model": _function(module.backbone, module.strategy, module.scale_options)}
+    theirs["tokenizer_sha256"], ours["tokenizer_sha256"] = made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
+    for key in ours:
+        where, then, now = first_difference(key, theirs[key], ours[key])
+        if then != now:
+            raise ConfigError(
+                f"model.init_from: {path} has {where} = {then}, this run has {now}; start from weights of the same "
+                "model and tokenizer."
+            )
+    label, before = f"{model.strategy}{model.options.label()}", check_origin(made.get("origin"))
     try:
         step, batch = int(model.checkpoint["global_step"]), made["data"]
         origin = {
             "checkpoint": path,
-            "label": f"{model.strategy}{model.options.label()}",
+            "label": label,
             "commit": made.get("commit"),
             "step": step,
             "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
             "corpus_hash": made.get("corpus_hash"),
-            "origin": check_origin(made.get("origin")),
+            "origin": before,
         }
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"model.init_from: {path} does not say its step and batch ({error!r}).") from error
-    return Start(model.weights, origin)
+    text = (
+        f"starts from the weights of {path}, {label} after step {step:,}; the optimizer, the schedule and the order of "
+        "the data begin anew"
+    )
+    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
 
 
 def check_origin(saved: Any) -> dict[str, Any] | None:
-    """Return what a checkpoint says of the weights that its run started from; None for a run of its own.
-
-    Raises:
-        ConfigError: it is nothing that `summary.json` can hold
-    """
-    if saved is not None and not isinstance(saved, dict):
-        raise ConfigError(f"the checkpoint's origin is damaged (a {type(saved).__name__}); use another.")
+    """Return the origin in a checkpoint, None for a run of its own; raise ConfigError unless JSON can store it."""
     try:
-        json.dumps(saved)
+        return saved if saved is None else dict(json.loads(json.dumps(saved)))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the checkpoint's origin is damaged ({error}); use another.") from error
-    return saved
 
 
 def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:
-    """Return what decides the model's function of its weights, without how they are drawn and trained."""
+    """Return the settings that decide the function of given weights, without initialization and training."""
     drawn = BackboneConfig(d_model=2, n_layer=1, n_head=1)
     router = RouterConfig()
     backbone = replace(
@@ -126,14 +128,7 @@ def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOpt
 
 
 def with_sizes(words: Sequence[str]) -> list[str]:
-    """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
-
-    Args:
-        words: command line of `fit`
-
-    Raises:
-        ConfigError: the folder holds no model that can be read
-    """
+    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
     more: list[str] = []
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith(_KEY) else [word])]
     for flag, word in itertools.pairwise(["", *parts]):
