@@ -13,15 +13,15 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_sv.__main__ import main as lightning_sv
-from lightning_sv.lit.generate import generate
+from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.events import read_run
 
 
 def ours(run: Path, prompt: str, tokens: int) -> str:
     """Continue the prompt with the run, taking the most likely token."""
-    context = read_run(run, complete=False).seq_len
-    return generate(*load_trained(run), prompt, tokens=tokens, context=context, temperature=0)
+    greedy, context = Sampling(tokens, temperature=0), read_run(run, complete=False).seq_len
+    return generate(*load_trained(run), prompt, greedy, context=context)
 
 
 def theirs(folder: Path, prompt: str, tokens: int) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.data import TokenDataModule
     from lightning_sv.lit.module import PretrainModule
+    from lightning_sv.lit.text_samples import TextSamples
     from lightning_sv.nn import Backbone, BackboneConfig
     from lightning_sv.runs.checkpoint import load_backbone
     from lightning_sv.runs.events import read_run
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 #: public name -> its module, imported on first use (PEP 562), so that commands without a model start without torch
 _HOMES = {
     "PretrainCLI": "lit.cli", "PretrainModule": "lit.module",
-    "TokenDataModule": "lit.data",
+    "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
     **dict.fromkeys(("BranchNorms", "Preconditioner", "RouterMonitor", "Sharpness", "TrainingMonitor"), "callbacks"),
     **dict.fromkeys(("Backbone", "BackboneConfig"), "nn"),
     **dict.fromkeys(("RMSNorm", "ScaleOptions", "ScaleStrategy", "ScaledLinear"), "scale"),
@@ -43,6 +44,7 @@ __all__ = [
     "ScaleStrategy",
     "ScaledLinear",
     "Sharpness",
+    "TextSamples",
     "TokenDataModule",
     "TrainingMonitor",
     "__version__",

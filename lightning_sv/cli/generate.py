@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lightning_sv.lit.generate import generate
+from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import run_dir_of
 from lightning_sv.runs.events import read_run
@@ -16,19 +16,17 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="Run directory, or a checkpoint in one.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty for the start of a document.")
     parser.add_argument(
-        "--max_new_tokens", "--tokens", dest="tokens", type=number(int, 1, 1_000_000), default=120,
+        "--max_new_tokens", "--tokens", dest="tokens", type=number(int, most=1_000_000), default=120,
         help="Maximum number of tokens.",
     )  # fmt: skip
-    parser.add_argument("--temperature", type=number(float, 0), default=0.8, help="0 selects the most likely token.")
-    parser.add_argument("--top_k", type=number(int, 1, 10**9), default=50, help="Number of candidate tokens.")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 selects the most likely token.")
+    parser.add_argument("--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens.")
     parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Random seed for sampling.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     options = parser.parse_args(argv)
     trained = read_run(run_dir_of(options.run), complete=False)
     model, tokenizer = load_trained(options.run, options.allow)
-    text = generate(
-        model, tokenizer, options.prompt, tokens=options.tokens, context=trained.seq_len,
-        temperature=options.temperature, top_k=options.top_k, seed=options.seed,
-    )  # fmt: skip
+    sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
+    text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len)
     print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
     return 0

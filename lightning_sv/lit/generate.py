@@ -1,45 +1,70 @@
 """Sampling text from a trained backbone."""
 
+import math
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling options; a private generator makes equal seeds give equal text.
+
+    Args:
+        tokens: maximum number of tokens; sampling stops at an end-of-text token
+        temperature: divisor of the logits; 0 for the most likely token
+        top_k: number of most likely tokens to sample from; None for all
+        seed: random seed
+
+    Raises:
+        ConfigError: a number out of range
+    """
+
+    tokens: int
+    temperature: float = 0.8
+    top_k: int | None = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
+            raise ConfigError(
+                f"tokens is {self.tokens}, top_k is {self.top_k} and temperature is {self.temperature}; expected "
+                "tokens and top_k of at least 1, and a finite temperature of at least 0."
+            )
+
+
 @torch.no_grad()
-def generate(
-    model: Backbone,
-    tokenizer: Tokenizer,
-    prompt: str,
-    *,
-    tokens: int,
-    context: int,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
-) -> str:
-    """Return the continuation of `prompt`, without the prompt; equal seeds give equal text.
+def generate(model: Backbone, tokenizer: Tokenizer, prompt: str, sampling: Sampling, *, context: int) -> str:
+    """Return the continuation of `prompt`, without the prompt.
 
     Args:
         model: model that maps token ids (1, T) to logits (1, T, vocab_size)
         tokenizer: tokenizer of the training text; padding rows of the vocabulary are never sampled
         prompt: text; empty for the start of a document
-        tokens: maximum number of tokens; sampling stops at an end-of-text token
+        sampling: sampling options
         context: number of previous tokens the model sees, normally the training length
-        temperature: divisor of the logits; 0 for the most likely token
-        top_k: number of most likely tokens to sample from
-        seed: random seed of a private generator
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(sampling.seed)
     start = [tokenizer.eot, *tokenizer.encode(prompt)]
     ids = list(start)
-    for _ in range(tokens):
-        seen = torch.tensor([ids[-context:]], device=model.embed.weight.device)
-        logits = model(seen)[0, -1, : tokenizer.vocab_size].float().cpu()
-        best = logits.topk(min(top_k if temperature else 1, len(logits)))
-        weights = (best.values / (temperature or 1)).softmax(-1)
-        token = int(best.indices[torch.multinomial(weights, 1, generator=generator)])
+    for _ in range(sampling.tokens):
+        tokens = torch.tensor([ids[-context:]], device=model.embed.weight.device)
+        logits = model(tokens)[0, -1, : tokenizer.vocab_size].float().cpu()
+        token = _draw(logits, sampling, generator)
         if token == tokenizer.eot:
             break
         ids.append(token)
     return tokenizer.decode(ids[len(start) :])
+
+
+def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    if sampling.top_k is not None and sampling.top_k < logits.numel():
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))

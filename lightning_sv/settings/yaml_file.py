@@ -19,6 +19,7 @@ CALLBACKS = {
     "scalars": "lightning_sv.callbacks.TrainingMonitor",
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
     "experts": "lightning_sv.callbacks.RouterMonitor",
+    "samples": "lightning_sv.lit.text_samples.TextSamples",
     "checkpoint": "lightning_sv.lit.checkpoint.callback.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }

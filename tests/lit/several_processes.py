@@ -32,7 +32,7 @@ MODELS: dict[str, list[str]] = {
     "muon": ["--model.scale", "unified", *MUON],
     "moe": ["--model.scale", "hg+dp+or", *MIXTURE, "--model.backbone.router.balance_coef", "1.0"],
     "moe-muon": ["--model.scale", "unified", *MIXTURE, *MUON, "--model.backbone.router.balance", "bias"],
-    "mixed": ["--model.scale", "unified", *MIXED, "--checkpoint.keep", "2"],
+    "mixed": ["--model.scale", "unified", *MIXED, "--samples.tokens", "2", "--checkpoint.keep", "2"],
 }
 STOPPED_ONCE = ("unified", "moe-muon")
 #: keeps its weights gathered through the micro-batches of a step

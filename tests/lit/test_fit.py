@@ -155,6 +155,8 @@ COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
         (["--model.optim.name", "sgd"], "known: adamw muon"),
         (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
         (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
+        (["--samples.tokens", "-1"], "samples.tokens is -1"),
+        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
         ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
         # a model that cannot be built, before the corpus is read
         ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),

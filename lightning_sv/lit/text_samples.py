@@ -1,0 +1,66 @@
+"""Text sampled during training, on TensorBoard's Text page."""
+
+import time
+from contextlib import nullcontext
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
+from lightning_sv.callbacks.training_monitor import axis, pause_throughput
+from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.generate import Sampling, generate
+from lightning_sv.nn import Backbone
+
+
+class TextSamples(L.Callback):
+    """Log a continuation of a prompt after every validation; nothing if `tokens` is 0.
+
+    Sampling uses a private generator and does not affect the run: losses and weights are bitwise equal.
+
+    Args:
+        tokens: maximum number of tokens per sample, each a forward pass over at most `data.seq_len` tokens; 0 for none
+        prompt: text to continue; empty for the start of a document
+        temperature: sampling temperature; 0 for the most likely token
+        top_k: number of most likely tokens to sample from
+
+    Raises:
+        ConfigError: a number out of range
+    """
+
+    def __init__(self, tokens: int = 0, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
+        if tokens < 0:
+            raise ConfigError(f"samples.tokens is {tokens}; expected the number of tokens per sample, or 0 for none.")
+        self._prompt = prompt
+        self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that the model and its tokenizer are known."""
+        is_ours = settings_of(pl_module) is not None and data_of(trainer) is not None
+        if self._sampling is not None and not is_ours:
+            raise ConfigError("samples.tokens is set; expected a PretrainModule and a TokenDataModule for TextSamples.")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log one sample, on every device, because a sharded model needs them all."""
+        if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        settings, data = settings_of(pl_module), data_of(trainer)
+        assert settings is not None and data is not None
+        net = model_of(pl_module)
+        assert isinstance(net, Backbone)
+        start = time.perf_counter()
+        tokenizer = Tokenizer.load(data.folder)
+        compiled = settings.compile != "none"
+        # Compiling for other lengths would take long, and might recompile the training step.
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("sample", _verbatim(self._prompt + text), axis(logger, trainer))
+        pause_throughput(trainer, time.perf_counter() - start)
+
+
+def _verbatim(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.split("\n"))
