@@ -15,9 +15,9 @@ from typing import Any
 import lightning as L
 import yaml
 from jsonargparse.util import import_object
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically

@@ -68,8 +68,8 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
     except ConfigError as error:
         raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]
-    theirs = {"model": _function(model.config, model.strategy, model.options)}
-    ours = {"model": _function(module.backbone, module.strategy, module.scale_options)}
+    theirs: dict[str, Any] = {"model": _function(model.config, model.strategy, model.options)}
+    ours: dict[str, Any] = {"model": _function(module.backbone, module.strategy, module.scale_options)}
     theirs["tokenizer_sha256"], ours["tokenizer_sha256"] = made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
     for key in ours:
         where, then, now = first_difference(key, theirs[key], ours[key])
