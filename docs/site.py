@@ -1,4 +1,4 @@
-"""The site's files, for MkDocs: the pages where they are in the repository, and what they link to beside them.
+"""The site's files, for MkDocs: the pages where they are in the repository, and the files they link to.
 
 A link means the same in an editor, on a page of the repository and on the site: pages keep their paths; pictures and
 tables are copied; a linked source becomes a page of code, a linked folder a list of its files.
@@ -15,18 +15,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-#: where the reading begins; whatever is linked from there follows
+#: start pages; linked files follow
 FIRST = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "data/README.md", "docs"]
-#: packages that people import from, a page each
+#: public packages, one page per package
 API = [
     "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "analysis",
     "callbacks", "lit.module", "lit.data", "runs.events",
 ]  # fmt: skip
-#: what pages need besides the theme's files
+#: files in addition to the theme's
 ASSETS = ["site.css", "iframe-worker.js"]
-#: a table of more columns takes the room of the page's table of contents
+#: pages with wider tables hide their table of contents
 WIDE = 9
-#: what the search finds: pages to read, and not sources, reports and logs
+#: pages in the search index; sources, reports and logs are not
 SEARCHED = ("README", "docs/", "data/", "api/", "CONTRIBUTING", "SECURITY")
 COPIED = {".png", ".svg", ".csv", ".ipynb"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
