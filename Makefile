@@ -277,7 +277,7 @@ docs:  ## build the pages as a site in build/site, in .venv-docs
 	@echo 'the site: build/site/index.html'
 
 test-pages: docs $(VENV)/.run  ## check the site and a report in headless Chromium (CHROMIUM= its path); screenshots in build/screenshots
-	@$(SV) paper --budget cpu-100 --fig own-optimum --recorded results/cpu-100 --no_log --out build/report > build/report.log 2>&1
+	@$(SV) paper --budget cpu-100 --fig own-optimum --results_from results/cpu-100 --no_log --out build/report > build/report.log 2>&1
 	@"$$VENV-docs/bin/python" tests/pages_in_browser.py
 
 # Peers have a separate environment, invisible to tests and runs. ARGS applies to all: --rounds 10

@@ -28,14 +28,16 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
-    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
+    parser.add_argument(
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import."
+    )
     options = parser.parse_args(argv)
     check_unused(options.dir)
     quiet = transformers().utils.logging
     quiet.disable_progress_bar()
     quiet.set_verbosity_error()
     trained = read_run(options.run, complete=False)
-    model, tokenizer = load_trained(options.run, options.allow)
+    model, tokenizer = load_trained(options.run, options.trust_module)
     name, end = f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot])
     text = model_card(name, end, _facts(trained, model), foldable(model))
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text)

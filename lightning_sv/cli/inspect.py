@@ -52,11 +52,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
-    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import.")
+    parser.add_argument(
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import."
+    )
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
-    name, vectors, notes = _read(options.model, options.allow, trust_remote_code=options.trust_remote_code)
+    name, vectors, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
     if not vectors:
         raise ConfigError(f"{name} has no scale vectors.")
     rows = [statistics(vector) for vector in vectors]

@@ -52,7 +52,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     parser.add_argument(
-        "--recorded", nargs="+", type=Path, default=[], metavar="PATH",
+        "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
         help="Folders or CSV files of recordings with the losses of missing runs, e.g. results/cpu.",
     )  # fmt: skip
     parser.add_argument(
@@ -85,12 +85,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        runs = RunStore(out, None, recorded=read_recorded(options.recorded))
+        runs = RunStore(out, None, recorded=read_recorded(options.results_from))
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
     wanted = requests_of(figures)
     context = None if options.no_train else context_of(parse_run(list(wanted[0][0].args))[1]) if wanted else {}
-    recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
+    recorded = read_recorded(options.results_from, (context or {}).get("corpus_hash"))
     runs = RunStore(out, context, launcher, recorded)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
@@ -107,7 +107,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {shlex.quote(budget.name)}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
-    words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
+    words += ["--results_from", *(shlex.quote(str(path)) for path in options.results_from)] * bool(options.results_from)
     commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
     found = [replace(f, command=words) for f, words in zip(evaluate(figures, runs), commands, strict=True)]
     if not options.no_log:

@@ -192,8 +192,8 @@ class PretrainCLI(LightningCLI):
             "runs/<model>/<strategy>-seed<seed>, with a number if that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
-        help_extend = "Resume with a different trainer.max_steps even if the learning rate jumps."
-        parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
+        help_jump = "Resume with a different trainer.max_steps even if the learning rate jumps."
+        parser.add_argument("--allow_lr_jump", type=bool, nargs="?", const=True, default=False, help=help_jump)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         for section, callback in CALLBACKS.items():
@@ -245,7 +245,7 @@ class PretrainCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
-        ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
+        ckpt_path, may_jump = (self.config[key] for key in ("ckpt_path", "allow_lr_jump"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         checksums = trainer.local_rank == 0
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
@@ -259,7 +259,7 @@ class PretrainCLI(LightningCLI):
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
             check_settings(checkpoint, model, data, training=True)
-            if not extend:
+            if not may_jump:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)
@@ -302,7 +302,7 @@ class PretrainCLI(LightningCLI):
             file.write_bytes(tokenizer.content)
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # only for this start
+            config["run_dir"], config["ckpt_path"], config["allow_lr_jump"] = None, None, False  # only for this start
             for key in INPUTS:  # the run may be resumed in a different folder
                 if config[key] is not None and not is_remote(config[key]):
                     config[key] = str(Path(config[key]).absolute())

@@ -157,7 +157,7 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
     if foreign:
         raise ConfigError(
             f"{path}: its strategy {saved['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
-            f"(--allow {foreign[0]})."
+            f"(--trust_module {foreign[0]})."
         )
     try:
         config = BackboneConfig(**saved["backbone"])

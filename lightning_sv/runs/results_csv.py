@@ -53,15 +53,17 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
     for given in paths:
         path = given if given.is_file() else given / RESULTS
         if not path.is_file():
-            raise ConfigError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
+            raise ConfigError(f"--results_from: there is no {path}; give the folder of a report, e.g. results/cpu.")
         with csv_rows(path) as reader:
             if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-                raise ConfigError(f"--recorded: {path} has no column {lacking[0]}; expected a report of this version.")
+                raise ConfigError(
+                    f"--results_from: {path} has no column {lacking[0]}; expected a report of this version."
+                )
             for row in reader:
-                run = _run(row, f"--recorded: {path}, line {reader.line_num}")
+                run = _run(row, f"--results_from: {path}, line {reader.line_num}")
                 if corpus_hash not in (None, run.summary["corpus_hash"]):
                     raise ConfigError(
-                        f"--recorded: the corpus of {path} is {run.summary['corpus_hash'][:12]}; expected "
+                        f"--results_from: the corpus of {path} is {run.summary['corpus_hash'][:12]}; expected "
                         f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
                     )
                 found.setdefault(run.dir.name, run)

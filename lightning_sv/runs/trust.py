@@ -17,15 +17,15 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line without --allow, and the allowed modules.
+    """Return a command line without --trust_module, and the allowed modules.
 
-    >>> split_allow(["fit", "--allow", "a", "b", "--extend"])
-    (['fit', '--extend'], ['a', 'b'])
+    >>> split_allow(["fit", "--trust_module", "a", "b", "--allow_lr_jump"])
+    (['fit', '--allow_lr_jump'], ['a', 'b'])
     """
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--allow", nargs="*", action="extend", default=[])
+    parser.add_argument("--trust_module", nargs="*", action="extend", default=[])
     options, rest = parser.parse_known_args(words)
-    return rest, options.allow
+    return rest, options.trust_module
 
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
@@ -44,7 +44,7 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
         recorded = file.is_file() and file.parent.resolve() == run.parent.parent.resolve()
         if recorded and (foreign := sorted(modules_of(file) - set(allow))):
             raise ConfigError(
-                f"{config} would import {foreign[0]}; if you trust that module, allow it (--allow {foreign[0]})."
+                f"{config} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
             )
 
 

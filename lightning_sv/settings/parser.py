@@ -47,7 +47,7 @@ _ABOUT_TYPES = re.compile(
     r"a (class path|dict) |Unable to load|Import path|Given value|$"
 )
 #: keys of a single start of a run: ours and LightningCLI's
-_START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
+_START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
 
 
 class Parser(ArgumentParser):

@@ -158,7 +158,7 @@ def test_fit_and_resume_refuse_a_damaged_shard_and_write_nothing(
     good = shard.read_bytes()
     if how == "bit-flipped":
         assert main([*fit, "1"]) == 0
-        fit = [*fit[:-1], "--extend", "--ckpt_path", "last", "--trainer.max_steps"]
+        fit = [*fit[:-1], "--allow_lr_jump", "--ckpt_path", "last", "--trainer.max_steps"]
         _flip(shard)
     elif how == "deleted":
         shard.unlink()

@@ -110,16 +110,16 @@ def test_the_command_takes_recordings(
 ) -> None:
     report, before = trained
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--no_log", "--recorded", str(report)]
+    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--no_log", "--results_from", str(report)]
     assert run_paper([*words, "--dry_run"]) == 0
     assert "missing: 0 runs" in capsys.readouterr().out
     assert run_paper([*words, "--no_train"]) == 0
     assert "Holds: hg - shared is -0.030 nats" in " ".join(capsys.readouterr().out.split())
     assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence
     assert not (tmp_path / "out/runs").exists()
-    assert f"--recorded {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
+    assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     for other, message in (
-        (tmp_path, r"--recorded: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
+        (tmp_path, r"--results_from: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
         (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; expected a report of this version"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -24,7 +24,7 @@ def one_step(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> OneStep:
 
     def copied(folder: Path) -> tuple[list[str], Path]:
         run = shutil.copytree(trained / "run", folder / "run")
-        return [*fit, "2", "--extend", "--run_dir", str(run)], run / "checkpoints/last.ckpt"
+        return [*fit, "2", "--allow_lr_jump", "--run_dir", str(run)], run / "checkpoints/last.ckpt"
 
     return copied
 

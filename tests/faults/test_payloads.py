@@ -94,8 +94,8 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
     corpus: Path, tmp_path: Path, marker: Path, module: str, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus, scale=f"hg+dnp+iwd+{module}:MyScale")
-    assert f"--allow {module}" in refused("generate", str(run))
-    assert f"--allow {module}" in refused("generate", str(run), "--allow", "another")
+    assert f"--trust_module {module}" in refused("generate", str(run))
+    assert f"--trust_module {module}" in refused("generate", str(run), "--trust_module", "another")
     assert not marker.exists()
     with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
@@ -221,11 +221,11 @@ def test_resumed_config_imports_allowed_modules_only(
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text(text.format(module))
     resume, last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")], ["--run_dir", str(run), "--ckpt_path=last"]
-    for command, *more in (["validate", *resume], ["fit", *last], ["fit", *resume, "--allow", "another"]):
-        assert f"--allow {module}" in refused(command, "--config", str(run / "config.yaml"), *more)
+    for command, *more in (["validate", *resume], ["fit", *last], ["fit", *resume, "--trust_module", "another"]):
+        assert f"--trust_module {module}" in refused(command, "--config", str(run / "config.yaml"), *more)
     assert not marker.exists()
-    error = refused("fit", "--allow", module, "--config", str(run / "config.yaml"), *resume)
-    assert f"--allow {module}" not in error  # the import is allowed, and of the wrong kind
+    error = refused("fit", "--trust_module", module, "--config", str(run / "config.yaml"), *resume)
+    assert f"--trust_module {module}" not in error  # the import is allowed, and of the wrong kind
 
 
 def test_terminal_escapes_are_not_printed(

@@ -65,7 +65,7 @@ def run(run_dir: Path, strategy: str, args: list[str]) -> None:
         blind = os.environ["RANK"] != "0"  # as on a node that does not see the checkpoint yet
         seen = (lambda run_dir: None) if blind else find_last_checkpoint
         with patch("lightning_sv.lit.cli.find_last_checkpoint", seen):
-            assert main([*fit, "--trainer.max_steps", "9", "--extend"]) == 2
+            assert main([*fit, "--trainer.max_steps", "9", "--allow_lr_jump"]) == 2
     assert main(["validate", *args, "--ckpt_path", str(run_dir / "checkpoints/last.ckpt"), "--json"]) == 0
 
 

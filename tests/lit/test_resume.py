@@ -104,13 +104,13 @@ def test_extended_run_records_its_lengths(run_args: list[str], tmp_path: Path, m
         again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
         if name == "c":
             assert main(again) == 2
-        assert main(again + ["--extend"] * (name == "c")) == 0
+        assert main(again + ["--allow_lr_jump"] * (name == "c")) == 0
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["steps"] == 12
         assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
         assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
         run = read_run(tmp_path / name)
-        assert run.config["trainer"]["max_steps"] == 12 and run.config["extend"] is False
+        assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
         assert "learning rate is that of no single schedule" in comparability_warnings({name: run}, ())[0]
     lr = read_run(tmp_path / "w").curve("lr").values
     assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
@@ -128,7 +128,7 @@ def test_error_of_user_code_in_a_resumed_run_is_not_a_damaged_checkpoint(
     assert main([*fit, "1"]) == 0
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: [][0])
     with pytest.raises(IndexError):
-        main([*fit, "2", "--extend"])
+        main([*fit, "2", "--allow_lr_jump"])
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
     for number, state in check_checkpoint(str(alone / LAST))["optimizer_states"][0]["state"].items():
         for key, value in state.items():
             assert torch.allclose(states[number][key], value, rtol=1e-3, atol=1e-6), (number, key)
-    single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--extend"]
+    single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
     assert main(["fit", *args, "--trainer.max_steps", "9", *single]) == 0
 
     # and refuses what is incomplete

@@ -59,7 +59,7 @@ def test_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
         (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
         (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
-        (["--extend", "maybe"], "error: extend is maybe; expected true or false.\n"),
+        (["--allow_lr_jump", "maybe"], "error: extend is maybe; expected true or false.\n"),
         (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
         (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
         (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),

@@ -80,7 +80,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
 
 def allow_words(strategy: str) -> list[str]:
     """Return the command-line words that allow the modules of a strategy."""
-    return [word for module in sorted(modules_named(strategy)) for word in ("--allow", module)]
+    return [word for module in sorted(modules_named(strategy)) for word in ("--trust_module", module)]
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:

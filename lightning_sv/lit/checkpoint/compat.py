@@ -111,7 +111,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     raise ConfigError(
         f"the checkpoint is at step {step}{length} of its {module.schedule.name} schedule, with learning rate "
         f"{then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}. Resume with the same trainer.max_steps, "
-        "start a new run (a wsd one can be extended until it decays), or take the jump with --extend."
+        "start a new run (a wsd one can be extended until it decays), or take the jump with --allow_lr_jump."
     )
 
 
