@@ -144,7 +144,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     """Parse `--key value` or `--key=value`, keys of all runs."""
     files, keys = parse_overrides(rest, "paper")
     if files or not all("." in key for key in keys):
-        raise ConfigError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
+        raise ConfigError(f"paper: {' '.join(rest)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR.")
     if "model.scale" in keys:
         raise ConfigError("paper: --model.scale is set by the arms of each figure; use compare for other strategies.")
     return keys

@@ -133,7 +133,10 @@ class Manifest:
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist; expected a complete corpus in {dir}. Prepare it first.")
+            raise ConfigError(
+                f"{path} does not exist; expected a complete corpus in {dir}. Run `lightning-sv prepare` or "
+                "`make data`, or correct data.corpus.dir."
+            )
         try:
             data = json.loads(path.read_text())
         except (ValueError, RecursionError) as error:

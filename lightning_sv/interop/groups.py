@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
+from lightning_sv.scale.strategy import DECAYS
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -68,6 +69,8 @@ def decayed_names(
     Raises:
         ConfigError: as `param_groups`
     """
+    if policy not in DECAYS and ":" not in policy:  # module:Name is a policy of the user
+        raise ConfigError(unknown("policy", policy, DECAYS))
     if roles is None:
         roles = weight_decay_roles(model, example, known)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

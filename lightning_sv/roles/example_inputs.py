@@ -44,8 +44,8 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     kwargs = _from_config(model)
     if kwargs is None:
         raise ConfigError(
-            f"{type(model).__name__} has no config that describes its inputs; call weight_decay_roles in Python with "
-            "example=, the tensor, tuple or dict of keywords of its forward."
+            f"{type(model).__name__} has no config that describes its inputs; pass example=, the tensor, tuple or "
+            "dict of keywords of its forward. Commands take models with a config alone."
         )
     return (), kwargs
 

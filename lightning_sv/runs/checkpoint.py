@@ -41,7 +41,7 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
     if is_sharded(path):
         checkpoint: Any = read_sharded(path, tensors=tensors)
     elif not regular(Path(path)).is_file():
-        raise ConfigError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+        raise ConfigError(f"the checkpoint is {path}, which does not exist; expected a file such as RUN/{LAST}.")
     else:
         if checksums:
             check_archive(path)

@@ -23,7 +23,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
         raise ConfigError(
-            f"{command}: {' '.join(words)} is not understood; keys of fit are given as --data.corpus.dir DIR."
+            f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
         )
     files: list[Path] = []
     keys: dict[str, Any] = {}

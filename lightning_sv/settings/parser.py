@@ -133,7 +133,8 @@ class Parser(ArgumentParser):
             return ""
         leaves = {name.rpartition(".")[2]: name for name in known}
         leaf = key.rpartition(".")[2]
-        near = [ELSEWHERE[leaf]] if leaf in ELSEWHERE else get_close_matches(key, known, n=1, cutoff=0.7)
+        near = [found[leaf] for found in (ELSEWHERE, leaves) if leaf in found][:1]
+        near = near or get_close_matches(key, known, n=1, cutoff=0.7)
         near = near or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -379,7 +379,7 @@ def test_the_command(
     (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
     (["--submit"], "add --slurm"),
     (["--jobs", "0"], "--jobs is 0"),
-    (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
+    (["--fig", "iwd", "--data.corpus.dir"], "is neither an option nor a key"),
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),

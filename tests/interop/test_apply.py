@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.scale import ScaleOptions
@@ -283,6 +284,12 @@ def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
     model, untie = build(), options.get("untie_head", False)
     with unchanged(model), pytest.raises(ValueError, match=why):
         apply_strategy(model, strategy, options=None if untie else ScaleOptions(**options), untie_head=untie)
+
+
+@pytest.mark.parametrize("model", [nn.Linear, "llama"])
+def test_apply_strategy_of_a_class_or_a_name_is_refused(model: Any) -> None:
+    with pytest.raises(ConfigError, match="expected an nn.Module"):
+        apply_strategy(model, "hg+dp")
 
 
 def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import ModelParameter, Roles, decayed_names, param_groups, weight_decay_roles
 from tests.roles.families import find
 
@@ -119,6 +120,11 @@ def test_a_number_that_is_none_is_refused_by_name(key: str) -> None:
     for value in ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1]):
         with pytest.raises(ValueError, match=f"^{key} is "):
             param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, key: value})
+
+
+def test_param_groups_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy 'iwdd' is unknown; known: wd iwd owd nowd"):
+        param_groups(nn.Linear(2, 2), 0.1, 0.1, policy="iwdd")
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:

@@ -147,7 +147,7 @@ COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
         (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
         (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
         (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
-        (["--ckpt_path", "last.ckpt"], "no checkpoint at last.ckpt"),
+        (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
         (["--ckpt_path", __file__], "is not a readable checkpoint"),
         (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
         (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),

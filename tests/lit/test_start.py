@@ -99,7 +99,7 @@ def test_init_from_run_records_its_origin_and_resumes_without_it(
         (["--model.backbone.d_model", "64"], "backbone.d_model = 32, this run has 64"),
         (["--model.backbone.n_head", "4"], "backbone.n_head = 2, this run has 4"),
         (["--model.backbone.rope_theta", "500"], "backbone.rope_theta = 10000.0, this run has 500.0"),
-        (["--model.init_from", "nowhere"], "no checkpoint at nowhere"),
+        (["--model.init_from", "nowhere"], "checkpoint is nowhere"),
         (["--model.init_from", __file__], "is not a readable checkpoint"),
     ],
 )

@@ -55,11 +55,12 @@ def test_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "message"),
     [
         (["--model.optim.learning_rate", "1"], "Did you mean 'model.optim.lr'?"),
+        (["--model.lr", "0.1"], "Did you mean 'model.optim.lr'?"),
         (["--data.batch_size=3"], "Did you mean 'data.global_batch'?"),
         (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
         (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
         (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
-        (["--allow_lr_jump", "maybe"], "error: extend is maybe; expected true or false.\n"),
+        (["--allow_lr_jump", "maybe"], "error: allow_lr_jump is maybe; expected true or false.\n"),
         (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
         (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
         (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),

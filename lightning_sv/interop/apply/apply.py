@@ -86,6 +86,8 @@ def apply_strategy(
         UserWarning: some vectors deviate from the strategy
     """
     parsed = ScaleStrategy.parse(strategy)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {model!r}; expected an nn.Module, not its class or its name.")
     model = uncompiled(model)
     _check(model)
     with ExitStack() as undo:  # restores the model unless all checks pass
