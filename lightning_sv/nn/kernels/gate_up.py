@@ -166,7 +166,7 @@ def _backward(  # noqa: PLR0913
     sum_up = tl.zeros((BLOCK,), WIDE)
     for step in range(ROWS):
         row = tl.program_id(0) * ROWS + step
-        mask = (i < F) & (row < n)
+        mask = i < tl.where(row < n, F, 0)
         long = row.to(tl.int64)
         rrms_gate = tl.load(rrms_at + row, row < n, 0.0).to(WIDE)
         rrms_up = tl.load(rrms_at + n + row, row < n, 0.0).to(WIDE)
