@@ -77,7 +77,7 @@ RULES = (
          lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
          "the product of learned queries and a matrix adds it"),
     Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
-         "a function of parameters: its result is classified where it is combined with data"),
+         "a function of parameters: its result is classified when it is combined with data"),
     Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
          "rows of a table are selected by index"),
     Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self",

@@ -152,7 +152,7 @@ COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
         (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
         (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),
         (["--model.backbone.name", "mine"], "set model.optim.lr"),
-        (["--model.optim.name", "sgd"], "known: adamw muon"),
+        (["--model.optim.name", "lion"], "known: adamw muon sgd"),
         (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
         (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
         (["--samples.tokens", "-1"], "samples.tokens is -1"),

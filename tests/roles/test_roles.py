@@ -235,7 +235,7 @@ def test_what_cannot_be_classified_is_named() -> None:
         weight_decay_roles(Mixed("other"), IDS)
     with pytest.raises(ValueError, match="ids, please"):
         weight_decay_roles(Mixed(), IDS.float())
-    with pytest.raises(ValueError, match="Mixed .* with example="):
+    with pytest.raises(ValueError, match="Mixed .* example="):
         weight_decay_roles(Mixed())
     with pytest.raises(ValueError, match="meta device, .* fake_model"):
         weight_decay_roles(Mixed().to("meta"), IDS)
