@@ -166,7 +166,8 @@ class RunResolver:
         if module.init_from is not None:
             identity["model"]["init_from"] = _content(module.init_from)  # type: ignore[index]
         hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")
-        shown = {k: v for k, v in changes.items() if k.startswith("model.") and not k.startswith(hidden)}
+        named = ("model.", "trainer.gradient_clip_val")
+        shown = {k: v for k, v in changes.items() if k.startswith(named) and not k.startswith(hidden)}
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
         probes = [f"probes {panel.probes}"] if panel.probes else []
         tokens = steps * data.tokens_per_step
