@@ -119,6 +119,19 @@ def test_protocol_tables_equal_the_recording() -> None:
     assert verdict["verdict"] == verdict["corrected"] == "holds" and shown in page("cpu-100-protocol")
 
 
+def test_tables_of_the_settings_equal_the_recording() -> None:
+    """Mean losses and differences, in the order of the recording; the pages quote the second policy's difference."""
+    losses: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows("cpu-settings/results.csv"):
+        losses[row["panel"], row["arm"]].append(float(row["val_loss"]))
+    means = [f"{sum(values) / len(values):.4f}" for values in losses.values()]
+    found = [interval(row) for row in rows("cpu-settings/differences.csv") if row["quantity"] == "final loss"]
+    settings, policies = (table(page("cpu-settings"), head) for head in ("| setting |", "| decay of |"))
+    assert [cell for row in settings for cell in row[1:3]] + [row[1] for row in policies] == means
+    assert [row[-1] for row in (*settings, *policies[1:])] == found
+    assert "0.008 below" in page("decay") and found[4].startswith("-0.008 (-0.015 to -0.002")
+
+
 def test_results_table_equals_the_recording() -> None:
     """A row is an arm at its own optimum, a column a length."""
     expected: dict[str, list[str]] = defaultdict(list)
