@@ -166,7 +166,7 @@ class CopyingMonitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure when due, on every device, because a sharded model needs them all."""
+        """Measure when due, on every device, because a sharded model needs all of them."""
         if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
             return
         data, settings = data_of(trainer), settings_of(pl_module)

@@ -97,8 +97,8 @@ def fitting_sequences(
 ) -> int:
     """Return the number of sequences per probe, from the run's plan only.
 
-    Strategy and measured times do not enter, and subsets that a strategy lacks count, so that compared runs use the
-    same batch. The overhead of a product, most of its cost in a small model, is an estimate.
+    It depends on neither strategy nor measured times, and includes subsets that a strategy lacks, so compared runs use
+    the same batch. The overhead of a product, most of its cost in a small model, is an estimate.
 
     Args:
         config: sizes of the backbone

@@ -30,14 +30,14 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
 
     - drift, dead, negative: `gamma_figures`; beta, if there is one
     - p_radial, p_tangent: `parameterization_preconditioner`, for `or` and `er`
-    - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2), where w_j has the columns of
-      all branches that share gamma; by the paper (Section 2.2) weight decay of both keeps it small
+    - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2). w_j has the columns of
+      all branches that share gamma. Weight decay of both keeps it small (paper, Section 2.2)
     - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1)
 
-    Each side is evaluated alone, in closed form: the joint
-    preconditioner of both sides needs Lanczos on vectors of W's size (`curvature.eigenvalue_range`), which is too
-    slow for every branch. Means over experts; 'mean/...' over layers. Norms without branches have an output side
-    only. A collective if weights are sharded.
+    Each side is evaluated alone, in closed form. The joint preconditioner of both sides needs Lanczos on vectors of
+    W's size (`curvature.eigenvalue_range`), which is too slow for every branch.
+    Means over experts; 'mean/...' over layers. Norms without branches have an output side only. A collective if
+    weights are sharded.
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -65,7 +65,7 @@ def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
     `or`: d and beta^2 d / ||alpha||^2. `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
 
     Args:
-        vector: a `ScaleVector`; of other functions nothing is known
+        vector: a `ScaleVector`; the result is empty for other functions
 
     Returns:
         'p_radial' and 'p_tangent', each of shape (*batch_dims, 1).

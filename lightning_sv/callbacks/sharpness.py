@@ -50,7 +50,7 @@ class Sharpness(L.Callback):
     split, on an eager float32 copy of the weights. Training may therefore be compiled, sharded, in bfloat16 and with
     fused attention. The loss excludes a router's auxiliary loss; the selection of experts has zero curvature.
     lambda_max is computed by Lanczos (its error bounds the distance to an eigenvalue; if stopped early, the value is
-    too low, see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, with the same random vectors each time.
+    too low; see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, with the same random vectors each time.
     Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
     weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
@@ -63,7 +63,7 @@ class Sharpness(L.Callback):
         subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without parameters are skipped
         probes: maximum number in the run: before the first step, then geometrically spaced from 1% of the run
         budget: maximum fraction of the run's time. The batch size is chosen accordingly; a probe that
-            would exceed it is skipped and counted in sharpness/skipped. The first and last always run
+            would exceed it is skipped and counted in sharpness/skipped. The first and last probe always run
         sequences: batch size; null for the size that fits the budget by the run's plan, equal for every strategy
         method: exact: products on the graph of the gradient, with the math kernel of attention; difference:
             central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct)
@@ -199,13 +199,13 @@ class Sharpness(L.Callback):
                 return
             if exact:
                 log.warning(
-                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free: differences of gradients instead",
+                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free; using differences of gradients",
                     needed / 2**30,
                     free / 2**30,
                 )
         raise ConfigError(
-            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, what "
-            "training leaves of the device. Leave out the subset all, or lower lanczos_steps or sequences."
+            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, the "
+            "memory that training leaves free. Remove the subset all, or lower lanczos_steps or sequences."
         )
 
     def on_train_batch_end(

@@ -118,7 +118,7 @@ class HessianProduct:
             if "modified by an inplace" in str(error):
                 raise ConfigError(
                     "the model has changed since HessianProduct was built, by an optimizer step or a "
-                    "DifferenceProduct; build another one."
+                    "DifferenceProduct; build a new one."
                 ) from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise

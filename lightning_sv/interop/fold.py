@@ -205,7 +205,7 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         if left is not None and bool((left != 1).any()):
             raise ConfigError(
                 f"{path}: the strategy {str(model.strategy)!r} cannot represent the imported scale vector; "
-                "use another one, for instance hg+dp+or+iwd."
+                "use a different one, for instance hg+dp+or+iwd."
             )
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)

@@ -39,7 +39,7 @@ def param_groups(
         known: given roles, by parameter name
 
     Raises:
-        ConfigError: as `weight_decay_roles`; `roles` belong to another model; or a number is negative or not finite
+        ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         try:

@@ -73,7 +73,7 @@ class Backbone(nn.Module):
         self.config = config
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
-        # An explicit weight: nn.Embedding would sample one, for which torch imports its compiler on the meta device.
+        # An explicit weight, because nn.Embedding would sample one, which imports torch's compiler on the meta device.
         self.embed = nn.Embedding(
             config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
         )

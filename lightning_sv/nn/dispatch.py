@@ -41,7 +41,7 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
 def layout(experts: Int[Tensor, "N k"], n_expert: int) -> Layout:
     """Return the layout of the choices in a buffer of static size, without a host synchronization.
 
-    The choices of an expert are in token order (and in the order of choices if a token names it twice).
+    The choices of an expert are in token order (and in the order of choices if a token selects it twice).
 
     Args:
         experts: (N, k) int64, ids of the selected experts

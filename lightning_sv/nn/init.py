@@ -31,7 +31,7 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
     o_proj and down_proj, it is divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
 
     Args:
-        model: a model on any device but meta
+        model: a model on any device except meta
         config: configuration with the standard deviations
         seed: seed; each parameter's values depend on it and on the parameter's name
         prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
@@ -49,9 +49,9 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         std = config.init_std_by_role.get(roles.get(parameter, "matrix"), config.init_std)
         if config.init_residual_scaling and parameter in writers:
             std /= math.sqrt(2 * config.n_layer)
-        # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default one.
+        # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default device.
         generator = _generator(seed, prefix + name)
-        # Without a name for the values, which would keep a matrix until the next one is drawn.
+        # Do not assign the values to a variable: it would keep a matrix in memory until the next one is sampled.
         parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(std))
 
 

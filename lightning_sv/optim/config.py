@@ -21,8 +21,8 @@ class OptimConfig:
         beta1: decay of AdamW's first moment, or SGD's momentum
         beta2: decay of AdamW's second moment
         eps: added to the root of AdamW's second moment
-        weight_decay: decay of the groups that decay; decoupled from the gradient but for SGD
-        undecayed: matrix roles without decay, of matrix, router, head and embedding; by default all decay, because the
+        weight_decay: decay of the groups that decay; decoupled from the gradient except for SGD
+        undecayed: roles without decay: any of matrix, router, head and embedding; by default all decay, because the
             paper does not specify it. Scale vectors decay according to the strategy
         lr_factor_by_role: factor of `lr` per role, e.g. {embedding: 0.1, input: 2}; the roles are router, head,
             embedding, input and output, and matrix always uses `lr`

@@ -94,8 +94,8 @@ class ParameterGroup:
 def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
-    Scale vectors decay if their role is in `decayed_roles` (paper, Section 2.2). Matrices decay, also the embedding,
-    the lm_head and the router; the paper does not specify it. `OptimConfig.undecayed` excludes roles.
+    Scale vectors decay if their role is in `decayed_roles` (paper, Section 2.2). Matrices decay, including the
+    embedding, the lm_head and the router; the paper does not specify it. `OptimConfig.undecayed` excludes roles.
 
     Raises:
         ConfigError: a parameter without a role

@@ -36,7 +36,7 @@ class ScheduleConfig:
         if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
             raise ConfigError(
                 f"model.schedule.warmup_ratio is {self.warmup_ratio}; expected at most stable_ratio "
-                f"{self.stable_ratio}, where wsd begins to decay."
+                f"{self.stable_ratio}, the start of the decay."
             )
 
     @property

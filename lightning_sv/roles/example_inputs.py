@@ -30,7 +30,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         )
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ConfigError(
-            "the model is on the meta device, where a forward pass cannot be traced; build it with "
+            "the model is on the meta device, which does not support tracing; build it with "
             "fake_model(lambda: ...) instead, which needs no memory either."
         )
     if isinstance(example, Mapping):
@@ -45,7 +45,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     if kwargs is None:
         raise ConfigError(
             f"{type(model).__name__} has no config that describes its inputs; pass example=, the tensor, tuple or "
-            "dict of keywords of its forward. Commands take models with a config alone."
+            "dict of keywords of its forward. Commands support only models with a config."
         )
     return (), kwargs
 
@@ -90,7 +90,7 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
 
 
 def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
-    """Return (1, 16 + len(inner)) ids; the 16 are none of `inner` and none of 0 to 3, often special tokens."""
+    """Return (1, 16 + len(inner)) ids; the 16 differ from `inner` and from 0 to 3, often special tokens."""
     ids = [i for i in range(4, 4 + TOKENS + len(set(inner or []))) if i not in (inner or [])][:TOKENS]
     ids = [i % vocabulary for i in ids]
     return torch.tensor([[*ids[: TOKENS // 2], *(inner or []), *ids[TOKENS // 2 :]]])

@@ -65,7 +65,7 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
 
 @contextmanager
 def _nothing_drawn() -> Iterator[None]:
-    """Disable torch.nn.init, some of whose functions read the values that they sampled.
+    """Disable torch.nn.init, because some of its functions read the values that they sampled.
 
     This includes functions that start with `_no_grad_`, which previously imported functions call.
     """

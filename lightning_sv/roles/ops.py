@@ -44,7 +44,7 @@ ATTENTION = frozenset(
     }
 )  # fmt: skip
 
-#: operations that keep the values, in another place or precision
+#: operations that keep the values, at a different position or precision
 COPIES = frozenset(
     {
         "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat", "repeat_interleave",
@@ -94,7 +94,7 @@ CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
 #: operations only before the output
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})
 
-#: nonlinear operations on several tensors, besides those that torch tags as pointwise
+#: nonlinear operations on several tensors, in addition to those that torch tags as pointwise
 MIXING = (
     ATTENTION
     | CHOICES

@@ -46,7 +46,7 @@ class Node:
 
     @property
     def moves(self) -> bool:
-        """True for a view or a copy: the values of its first input, in another place or precision."""
+        """True for a view or a copy: the values of its first input, at a different position or precision."""
         return self.is_view or self.op in COPIES
 
     @property
@@ -260,7 +260,7 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
     """Set eval mode with gradients and without autocast or compiled code; restore everything afterwards.
 
     A module that replaced or added a buffer, such as a cache, also gets its attributes back, because some describe the
-    buffer. Other attributes stay: transformers marks with one that it has registered its hooks.
+    buffer. Other attributes stay: in one of them transformers records that its hooks are registered.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -302,7 +302,7 @@ def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str
 
 @contextmanager
 def _conditions(model: nn.Module) -> Iterator[Any]:
-    """Apply `tracing_state` without kernels for whole layers, in the fake mode of the parameters if any."""
+    """Apply `tracing_state` without kernels for complete layers, in the parameters' fake mode if any."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)

@@ -36,7 +36,7 @@ class ScaleOptions:
         freeze_input_beta: do not train beta of scale_in if the branch's output is normalized; the loss does not
             depend on it, but Adam changes it
         share_heads: branches whose heads share one output-side vector of head width, for instance [q_proj, k_proj];
-            with `dnp` there, this is the Q/K-norm of Qwen 3, whose code can then run the model
+            with `dnp` for them, this is the Q/K-norm of Qwen 3, and Qwen 3's code can run the model
         initial_gamma_out: output-side gamma at initialization; the beta of `or`, exp(beta) of `er`
     """
 

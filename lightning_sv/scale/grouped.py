@@ -17,7 +17,7 @@ from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 #: break-even on a CPU at 30 rows per expert for 128 x 88, at 100 for 256 x 352.
 FOLD_FROM = 0.7
 #: On a CPU under autocast, weights with fewer entries per expert are concatenated for one product: 0.90 of a block's
-#: time for 128 x 88 and 256 x 176, 0.97 for 256 x 256, more than 1 for 256 x 352. In float32 the copy costs the gain.
+#: time for 128 x 88 and 256 x 176, 0.97 for 256 x 256, more than 1 for 256 x 352. In float32 the copy cancels the gain.
 AS_ONE_BELOW = 1 << 16
 
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     """Assignment of a buffer's rows to experts.
 
     Attributes:
-        expert: (R,) int64, expert of each row; E - 1 after the last block, where rows are zero and never read
+        expert: (R,) int64, expert of each row; E - 1 for rows after the last block, which are zero and never read
         ends: (E,) int32, end of each block; blocks begin at 0, ends[0], ends[1], ...
         filled: lower bound of the number of assigned rows, known without reading `ends`
     """
@@ -74,7 +74,7 @@ def grouped_products(x: Tensor, factors: Sequence[Factors], rows: Rows) -> tuple
 
 
 def _gains_as_one(x: Tensor, weight: Tensor) -> bool:
-    # Weights that are cast are copied anyway, so concatenating them is free.
+    # A cast copies the weights anyway, so concatenating them needs no further copy.
     cast = product_dtype(x, weight) != weight.dtype
     return not x.is_cuda and cast and _is_folded(x, weight) and weight[0].numel() < AS_ONE_BELOW
 

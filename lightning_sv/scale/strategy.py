@@ -50,12 +50,12 @@ class Decay:
 
 
 SHARINGS: dict[str, Sharing] = {
-    "shared": Sharing(False, "one gamma per norm, shared by the branches it feeds"),
-    "hg": Sharing(True, "heterogeneity: each branch has a gamma of its own"),
+    "shared": Sharing(False, "one gamma per norm, shared by its branches"),
+    "hg": Sharing(True, "heterogeneity: each branch has its own gamma"),
 }
 PLACEMENTS: dict[str, Placement] = {
     #                in     norm   out
-    "nop": Placement(False, False, False, "no scale vector at all: W xhat"),
+    "nop": Placement(False, False, False, "no scale vector: W xhat"),
     "bp": Placement(True, False, False, "before the matrix, the standard Llama: W (gb * xhat)"),
     "ap": Placement(False, False, True, "after the matrix: ga * (W xhat)"),
     "dp": Placement(True, False, True, "dual: ga * (W (gb * xhat))"),

@@ -142,7 +142,7 @@ class OriginalSpaceScale(ScaleVector):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set alpha to 1 and beta to the initial gamma, so that the direction's learning speed ignores it."""
+        """Set alpha to 1 and beta to the initial gamma, so that the direction's learning speed stays the same."""
         self.alpha.fill_(1.0)
         self.beta.fill_(self.initial)
 

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 class Dual(NDArrayOperatorsMixin):
     """x + ε·dx with ε² = 0: an array and its derivatives with respect to n inputs.
 
-    Supports `+ - * /`, whole powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
+    Supports `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
 
     Args:
         value: x, any shape S; float64, or objects such as Fractions or Series
@@ -91,7 +91,7 @@ def _binary(ufunc: np.ufunc, tangent: Callable[..., Any]) -> Callable[[Any, Any]
 
 def _power(x: Dual, exponent: int) -> tuple[Array, Array]:
     if isinstance(exponent, Dual) or int(exponent) != exponent or exponent < 1:
-        raise ConfigError(f"the exponent is {exponent!r}; expected a whole number of at least 1 in a student.")
+        raise ConfigError(f"the exponent is {exponent!r}; expected an integer of at least 1 in a student.")
     return np.asarray(x.value**exponent), x.tangent * _column(exponent * x.value ** (exponent - 1))
 
 

@@ -18,7 +18,7 @@ from lightning_sv.theory.dual import Array, variables
 class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
-    A subclass defines the initial parameters and A, using `+ - * /`, whole powers,
+    A subclass defines the initial parameters and A, using `+ - * /`, integer powers,
     `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, flow, exact power series and
     implicit preconditioner follow by differentiation of `effective`.
     """
@@ -27,7 +27,7 @@ class Student(ABC):
 
     @abstractmethod
     def initial(self, c: int, d: int) -> list[Array]:
-        """Return the parameters at t = 0 as arrays of whole numbers, W = 0 and every scale vector 1."""
+        """Return the parameters at t = 0 as arrays of integers, W = 0 and every scale vector 1."""
 
     @abstractmethod
     def effective(self, *blocks: Any) -> Any:
@@ -88,7 +88,7 @@ class ScaledInput(Student):
 
     @abstractmethod
     def initial_scale(self, d: int) -> list[Array]:
-        """Return the parameters of γ at t = 0, where γ = 1."""
+        """Return the parameters of γ at t = 0, with γ = 1."""
 
     @abstractmethod
     def gamma(self, *scale: Any) -> Any:
@@ -174,7 +174,7 @@ STUDENTS: dict[str, Student] = {
 
 
 def exact(values: Any) -> Array:
-    """Return an array of Fractions: whole numbers, Fractions, or floats at their exact value."""
+    """Return an array of Fractions: integers, Fractions, or floats at their exact value."""
     given = np.asarray(values)
     fractions = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
     return np.array(fractions, dtype=object).reshape(given.shape)

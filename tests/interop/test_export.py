@@ -80,7 +80,7 @@ def test_unified_runs_by_its_own_code_without_us(runs: dict[str, Path], tmp_path
     out = tmp_path / "exported"
     assert main(["export", str(runs["own"]), "--to", "hf", str(out)]) == 0
     assert (
-        "Its scale vectors are part of the matrices, but for those of:\n\n- `q_proj`" in (out / "README.md").read_text()
+        "Its scale vectors are part of the matrices, except those of:\n\n- `q_proj`" in (out / "README.md").read_text()
     )
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoConfig.from_pretrained(out, trust_remote_code=False)

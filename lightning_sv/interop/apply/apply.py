@@ -143,7 +143,7 @@ def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
         if row.name in traced.uses or row.name in traced.scaled:
             continue
         if row.name in traced.known and row.role in ("matrix", "router", "head"):
-            yield row.name, "unchanged, not reached: it reads its norm without vectors that moved to other matrices"
+            yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
         elif row.role == "other" and row.trained and row.name not in traced.known:
             yield row.name, "unchanged, because the forward pass did not reach it"
 
@@ -153,7 +153,7 @@ def _check(model: nn.Module) -> None:
     name, kinds = type(model).__name__, [type(module) for module in model.modules()]
     if isinstance(model, Backbone):
         raise ConfigError(
-            "model is a Backbone; expected another class. Build it with its strategy: Backbone(config, strategy)."
+            "model is a Backbone; expected a different class. Build it with its strategy: Backbone(config, strategy)."
         )
     if applied_modules(model) or any(scaled_weights(module) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")

@@ -130,7 +130,7 @@ class Change:
             self._branch(matrix, self._ones(matrix) if matrix in behind else None, matrix.weight, shared)
 
     def _site(self, site: Site) -> None:
-        """Move the site's vector to its matrices, if the strategy asks for it and they can take it; or keep it."""
+        """Move the site's vector to its matrices if the strategy requires it and they can absorb it; else keep it."""
         gamma = upcast(self.named[site.vector]) + (site.origin or 0.0)
         moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
         if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
@@ -206,8 +206,8 @@ class Change:
             bias = self.named[site.bias]
             if ((gamma == 0) & (bias != 0)).any():
                 raise ConfigError(
-                    f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
-                    "represent. Use a strategy without hg and ap."
+                    f"{site.vector} has a zero entry at which {site.bias} is not zero; vectors behind the norm cannot "
+                    "represent that. Use a strategy without hg and ap."
                 )
             self._set(site.bias, torch.where(gamma == 0, bias, bias / gamma))
 
@@ -240,8 +240,8 @@ class Change:
         several = matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2
         if type(layer) is not nn.Linear or several:
             raise ConfigError(
-                "dnp normalizes outputs of plain nn.Linear layers only, but for "
-                f"{matrix.weight} {'it holds several matrices' if several else f'a {type(layer).__name__} owns it'}. "
+                "dnp normalizes only outputs of plain nn.Linear layers that hold one matrix; "
+                f"{matrix.weight} {'holds several matrices' if several else f'belongs to a {type(layer).__name__}'}. "
                 f"Use dp, or options.placement_at {{{matrix.word}: dp}}."
             )
         norm = OutputNorm(
@@ -325,7 +325,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
     """Fold the scale vectors of an applied strategy into the weights, in place.
 
     The model then has its own class and keys, all its parameters train, and its outputs are bitwise equal. Fold before
-    another tool reads or changes the weights, for instance before saving for other code or LoRA's merge.
+    other tools read or change the weights, for instance before saving for other code or LoRA's merge.
 
     Args:
         model: model after `apply_strategy`, or a wrapper of it
@@ -413,7 +413,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
             pending += [child for child in module._modules.values() if child is not None and child not in seen]
     if missing := sorted(vars(model)[APPLIED].sites - present):
         raise ConfigError(
-            f"{missing[0]} has lost its scale vectors, because another module replaced it, as in "
+            f"{missing[0]} has lost its scale vectors, because a new module replaced it, as in "
             "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
         )
 

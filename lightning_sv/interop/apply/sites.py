@@ -47,7 +47,7 @@ class Site:
     role: str  #: 'input' or 'output'
     bias: str | None  #: name of the bias that its norm adds
     matrices: tuple[SiteMatrix, ...]  #: matrices that read it; empty for an output vector
-    tied: tuple[str, ...]  #: names of matrices that read it and are tied to another parameter, such as an embedding
+    tied: tuple[str, ...]  #: names of matrices that read it and are tied to a different parameter, such as an embedding
     stays: str  #: reason why it cannot be folded into the matrices; '' if it can
     unfit: tuple[str, ...] = ()  #: for a norm without vector, names of matrices that read it and cannot have one
 
@@ -74,14 +74,14 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
         matrices = [matrix for name in names if (matrix := _matrix(name, traced, normalized)) is not None]
         stays = "" if row.redundant else "matrices cannot absorb it"
         if len(matrices) < len(names):
-            stays = "it is read by a convolution, a function of a matrix or another product"
+            stays = "it is read by a convolution, a function of a matrix or a different kind of product"
         for matrix in matrices:
             if matrix.weight in tied:
                 stays = f"{matrix.word} is tied and read elsewhere"
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
-                stays = f"{matrix.word} reads it with another width"
+                stays = f"{matrix.word} reads it with a different width"
         if row.name in tied:
-            stays = "it is tied to another parameter"
+            stays = "it is tied to a different parameter"
         biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
         if len(biases) > 1:
             stays = "different biases are added after it"
@@ -149,7 +149,7 @@ def _bare_norms(traced: TracedModel) -> list[Node]:
 
 
 def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
-    """Return the constant added to a parameter for gamma; None if gamma is another function, or a part, of it."""
+    """Return the constant added to a parameter for gamma; None if gamma is a different function, or a part, of it."""
     if row.name not in traced.scaled:  # a vector of an expert without tokens
         return row.decays_to
     if "bias" in traced.uses[row.name]:  # a table of gammas and biases

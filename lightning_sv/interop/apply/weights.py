@@ -1,4 +1,4 @@
-"""Parametrizations: a matrix times scale vectors, or a norm's scale vector in another form."""
+"""Parametrizations: a matrix times scale vectors, or a norm's scale vector in a different form."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if another part owns the vector
+        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if a different part owns the vector
         scale_out: source of gamma_out, (*batch_dims, d_out); None for 1
     """
 

@@ -56,7 +56,7 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
     family, theirs = _config(Path(folder))
     for what, differs in _differences(family, theirs).items():
         if differs:
-            raise ConfigError(f"{folder}: {what}, which this backbone does not support; import another checkpoint.")
+            raise ConfigError(f"{folder}: {what}, which this backbone does not support; import a different checkpoint.")
     own_width = theirs.head_dim * theirs.num_attention_heads != theirs.hidden_size
     return BackboneConfig(
         d_model=theirs.hidden_size,

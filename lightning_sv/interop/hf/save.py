@@ -26,8 +26,8 @@ tags: [lightning_sv, scale-vectors]
 
 # {name}
 
-A language model from a study of the scale vectors of RMSNorm, trained with lightning_sv. It continues text like that it
-was trained on; it follows no instructions, and nothing was done against what it may make up.
+A language model from a study of the scale vectors of RMSNorm, trained with lightning_sv. It continues text that is
+similar to its training data. It does not follow instructions, and its output can be false.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -158,6 +158,6 @@ def _folding(foldings: Sequence[Folding]) -> str:
     if not foldings:
         return "It has no scale vectors."
     if not stays:
-        return "All of its scale vectors are part of the matrices or of the plain norms beside them."
+        return "All of its scale vectors are part of the matrices or of the plain norms next to them."
     reasons = "\n".join(f"- `{site}`: {why}." for site, why in stays.items())
-    return f"Its scale vectors are part of the matrices, but for those of:\n\n{reasons}"
+    return f"Its scale vectors are part of the matrices, except those of:\n\n{reasons}"

@@ -34,7 +34,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     converted.post_processor = pieces
     converted.no_truncation()
     converted.no_padding()
-    # transformers 5 has another name for this class, which version 4 cannot load; the folder stores the name
+    # The folder stores the name of the class; transformers 5 has a different one, which version 4 cannot load.
     kind: Any = type("PreTrainedTokenizerFast", (transformers().PreTrainedTokenizerFast,), {})
     theirs = kind(
         tokenizer_object=converted, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,

@@ -119,7 +119,7 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read as safetensors ({error}); it is damaged or in another format."
+            f"{path} cannot be read as safetensors ({error}); it is damaged or in a different format."
         ) from error
 
 
@@ -129,7 +129,7 @@ class FoundVectors:
 
     model: str  #: name of the model's class
     vectors: list[StoredVector]  #: scale vectors, in the model's order
-    unread: list[str]  #: names of matrices stored in another form than in the model, without statistics
+    unread: list[str]  #: names of matrices stored in a different form than in the model, without statistics
 
 
 def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> FoundVectors:
@@ -173,8 +173,8 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
     stored = pieces.get(name, [])
     if len(stored) != 1 or stored[0].pattern is not None:
         raise ConfigError(
-            f"{name} is {'in another form' if stored else 'missing'} in the weights; expected the parameters of the "
-            "configuration's model. A file is missing, or configuration and weights belong to different models."
+            f"{name} is {'in a different form' if stored else 'missing'} in the weights; expected the parameters of "
+            "the configuration's model. A file is missing, or configuration and weights belong to different models."
         )
     if weights.shape(stored[0].key) != shape:
         raise ConfigError(
@@ -187,7 +187,7 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
 def _sums(
     matrix: SiteMatrix, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights
 ) -> dict[str, Tensor]:
-    """Return the sums of squares of each matrix in a parameter; empty if it is stored in another form."""
+    """Return the sums of squares of each matrix in a parameter; empty if it is stored in a different form."""
     name, axis = matrix.weight, matrix.in_axis - len(shape)
     stored = pieces.get(name, [])
     if not any(piece.pattern for piece in stored):

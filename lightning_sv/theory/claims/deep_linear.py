@@ -31,7 +31,7 @@ class DeepLinear(Student):
     W_2ᵀ W_2 = W_1 W_1ᵀ.
 
     Args:
-        start: diagonal of both layers; a whole number or a Fraction for exact power series
+        start: diagonal of both layers; an integer or a Fraction for exact power series
     """
 
     name = "DLN"

@@ -65,7 +65,7 @@ def _preconditioner() -> Finding:
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(300):
-        # α away from 0, where Norm has no derivative
+        # keep α away from 0, because Norm has no derivative there
         alpha = rng.standard_normal(rng.integers(1, 7))
         alpha *= rng.uniform(0.5, 2) / np.linalg.norm(alpha)
         beta = rng.standard_normal(1)
