@@ -110,9 +110,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     for i, (arm, (colour, line_style), pair) in enumerate(pairs):
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
-        end = panel.difference(
-            *base.paired(arm)[::-1], confidence=TWO_SIDED
-        )  # as in the table
+        end = panel.difference(*base.paired(arm)[::-1], confidence=TWO_SIDED)  # as in the table
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
         if len(pair.tokens) == 1:  # a bar; bars of several arms are side by side
             bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
