@@ -38,13 +38,16 @@ def test_workflow_commands_are_make_targets(path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_workflows_test_the_oldest_supported_python_and_torch() -> None:
+def test_workflows_test_the_oldest_and_the_newest_supported_versions() -> None:
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
     tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
-    oldest = re.search(r'"torch>=([\d.]+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
+    oldest = re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
     default = re.search(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert oldest[0] and oldest[1] and default
-    assert tried["torch"] == [f"{oldest[0][1]}.0", default[1]] and tried["python"][0] == oldest[1][1]
+    assert (
+        tried["torch"] == [f"{oldest[0][1]}.0", default[1], f"2.{int(oldest[0][2]) - 1}.0"]
+        and tried["python"][0] == oldest[1][1]
+    )
     assert {path.stem for path in WORKFLOWS} == {"check", "test", "faults"}
 
 
