@@ -66,7 +66,7 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
     """Test as `directed`; a difference of losses without a direction may be equal within `MARGIN`."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Finding(EQUAL, d.p_within(MARGIN))
-    none = bound > -MARGIN  # else what is not below the bound is not inside the margin
+    none = bound > -MARGIN  # otherwise a value that is not below the bound is not inside the margin
     return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=none))
 
 

@@ -176,7 +176,7 @@ class TokenLoader(DataLoader[Tensor]):
 
 
 def _outlive_signals(worker: int) -> None:
-    """Ignore signals that are sent to the whole process group: workers must finish the run's step.
+    """Ignore signals that are sent to the process group: workers must finish the run's step.
 
     SIGTERM from the run itself still ends a worker; Python uses it at exit.
     """

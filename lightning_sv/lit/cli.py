@@ -145,7 +145,7 @@ class PretrainCLI(LightningCLI):
                     parser_kwargs={"prog": f"{program} {self.command}", "parser_mode": "omegaconf+"},
                     seed_everything_default=0,
                     save_config_callback=None,
-                    auto_configure_optimizers=False,  # model.optim and model.schedule say it
+                    auto_configure_optimizers=False,  # model.optim and model.schedule set them
                 )
                 self._run()
         except (ConfigError, StoppedError) as end:

@@ -48,8 +48,8 @@ def shard(
     """Shard parameters, gradients and optimizer state over the devices of `mesh`, along their first axis.
 
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
-    Parameters are gathered and gradients reduced in float32: autocast casts what a product needs, as
-    on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
+    Parameters are gathered and gradients reduced in float32: autocast casts the inputs of a product,
+    as on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
 
     Args:
         backbone: on the meta device, to be initialized one block at a time; or initialized
@@ -132,10 +132,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """In all micro-batches of a step but the last: keep their gradients whole on every device, and reduce none.
+        """Keep complete gradients on every device in all micro-batches of a step but the last, without reduction.
 
-        Lightning's own knows DDP alone. Reducing each costs a step as many times the traffic as it has micro-batches;
-        keeping them costs 4 bytes a parameter, which `plan` counts. So it is with the weights, where `keep_gathered`.
+        Lightning's own method supports DDP only. Reducing in each micro-batch multiplies the traffic of a step by their
+        number; complete gradients cost 4 bytes per parameter, which `plan` counts. With `keep_gathered` the same holds
+        for the weights.
         """
         backbone: Any = self.lightning_module.net  # type: ignore[union-attr]
         backbone.set_requires_gradient_sync(False)

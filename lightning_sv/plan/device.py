@@ -129,9 +129,9 @@ class StartMemory(NamedTuple):
 def start_memory(net: Backbone, parallel: Parallel, gpus: int, *, read: bool = False) -> StartMemory:
     """Return the memory of the start, see `nn.init.init_weights` and `lit.fsdp.shard`.
 
-    A model is built on the GPU, and each matrix is drawn on the CPU in float32. FSDP2 builds one block after the
-    other, whole, and shards it; embedding and head come last. Weights that are read instead need the host's memory, and
-    under FSDP2 the model is there too before its blocks go to the GPU.
+    A model is built on the GPU, and each matrix is drawn on the CPU in float32. FSDP2 builds a complete block,
+    shards it, and goes on with the next one; embedding and head are last. Weights from a file need host memory instead.
+    Under FSDP2 the model is on the host too, before its blocks go to the GPU.
 
     Args:
         net: the model, on the meta device

@@ -110,7 +110,7 @@ class Parser(ArgumentParser):
         raise ConfigError(f"{sentence}{'.' * (sentence[-1] != '?')}{self._suggestion(text)}") from ex
 
     def _sentence(self, text: str) -> str:
-        """Return what the class of a value says, or else `KEY is VALUE; expected EXPECTED`, without a full stop."""
+        """Return the message of the value's class, or else `KEY is VALUE; expected EXPECTED`, without a full stop."""
         lines = [line.strip(" -") for line in text.splitlines()]
         key, value = re.match(r'Parser key "([\w.]+)"', text), re.search(r"(?:Got|Given) value:(.*)", text)
         name = key[1] if key else ""

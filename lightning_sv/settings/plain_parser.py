@@ -27,7 +27,7 @@ class PlainParser(ArgumentParser):
 
     Args:
         command: name of the command
-        description: what the command does
+        description: purpose of the command
         json: help of `--json`; empty if the command has no such option
     """
 

@@ -123,7 +123,7 @@ def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
     for entry, damage, said in (
         ("origin", 7, "origin is damaged"),
         ("origin", {"of": torch.zeros(1)}, "origin is damaged"),
-        ("data", {}, "does not say its step and batch"),
+        ("data", {}, "does not record its step"),
     ):
         torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {entry: damage}}, tmp_path / "bad.ckpt")
         assert said in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))

@@ -124,7 +124,7 @@ def _text(words: str) -> str:
 
 
 def _paragraph(words: str) -> str:
-    """Escape a text that begins a paragraph, where a number or a dash begins a list."""
+    """Escape a text at the start of a paragraph, so that a number or a dash does not begin a list."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _text(words))
 
 

@@ -46,7 +46,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
 
 
 def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield where a figure names budgets, and their names."""
+    """Yield each place in a figure that names budgets, with the names."""
     for panel in figure.panels:
         at = f"panel {panel.title!r}"
         arms = [(f"{at}: arm {label!r}", arm) for label, arm in panel.arms.items()]

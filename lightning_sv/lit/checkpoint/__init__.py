@@ -1,1 +1,1 @@
-"""What a checkpoint of a run holds beside the weights, how it is written, and what it must share with its reader."""
+"""Checkpoints: their content besides the weights, atomic writing, and the settings that a reader must share."""

@@ -144,7 +144,7 @@ class LastCheckpoint(Checkpoint):
         self._started = False
         self._wait = False
         self._stop = False
-        self._resumed: int | None = None  # where this start began, until it writes its first checkpoint
+        self._resumed: int | None = None  # step at which this start began, until it writes its first checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""

@@ -130,7 +130,7 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
         numbers = [group["params"] for group in saved["param_groups"]]
         if numbers != [group["params"] for group in own]:
             raise ConfigError("its parameters are numbered otherwise")
-        # loading adds what an older torch did not have, and nothing else
+        # loading adds only the entries that an older torch did not have
         optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
         for here, group in zip(own, optimizer.state_dict()["param_groups"], strict=True):
             for key, value in here.items():

@@ -91,7 +91,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
             "origin": before,
         }
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"model.init_from: {path} does not say its step and batch ({error!r}).") from error
+        raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
     text = (
         f"starts from the weights of {path}, {label} after step {step:,}; the optimizer, the schedule and the order of "
         "the data begin anew"
