@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import COMMAND
 from lightning_sv.runs.job import Job
 
@@ -24,7 +25,7 @@ def test_a_disk_that_fills_up_leaves_the_record_as_it_was(tmp_path: Path, monkey
         with pytest.raises(OSError, match="No space"):
             job.prepare()
         assert (job.run_dir / COMMAND).read_bytes() == before and job.state() == "resume"
-        with pytest.raises(ValueError, match="of another command .corpus was a, now b"):
+        with pytest.raises(ConfigError, match="corpus"):
             other.prepare()
 
 

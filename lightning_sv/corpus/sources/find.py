@@ -20,9 +20,9 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
     Raises:
         ConfigError: a part of `spec` matches no file
     """
-    whole = os.path.expanduser(spec.strip())  # noqa: PTH111
+    given = os.path.expanduser(spec.strip())  # noqa: PTH111
     # A path may contain a comma. Path.exists would raise for a list that is longer than a path.
-    parts = [whole] if os.path.exists(whole) else [part.strip() for part in spec.split(",")]  # noqa: PTH110
+    parts = [given] if os.path.exists(given) else [part.strip() for part in spec.split(",")]  # noqa: PTH110
     paths: dict[Path, None] = {}
     left_out: Counter[str] = Counter()
     for part in filter(None, parts):

@@ -1,1 +1,1 @@
-"""Checkpoints: their content besides the weights, atomic writing, and the settings that a reader must share."""
+"""Checkpoints: content in addition to the weights, atomic writing, and settings that a reader must share."""
