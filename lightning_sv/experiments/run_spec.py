@@ -203,7 +203,9 @@ class RunResolver:
 
 def _steps(*words: str) -> int:
     """Return the steps of `llama`, so that arms with more scale vectors do not get more steps."""
-    return plan_steps(*parse_run([*words, "--model.scale", "llama"], check_corpus=False))
+    return plan_steps(
+        *parse_run([*words, "--model.scale", "llama", "--model.optim.lr", "1"], check_corpus=False)
+    )  # any rate
 
 
 def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
