@@ -231,8 +231,9 @@ class PretrainModule(L.LightningModule):
         loss = self.val_nats.compute() / self.val_tokens.compute()
         monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
         to_loggers = bool(self.trainer.loggers) and not monitored
-        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored)
-        self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers)
+        # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
+        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored, sync_dist=True)
+        self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
         self.val_nats.reset()
         self.val_tokens.reset()
 

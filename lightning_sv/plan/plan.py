@@ -28,6 +28,8 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
 PRECISIONS = ("32-true", "bf16-mixed")
+#: other precisions, and one of `PRECISIONS` that takes at least their memory
+TAKES_LESS_THAN = {"bf16-true": "32-true", "16-true": "32-true", "16-mixed": "bf16-mixed"}
 #: default MFUs without a given or measured one: the range of well-tuned dense models of this size
 MFUS = (0.3, 0.4, 0.5)
 #: above this, kernels use 64-bit indices; such a micro-batch is long enough for any GPU
@@ -176,8 +178,9 @@ def fitting_micro_batch(
         ConfigError: a single sequence does not fit, or precision or strategy cannot be planned
     """
     share = data.share(devices).micro_batch
+    precision = TAKES_LESS_THAN.get(str(trainer.get("precision")))
     try:
-        memory_of = _memory(run, data, find_strategy(trainer, devices), _precision(trainer), devices)[1]
+        memory_of = _memory(run, data, find_strategy(trainer, devices), precision or _precision(trainer), devices)[1]
     except ConfigError as error:
         raise ConfigError(f"data.micro_batch is null and cannot be chosen: {error} Or set data.micro_batch.") from error
     if fitting := _largest(memory_of, run, data, share, memory):

@@ -130,5 +130,6 @@ def prepare_process() -> None:
         ".*isinstance.treespec, LeafSpec.*",
         ".*log_every_n_steps.*",
         ".*Checkpoint directory .* exists and is not empty.*",
+        "TensorFloat32 tensor cores .* not enabled.*",  # it would round the products of float32 runs
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -76,5 +76,9 @@ def test_micro_batch_of_gpu_is_the_largest_that_fits(run_args: list[str], card: 
     assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
     with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
         chosen(1000)
+    for precision in ("bf16-true", "16-true", "16-mixed"):  # not in a plan, but in a run
+        data.micro_batch = None
+        choose_micro_batch(run, data, trainer | {"precision": precision}, card(find_gpu("h200").memory), 1)
+        assert data.micro_batch == 60
     data.micro_batch = 3
     assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
