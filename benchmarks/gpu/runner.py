@@ -45,7 +45,8 @@ STAGES = (
     Stage("fit", "benchmarks.gpu.stages.fit:run", 120, beside=True),
     Stage("warm", "benchmarks.gpu.stages.warm:run", 120, beside=True),
     Stage("overhead-0.12b", "benchmarks.gpu.stages.overhead:run", 60, options={"size": "0.12b"}),
-    Stage("overhead-1b", "benchmarks.gpu.stages.overhead:run", 125, options={"size": "1b"}),
+    # several models of 1B leave no room for the large micro-batch
+    Stage("overhead-1b", "benchmarks.gpu.stages.overhead:run", 125, options={"size": "1b", "batches": ["protocol"]}),
     Stage("moe", "benchmarks.gpu.stages.overhead:run", 45, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
     Stage("peers", "benchmarks.gpu.stages.overhead:run", 70,
           options={"size": "0.12b", "arms": PEER_ARMS, "batches": ["protocol"]}),

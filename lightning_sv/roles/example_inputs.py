@@ -55,7 +55,8 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
 
     An image is embedded first: the token ids contain one placeholder token per embedding.
     """
-    config, accepted = getattr(model, "config", None), set(inspect.signature(model.forward).parameters)
+    unwrap: Any = getattr(model, "get_base_model", lambda: model)  # the forward of PEFT takes anything
+    config, accepted = getattr(model, "config", None), set(inspect.signature(unwrap().forward).parameters)
     if config is None or not hasattr(config, "get_text_config"):
         return None
     inputs: dict[str, Any] = {}

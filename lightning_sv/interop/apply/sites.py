@@ -227,7 +227,7 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
 def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:
     """Yield (user, whether it splits the axis, axes of the result) of a value, through operations that keep the axis.
 
-    These are views, copies and elementwise operations with no other activations.
+    These are views, copies, masks and elementwise operations with no other activations.
     """
     pending, size = [(start, axis)], start.shape[axis]
     while pending:
@@ -235,7 +235,8 @@ def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset
         for _, user in value.users:
             dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
             splits = user.op in _SPLITS and int(dim) % len(value.shape) == axis
-            follows = not splits and (user.moves or (user.pointwise and user.is_alone(value)))
+            keeps = user.op == "masked_fill" or (user.pointwise and user.is_alone(value))
+            follows = not splits and (user.moves or keeps)
             after = moved(value, user, frozenset({axis})) if follows else frozenset()
             yield user, splits, after
             if len(after) == 1 and user.shape[min(after)] == size:
