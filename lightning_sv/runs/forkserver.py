@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -115,6 +116,8 @@ def signal_group(pid: int, number: int) -> None:
 
 def _serve(owner: Connection) -> dict[str, Any]:
     """Fork a run per request until the owner ends; return the request in the forked process."""
+    # Python counts pyarrow's jemalloc thread, which a library may start on import, and which holds no lock in a fork.
+    warnings.filterwarnings("ignore", ".*is multi-threaded, use of fork", DeprecationWarning)
     children: set[int] = set()
     try:
         owner.send("ready")

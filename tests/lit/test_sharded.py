@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
@@ -57,14 +56,15 @@ def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
     assert_same_run(read_run(alone), read_run(run))
     assert [path.name for path in (run / LAST.parent).glob("step-*")] == [f"step-{STEPS}.ckpt"]
 
-    # one process reads it: the weights, and the optimizer's state of a run that goes on
+    # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam divides small gradients
+    # by themselves, so that single entries depend on the order of sums; a shard in the wrong place is off by its norm
     expected = load_backbone(alone).state_dict()
     for name, value in load_backbone(run).state_dict().items():
-        assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6), name
+        assert (value - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
     states = check_checkpoint(str(run / LAST), tensors=True)["optimizer_states"][0]["state"]
     for number, state in check_checkpoint(str(alone / LAST))["optimizer_states"][0]["state"].items():
         for key, value in state.items():
-            assert torch.allclose(states[number][key], value, rtol=1e-3, atol=1e-6), (number, key)
+            assert (states[number][key] - value).norm() <= 1e-2 * value.norm(), (number, key)
     single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
     assert main(["fit", *args, "--trainer.max_steps", "9", *single]) == 0
 
