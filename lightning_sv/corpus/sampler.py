@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +125,9 @@ class TokenLoader(DataLoader[Tensor]):
         self.order.epoch, self.order.start = self._epoch, self._read
         # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.
         try:
-            for batch in super().__iter__():
+            with _signals_blocked():  # for the threads that torch starts in a worker before `_outlive_signals`
+                batches = super().__iter__()
+            for batch in batches:
                 self._read += 1
                 yield batch
         except (EOFError, ConnectionError) as error:  # a closed pipe; torch raises an error for other causes
@@ -175,16 +178,27 @@ class TokenLoader(DataLoader[Tensor]):
         self._loaded = self._epoch >= 0
 
 
+_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _outlive_signals(worker: int) -> None:
     """Ignore signals that are sent to the process group: workers must finish the run's step.
 
     SIGTERM from the run itself still ends a worker; Python uses it at exit.
     """
-    numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def listen() -> None:
-        while signal.sigwaitinfo(numbers).si_pid != os.getppid():
+        while signal.sigwaitinfo(_SIGNALS).si_pid != os.getppid():
             pass
         os._exit(0)
 

@@ -1,6 +1,9 @@
 """The order of a run: the seed's alone, whatever shares the work, and resumed exactly anywhere."""
 
+import multiprocessing
 import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -140,3 +143,18 @@ def test_what_cannot_resume_exactly_is_refused(corpus: Path, tmp_path: Path) -> 
 def test_too_few_blocks_are_refused(corpus: Path) -> None:
     with pytest.raises(ValueError, match="data.global_batch"):
         loader(corpus, 100_000, global_batch=100_000)
+
+
+def test_workers_outlive_a_signal_to_the_group_in_every_thread(corpus: Path) -> None:
+    """Lightning sets torch's threads for several ranks; torch then starts a thread in a worker before its first code."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batches = iter(loader(corpus, num_workers=1))
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)  # not from its parent
+        assert len(list(islice(batches, 20))) == 20 and worker.is_alive()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    finally:
+        torch.set_num_threads(before)
