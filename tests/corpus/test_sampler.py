@@ -146,7 +146,7 @@ def test_too_few_blocks_are_refused(corpus: Path) -> None:
 
 
 def test_workers_outlive_a_signal_to_the_group_in_every_thread(corpus: Path) -> None:
-    """Lightning sets torch's threads for several ranks; torch then starts a thread in a worker before its first code."""
+    """With several threads, which Lightning sets for ranks, torch starts one in a worker before anything else."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
