@@ -1,14 +1,23 @@
-"""Atomic writes of files and folders."""
+"""Atomic writes of files and folders, and a lock for them."""
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Print a message if the lock is not acquired within this many seconds.
+_SILENT_WAIT_S = 1.0
 
 
 @contextmanager
@@ -49,6 +58,37 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def alone(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
+    """Hold the lock of `target`, with a message while waiting; leave no lock file.
+
+    Args:
+        target: a file or folder; its parent is created
+        other: work of the process that holds the lock, for the message
+        timeout: largest number of seconds to wait; -1 for no limit
+
+    Raises:
+        OSError: the parent is not writable, or the lock was not free in time (`filelock.Timeout`)
+        NotImplementedError: the file system has no locks
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
+        pass
+    path = target.parent / f".{target.name}.lock"
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=_SILENT_WAIT_S)
+    except Timeout:
+        log.info("waiting for another %s (Ctrl-C ends the wait)", other)
+        lock.acquire(timeout=timeout)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # waiting processes create a new lock file
+            path.unlink()
+        lock.release()
 
 
 def file_sha256(path: Path) -> str:

@@ -1,19 +1,15 @@
 """Preparation of a corpus: read, train the tokenizer, encode, write, count, publish."""
 
 import json
-import logging
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-from lightning_sv.atomic import atomic_path
+from lightning_sv.atomic import alone, atomic_path
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
@@ -26,16 +22,12 @@ from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
 # More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
 #: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
 MOST_LOST, LOSS_SAMPLE_BYTES = 0.05, 1_000_000
 # Text that is encoded at once.
 _BATCH_BYTES = 1 << 22
-# Print a message if the lock is not acquired within this many seconds.
-_SILENT_WAIT_S = 1.0
 #: number of validation documents recorded by name
 _NAMED = 5
 
@@ -64,7 +56,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is None:
-            with _alone(target):
+            with alone(target, f"prepare of {target}"):
                 # Another process may have prepared it while this one waited.
                 manifest = _existing(config, target) or _build(config, target, progress)
     except OSError as error:
@@ -84,27 +76,6 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     from omegaconf import OmegaConf  # imported here, because training does not need it
 
     OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock of `target`, with a message while waiting; leave no lock file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
-        pass
-    path = target.parent / f".{target.name}.lock"
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=_SILENT_WAIT_S)
-    except Timeout:
-        log.info("waiting for another prepare of %s (Ctrl-C ends the wait)", target)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # waiting processes create a new lock file
-            path.unlink()
-        lock.release()
 
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
@@ -179,6 +150,7 @@ def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
         )
         _write_layer(config, tokenizer.vocab_size, folder)
         manifest.save(folder)
+    check_corpus(manifest, target)  # now, because other users may not be able to write verified.json
     # The library's threads do not survive a fork, about which it would warn in every process forked later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return manifest

@@ -5,19 +5,25 @@ id no error, a sequence longer than a shard an empty dataset. Therefore everythi
 """
 
 import json
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import file_sha256
+from lightning_sv.atomic import alone, file_sha256, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
-from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
+from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.errors import ConfigError
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
+#: file next to manifest.json that `check_corpus` writes after it has hashed all shards
+STAMP = "verified.json"
+# Wait at most this long for another process that hashes: half of the time that other ranks wait for this one.
+_WAIT_S = 300.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
 # litdata's index of uncompressed, unencrypted shards with one array per document.
@@ -46,7 +52,8 @@ def check_corpus(
         vocab_size: vocabulary size of the model, at least that of the corpus (larger is padding)
         seq_len: sequence length; both splits must have a sequence of seq_len + 1 tokens
         tokenizer: tokenizer in the user's config, which must be that of the corpus
-        checksums: if True, hash every shard, on up to 8 threads at 1 GB/s each or the speed of the disk
+        checksums: if True, hash every shard, on up to 8 threads at 1 GB/s each or the speed of the disk, unless
+            verified.json of the last time shows that they have not changed since
 
     Raises:
         ConfigError: the first failed check, with the file and a hint
@@ -128,6 +135,35 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
 
 
 def _check_contents(manifest: Manifest, root: Path) -> None:
+    """Hash the shards, unless the stamp in their folder is current.
+
+    A lock in the folder and not the rank selects the process that hashes, because ranks do not know which nodes share
+    a disk. Nodes that share the folder share its lock and stamp, so one hashes for all. Other nodes hash their copy.
+    """
+    shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
+    # Read before hashing, to detect concurrent changes. The change time (ctime) of a copy is new, and programs cannot
+    # set it. Neither holds for the modification time.
+    status = {shard.file: (root / shard.file).stat() for shard in shards}
+    files = {name: [state.st_size, state.st_ctime_ns] for name, state in status.items()}
+    stamp = {CHECKSUM: manifest.to_dict()[CHECKSUM], "files": files}
+    if _is_current(root, stamp):
+        return
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):  # without a lock, each process hashes
+            stack.enter_context(alone(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
+        if not _is_current(root, stamp):
+            _hash_shards(manifest, root, shards)
+            with suppress(OSError):  # e.g. not writable
+                write_atomically(root / STAMP, json.dumps(stamp))
+
+
+def _is_current(root: Path, stamp: dict[str, Any]) -> bool:
+    with suppress(OSError, ValueError, RecursionError):  # missing or damaged
+        return bool(json.loads(regular(root / STAMP).read_text()) == stamp)
+    return False
+
+
+def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard]) -> None:
     def check(shard: Shard) -> int:
         path = root / shard.file
         if file_sha256(path) != shard.sha256:
@@ -137,7 +173,6 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
             raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
         return shard.bytes
 
-    shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
     size = sum(shard.bytes for shard in shards)
     in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
 

@@ -77,7 +77,7 @@ class DataConfig:
 
         Args:
             vocab_size: vocabulary size of the model
-            checksums: if True, hash every shard, see `corpus.check_corpus`, and warn if the text has changed
+            checksums: if True, check the hashes, see `corpus.check_corpus`, and warn if the text has changed
 
         Raises:
             ConfigError: the corpus is damaged, or does not fit the model; the message names the file or key

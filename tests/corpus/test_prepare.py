@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 from filelock import FileLock
 
+from lightning_sv import atomic
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
@@ -195,7 +196,7 @@ def test_a_wait_for_another_prepare_is_said(
     config: CorpusConfig, tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(sys.modules["lightning_sv.corpus.prepare"], "_SILENT_WAIT_S", 0.01)
+    monkeypatch.setattr(atomic, "_SILENT_WAIT_S", 0.01)
     held = FileLock(tmp_path / ".corpus.lock")
     held.acquire()
     with ThreadPoolExecutor(1) as pool:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import Manifest, check_corpus, open_split
+from lightning_sv.atomic import alone, file_sha256
+from lightning_sv.corpus import CorpusConfig, Manifest, check_corpus, open_split, prepare, validate
 from lightning_sv.corpus.manifest import CHECKSUM
+from lightning_sv.corpus.validate import STAMP
+from lightning_sv.errors import ConfigError
 from tests.conftest import Refused, write_run_args
 from tests.lit.runs import contents
 
@@ -167,3 +174,102 @@ def test_fit_and_resume_refuse_a_damaged_shard_and_write_nothing(
     before = contents(run)
     assert shard.name in refused(*fit, "2")
     assert contents(run) == before
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the shards that are hashed from now on."""
+    names = list[str]()
+
+    def record(path: Path) -> str:
+        names.extend([path.name] if path.suffix == ".bin" else [])
+        return file_sha256(path)
+
+    monkeypatch.setattr(validate, "file_sha256", record)
+    return names
+
+
+def _check(root: Path) -> None:
+    check_corpus(Manifest.load(root), root)
+
+
+def _shards(root: Path) -> int:
+    return len(list(root.rglob("*.bin")))
+
+
+def test_a_second_check_hashes_no_shard(copy: Path, hashed: list[str]) -> None:
+    """The first hashes, because a copy is not verified, even if it has the times and the stamp of a corpus."""
+    assert (copy / STAMP).is_file()
+    for _ in range(2):
+        _check(copy)
+        assert len(hashed) == _shards(copy) > 1
+    assert not list(copy.glob(".*"))
+
+
+def test_a_check_after_a_preparation_hashes_no_shard(config: CorpusConfig, hashed: list[str]) -> None:
+    prepare(config, progress=False)
+    hashed.clear()
+    _check(Path(config.dir))
+    assert not hashed
+
+
+OUTDATED: dict[str, Callable[[Path], object]] = {
+    "touched": lambda c: (c / "train/chunk-0-0.bin").touch(),
+    "new manifest": lambda c: _edit(c / "manifest.json", lambda d: d.update(licence="MIT")),
+    "no stamp": lambda c: (c / STAMP).unlink(),
+    "damaged stamp": lambda c: (c / STAMP).write_text("{"),
+    "nested stamp": lambda c: (c / STAMP).write_text("[" * 100_000),
+    "a list": lambda c: (c / STAMP).write_text("[]"),
+    "a pipe": lambda c: ((c / STAMP).unlink(), os.mkfifo(c / STAMP)),
+}
+
+
+@pytest.mark.parametrize("change", OUTDATED.values(), ids=OUTDATED)
+def test_shards_are_hashed_again_without_a_current_stamp(
+    copy: Path, hashed: list[str], change: Callable[[Path], object]
+) -> None:
+    _check(copy)
+    hashed.clear()
+    change(copy)
+    _check(copy)
+    assert len(hashed) == _shards(copy)
+    _check(copy)
+    assert len(hashed) == _shards(copy)
+
+
+def test_damage_after_a_check_is_found_despite_equal_size_and_time(copy: Path) -> None:
+    _check(copy)
+    shard = copy / "train/chunk-0-0.bin"
+    before = shard.stat()
+    _flip(shard)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):  # the refusal leaves no stamp
+        with pytest.raises(ConfigError, match=r"chunk-0-0\.bin .*sha256"):
+            _check(copy)
+
+
+def test_one_of_two_simultaneous_checks_hashes(copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads stand for two nodes that share a disk: they exclude each other by the lock of a file as well."""
+    both = Barrier(2)
+
+    def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:
+        both.wait(10)  # neither has found a stamp
+        return alone(*args, **settings)
+
+    monkeypatch.setattr(validate, "alone", wait)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_check, [copy, copy]))
+    assert len(hashed) == _shards(copy)
+
+
+def test_a_folder_that_cannot_be_written_is_hashed_each_time(copy: Path, hashed: list[str]) -> None:
+    """Names that folders take stand for missing permissions, which root would not miss."""
+    for name in (STAMP, f".{STAMP}.lock"):
+        (copy / name).unlink(missing_ok=True)
+        (copy / name / "taken").mkdir(parents=True)
+    for number in (1, 2):
+        _check(copy)
+        assert len(hashed) == number * _shards(copy)
+    _flip(copy / "train/chunk-0-0.bin")
+    with pytest.raises(ConfigError, match=r"chunk-0-0\.bin .*sha256"):
+        _check(copy)
