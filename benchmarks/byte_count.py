@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ class Count:
         }
 
 
-def add_program(count: Count, graph: str, source: str, calls: int, operators: Sequence[tuple[str, int]] = ()) -> None:
+def add_program(count: Count, graph: str, source: str, calls: int) -> None:
     """Add the traffic of Inductor's code.
 
     Args:
@@ -58,7 +58,6 @@ def add_program(count: Count, graph: str, source: str, calls: int, operators: Se
         graph: name of the graph, because kernels of two graphs may have the same name.
         source: code of the graph.
         calls: number of calls.
-        operators: custom operators in it, name and bytes: each reads or writes every tensor once.
 
     Raises:
         ValueError: a kernel without a traffic estimate.
@@ -73,9 +72,6 @@ def add_program(count: Count, graph: str, source: str, calls: int, operators: Se
         if name not in kernels:
             raise ValueError(f"Kernel {name} is launched and not defined in the same code: it cannot be counted.")
         count.generated[f"{graph} {name}"] += calls * kernels[name]
-        count.launches[f"{graph} {name}"] += calls
-    for name, n_bytes in operators:
-        count.generated[f"{graph} {name}"] += calls * n_bytes / 1e9
         count.launches[f"{graph} {name}"] += calls
     for name in EXTERN.findall(source):
         count.products[name] += calls

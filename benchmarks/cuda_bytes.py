@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -66,7 +65,7 @@ def depth_of(model: str, strategy: str) -> int:
 def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = ()) -> list[Count]:
     """Count a forward and backward pass of the first micro-batch, for each number of layers."""
     counts = []
-    with recorded() as programs, unchunked(CHUNK), patch("lightning_sv.nn.kernels.select.unusable", lambda: None):
+    with recorded() as programs, unchunked(CHUNK):
         for n in layers:
             count = Count()
             run, data, trainer = parse_run(arguments(model, strategy, n, more), check_corpus=False)
@@ -79,7 +78,6 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
                 compile=run.compile,
                 activation_checkpointing=run.activation_checkpointing,
                 residual=run.residual,
-                kernels=run.kernels,
             )
             with torch.device("meta"):
                 module.configure_model()
@@ -93,7 +91,7 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
                     loss = module.training_step(block, 0)["loss"]
                 loss.backward()
             for i, program in enumerate(programs):
-                add_program(count, f"graph {i}", program.source, program.calls, program.operators)
+                add_program(count, f"graph {i}", program.source, program.calls)
             counts.append(count)
     return counts
 

@@ -6,10 +6,9 @@ of the GPU; the code is recorded and not run. It uses private names of torch 2.1
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -49,12 +48,10 @@ class Program:
 
     Attributes:
         source: the code.
-        operators: custom operators in it, name and bytes of all their inputs and outputs.
         calls: number of calls.
     """
 
     source: str
-    operators: list[tuple[str, int]] = field(default_factory=list)
     calls: int = 0
 
 
@@ -139,19 +136,6 @@ def _move(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _operators(graph: Any) -> list[tuple[str, int]]:
-    """Return the name and the bytes of inputs and outputs of each call of a custom operator."""
-    from torch._inductor import ir
-
-    found = []
-    for node in graph.operations:
-        if isinstance(node, ir.FallbackKernel) and node.op_overload.namespace == "lightning_sv":
-            tensors = {t.get_name(): t for t in (*node.inputs, *node.outputs)}.values()
-            sizes = (math.prod(int(n) for n in t.get_size()) * t.get_dtype().itemsize for t in tensors)
-            found.append((node.op_overload.name(), sum(sizes)))
-    return found
-
-
 def _outputs(graph: Any) -> list[Callable[[list[Any]], Any]]:
     """Return the source of each output of a lowered graph: an input, or an empty tensor.
 
@@ -190,7 +174,7 @@ def recorded() -> Iterator[list[Program]]:
     programs: list[Program] = []
 
     def keep(graph: GraphLowering) -> Any:
-        program = Program(graph.codegen()[0].value, _operators(graph))
+        program = Program(graph.codegen()[0].value)
         programs.append(program)
         makers = _outputs(graph)
 

@@ -72,7 +72,6 @@ def _correctness(found: Figures) -> list[str]:
         "compiled_against_eager",
         "bf16",
         "compiled_bf16",
-        "triton_bf16",
     ]
     rows = []
     for case, errors in found.get("cases", {}).items():

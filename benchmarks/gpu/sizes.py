@@ -8,8 +8,8 @@ import yaml
 from benchmarks.gpu.process import ROOT
 from lightning_sv.nn import BackboneConfig
 
-#: arms of the paper's overhead, one also with our kernels; if memory is short, the last are skipped
-ARMS = ("llama", "unified", "unified, triton", "hg+dp+or", "hg")
+#: arms of the paper's overhead; if memory is short, the last are skipped
+ARMS = ("llama", "unified", "hg+dp+or", "hg")
 
 
 @dataclass(frozen=True)

@@ -53,19 +53,17 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
     """Return our model under a strategy, with the parts of `PretrainModule`.
 
     Args:
-        arm: the strategy, optionally followed by a comma and `model.kernels`.
+        arm: the strategy.
         size: the model.
         batch: sequences per micro-batch.
         device: device of the training.
         compile_how: `model.compile`.
     """
-    scale, _, kernels = arm.partition(", ")
     module = PretrainModule(
         size.config,
-        scale=scale,
+        scale=arm,
         optim=OptimConfig(lr=1e-3),
         compile=compile_how,  # type: ignore[arg-type]
-        kernels=kernels or "plain",  # type: ignore[arg-type]
         seed=0,
     )
     with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):

@@ -23,7 +23,6 @@ from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
 from lightning_sv.nn.compile import compile_backbone
-from lightning_sv.nn.kernels.select import Kernels, use_kernels
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Segments, commit
@@ -53,7 +52,6 @@ class PretrainModule(L.LightningModule):
         activation_checkpointing: save only the blocks' inputs for backward, and recompute the blocks there
         residual: dtype of the residual stream under bf16-mixed: 'wide' for float32; 'narrow' for bf16, with less memory
             and different rounding
-        kernels: kernels for the norms of q, k, v, gate and up: 'plain', PyTorch, or 'triton', not yet timed on CUDA
         nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or 'skip' the step
         seed: seed of the initialization; None for that of seed_everything
         init_from: checkpoint, run directory or transformers folder (Llama, Mistral, Qwen 3, Gemma 3) with the initial
@@ -79,7 +77,6 @@ class PretrainModule(L.LightningModule):
         compile: Literal["none", "model", "block"] = "none",
         activation_checkpointing: bool = False,
         residual: Literal["wide", "narrow"] = "wide",
-        kernels: Kernels = "plain",
         nonfinite: Literal["stop", "skip"] = "stop",
         seed: int | None = None,
         init_from: str | None = None,
@@ -94,7 +91,7 @@ class PretrainModule(L.LightningModule):
         optim = optim if lr is None else replace(optim, lr=lr)
         self.settings = PretrainConfig(
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
-            activation_checkpointing, residual, kernels, nonfinite, seed, init_from,
+            activation_checkpointing, residual, nonfinite, seed, init_from,
         )  # fmt: skip
         self.save_hyperparameters(self.settings.plain(), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
@@ -163,7 +160,6 @@ class PretrainModule(L.LightningModule):
             self._start = None
         self.backbone.activation_checkpointing = settings.activation_checkpointing
         self.backbone.narrow_residual = settings.residual == "narrow"
-        use_kernels(self.backbone, settings.kernels)
         if self.device_mesh is not None:
             assert settings.compile != "model"  # rejected by the command line
             strategy: Any = self.trainer.strategy

@@ -1,14 +1,12 @@
 """Causal multi-head attention on the branches q, k and v."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
-from lightning_sv.nn.rope import Tables, rotate
+from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float
 
@@ -50,8 +48,6 @@ class Attention(Sublayer):
                 )
             self.q_norm = build.norm("q_norm", self.d_head)
             self.k_norm = build.norm("k_norm", self.d_head)
-        #: fused kernel for norm, scale and rotation of heads, set by `use_kernels`; None: separate operations
-        self.norm_rotate: Callable[[Tensor, Tensor | None, float, Tables | None], Tensor] | None = None
 
     def output_weights(self) -> tuple[Tensor, ...]:
         """Return the weight of o_proj."""
@@ -67,32 +63,12 @@ class Attention(Sublayer):
             rope: cos and sin of every position
             mask: (B, 1, T, T), True at allowed keys; None for plain causal attention
         """
-        if self.norm_rotate is None:
-            q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
-            if self.qk_norm:
-                q, k = self.q_norm(q), self.k_norm(k)
-            q, k = rotate(q, rope), rotate(k, rope)
-        else:
-            q, k, v = self._by_kernel(x, rope, self.norm_rotate)
+        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, rope), rotate(k, rope)
         # Rotate before transposing: the output has the layout of q, and o_proj needs B T H K.
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
-
-    def _by_kernel(self, x: Tensor, rope: Tables, norm_rotate: Callable[..., Tensor]) -> list[Tensor]:
-        """Return q, k and v as in `forward`, with norm, scale and rotation fused in one kernel."""
-        norms = (self.q_norm, self.k_norm, None) if self.qk_norm else (None, None, None)
-        heads = []
-        for output, norm, tables in zip(self.qkv.outputs(x), norms, (rope, rope, None), strict=True):
-            y = output.product.unflatten(-1, (-1, self.d_head))
-            if norm is not None:
-                gamma = None if norm.scale is None else norm.scale().expand(y.shape[-2:])
-                y = norm_rotate(y, gamma, norm.eps, tables)
-            elif output.norm_width is not None:
-                gamma = None if output.gamma is None else output.gamma.view(y.shape[-2:])
-                y = norm_rotate(y, gamma, output.eps, tables)
-            elif tables is not None:
-                y = rotate(y, tables)
-            heads.append(y)
-        return heads

@@ -23,8 +23,6 @@ class FeedForward(Sublayer):
         branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
         self.down_proj = build.linear("down_proj", d_ff, config.d_model)
-        #: `swiglu_outputs`, or an equivalent kernel set by `use_kernels`
-        self.swiglu_outputs = swiglu_outputs
 
     def output_weights(self) -> tuple[Tensor, ...]:
         """Return the weight of down_proj."""
@@ -32,4 +30,4 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
         """(B, T, D) -> (B, T, D), and None for no routing; x is the residual stream before the norm."""
-        return self.down_proj(self.swiglu_outputs(*self.gate_up.outputs(x))), None
+        return self.down_proj(swiglu_outputs(*self.gate_up.outputs(x))), None

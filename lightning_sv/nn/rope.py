@@ -8,9 +8,6 @@ from torch import Tensor
 from lightning_sv.nn.config import RopeScalingConfig
 from lightning_sv.scale.shapes import Float
 
-#: cos and sin of every position, each (T, 1, d_head / 2).
-Tables = tuple[Tensor, Tensor]
-
 
 def rope_tables(
     seq_len: int, d_head: int, theta: float, like: Tensor, scaling: RopeScalingConfig | None = None

@@ -73,10 +73,10 @@ def _aligned(t: Tensor) -> Tensor:
         return t
     if t.stride(-2) == 1:
         return _aligned(t.mT).mT
-    return wide_empty(t, *t.shape).copy_(t)
+    return _wide_empty(t, *t.shape).copy_(t)
 
 
-def wide_empty(like: Tensor, *shape: int) -> Tensor:
+def _wide_empty(like: Tensor, *shape: int) -> Tensor:
     """Return an empty tensor whose rows begin at multiples of 16 bytes, as `F.grouped_mm` returns."""
     step = 16 // like.element_size()
     return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
@@ -85,13 +85,13 @@ def wide_empty(like: Tensor, *shape: int) -> Tensor:
 @grouped_mm.register_fake
 def _(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(x), weight.shape[1])
-    return wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
+    return _wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
 
 
 @grouped_mm_wgrad.register_fake
 def _(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(ends), left.shape[1], right.shape[1])
-    return wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
+    return _wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

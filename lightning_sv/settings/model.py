@@ -8,7 +8,6 @@ from typing import Any, Literal
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
-from lightning_sv.nn.kernels.select import Kernels
 from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
@@ -32,7 +31,6 @@ class PretrainConfig:
     compile: Literal["none", "model", "block"] = "none"
     activation_checkpointing: bool = False
     residual: Literal["wide", "narrow"] = "wide"
-    kernels: Kernels = "plain"
     nonfinite: Literal["stop", "skip"] = "stop"
     seed: int | None = None
     init_from: str | None = None

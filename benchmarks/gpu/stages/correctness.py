@@ -17,7 +17,6 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.sizes import ARMS
 from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss, router_loss
-from lightning_sv.nn.kernels.select import unusable, use_kernels
 from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 
 CASES = (
@@ -87,10 +86,6 @@ def check(task: Task) -> dict[str, Any]:
     found["compiled_against_eager"] = errors(gradients(model, block, forward=compiled), eager)
     if scale in ARMS:  # timed later
         found["compiled_bf16"] = errors(gradients(model, block, bf16=True, forward=compiled), exact)
-        if unusable() is None:
-            use_kernels(model, "triton")
-            found["triton_against_plain"] = errors(gradients(model, block), eager)
-            found["triton_bf16"] = errors(gradients(model, block, bf16=True), exact)
     found["fails"] = failing(found, choice=bool(family))
     return found
 
@@ -157,10 +152,9 @@ def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
         found: result of `check`.
         choice: if True, experts are selected; bf16 changes the selection of some tokens, so only float32 counts.
     """
-    exact = ("float32", "plain_against_fast", "compiled_against_eager", "triton_against_plain")
-    limits = dict.fromkeys(exact, FLOAT32)
+    limits = dict.fromkeys(("float32", "plain_against_fast", "compiled_against_eager"), FLOAT32)
     if not choice:
-        limits |= dict.fromkeys(("bf16", "compiled_bf16", "triton_bf16"), BF16)
+        limits |= dict.fromkeys(("bf16", "compiled_bf16"), BF16)
     limits = {name: limit for name, limit in limits.items() if name in found}
     return [
         name

@@ -1,1 +1,0 @@
-"""Optional Triton kernels; the reference implementation is in the parent package."""
