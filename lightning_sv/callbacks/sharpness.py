@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.curvature_batch import (
+    ALWAYS,
+    SITES,
     Subsets,
     fitting_length,
     fitting_sequences,
@@ -25,7 +28,7 @@ from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.settings.model import PretrainConfig
 
@@ -100,6 +103,10 @@ class Sharpness(L.Callback):
             )
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
+        names = [*ALWAYS, "layer0", *SITES]
+        wrong = [name for name in subsets if name not in names and not re.fullmatch(r"layer\d+", name)]
+        if wrong and loss is None:  # a custom model has its own names
+            raise ConfigError(unknown("subset of Sharpness", wrong[0], names))
         self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
@@ -139,9 +146,7 @@ class Sharpness(L.Callback):
 
     def _find(self, known: Subsets) -> None:
         if wrong := [name for name in self.subsets if name not in known]:
-            raise ConfigError(
-                f"subsets of Sharpness has {wrong[0]!r}; expected subsets of this model: {' '.join(known)}."
-            )
+            raise ConfigError(unknown("subset of Sharpness", wrong[0], known))
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
     def charts(self) -> Pages:

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 #: keys of a run's config that are paths
 PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.default_root_dir")
@@ -65,4 +65,4 @@ def find_config(kind: str, name: str) -> Path:
         if (path := root / kind / f"{name}.yaml").is_file():
             return path
     known = sorted({path.stem for root in roots for path in (root / kind).glob("*.yaml")})
-    raise ConfigError(f"there is no {kind} {name!r}; known: {' '.join(known)}.")
+    raise ConfigError(unknown(kind, name, known))

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lightning_sv.cli.compare import run as compare_command
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import Comparison, compare
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
@@ -257,6 +259,11 @@ def test_refused_requests(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
+def test_unknown_strategy_is_reported_before_incomplete_configs() -> None:
+    with pytest.raises(ConfigError, match="unifed"):
+        compare_command(["--a", "llama", "--b", "unifed"])
+
+
 def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (

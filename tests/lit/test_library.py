@@ -236,5 +236,5 @@ def test_preset_with_changes_is_that_model_and_unknown_ones_are_refused() -> Non
     config = made.settings.backbone
     assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
     for name, changes in (("tinny", {}), ("tiny", {"width": 3})):
-        with pytest.raises(ConfigError, match="tiny|width"):
+        with pytest.raises(ConfigError, match="mean 'tiny'|width"):
             PretrainModule.from_preset(name, **changes)

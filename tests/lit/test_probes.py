@@ -144,8 +144,8 @@ def test_probe_with_wrong_setting_is_refused_before_the_first_step(
     text = Path(probed[-1]).read_text()
     config = tmp_path / "probes.yaml"
     for right, wrong, message in (
-        ("- scale_input", "- scale_inptu", "subsets of Sharpness has 'scale_inptu'"),
-        ("- scale_input", "- layer2", "subsets of Sharpness has 'layer2'"),
+        ("- scale_input", "- scale_inptu", "subset of Sharpness 'scale_inptu'"),
+        ("- scale_input", "- layer2", "subset of Sharpness 'layer2'"),
         ("budget: 1.0", "budget: 7", "budget of Sharpness is 7"),
     ):
         config.write_text(text.replace(right, wrong))

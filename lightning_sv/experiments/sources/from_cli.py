@@ -15,6 +15,7 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
+from lightning_sv.scale import ScaleStrategy
 from lightning_sv.settings.cli_args import parse_overrides, read_leaves, to_args
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
@@ -34,8 +35,9 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
     """Parse an arm; the default label is the strategy and its own arguments.
 
     Raises:
-        ConfigError: arguments that are no keys of `fit`
+        ConfigError: an unknown strategy, or arguments that are no keys of `fit`
     """
+    ScaleStrategy.parse(scale)  # before the configs, which may be incomplete
     args = underscored(shlex.split(text))
     words = " ".join(args).replace("=", " ").split()
     changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
