@@ -31,6 +31,7 @@ def test_an_experiment_file_is_its_layers() -> None:
             merged(layers, read_yaml(CONF / f"{layer}.yaml", layer))
         layers["model"]["scale"] = head[2]
         assert read_yaml(path, path.name) == layers, path.name
+        parse_run(["--config", path.stem], check_corpus=False)[0].meta()  # its strategy fits its model
 
 
 def test_a_name_is_found_in_the_working_directory_first_then_in_the_package(
