@@ -119,6 +119,22 @@ def test_protocol_tables_equal_the_recording() -> None:
     assert verdict["verdict"] == verdict["corrected"] == "holds" and shown in page("cpu-100-protocol")
 
 
+def test_tables_of_the_interrupted_gpu_runs_equal_the_recording() -> None:
+    """Three seeds per cell; the differences of means that other pages quote."""
+    values: dict[tuple[str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows("gpu/gpu-25-interrupted.csv"):
+        values[row["scalar"], round(int(row["tokens"]) / 1e6, 1)][row["arm"]].append(float(row["value"]))
+    text = (ROOT / "results/gpu/README.md").read_text().replace("−", "-")
+    scalars = {"val/loss": ".3f", "copying/second_minus_first": ".2f"}
+    for part, (scalar, form) in zip(text.split("| tokens, millions |")[1:], scalars.items(), strict=True):
+        for tokens, *cells in table("|" + part, "|"):
+            found = values[scalar, float(tokens)]
+            assert cells == [" ".join(f"{v:{form}}" for v in found[arm]) for arm in ("llama", "unified")]
+    for tokens, quoted in ((10.6, "0.178 below"), (31.7, "0.038 below")):
+        arms = values["val/loss", tokens]
+        assert f"{(sum(arms['llama']) - sum(arms['unified'])) / 3:.3f} below" == quoted and quoted in page("results")
+
+
 def test_tables_of_the_settings_equal_the_recording() -> None:
     """Mean losses and differences, in the order of the recording; the pages quote the second policy's difference."""
     losses: dict[tuple[str, str], list[float]] = defaultdict(list)
