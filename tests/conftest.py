@@ -27,9 +27,13 @@ settings.load_profile("no deadline")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def thinned(rows: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """Return the rows of a test matrix; `make test` runs the kept ones, `make test-all` every row."""
-    return [row if row in kept else pytest.param(row, marks=pytest.mark.long) for row in rows]
+def thinned(rows: Iterable[Any], kept: Collection[Any], *, several: bool = False) -> list[Any]:
+    """Return the rows of a test matrix; `make test` runs the kept ones, `make test-all` every row.
+
+    With `several`, a row has the values of several parameters.
+    """
+    marks = pytest.mark.long
+    return [row if row in kept else pytest.param(*(row if several else (row,)), marks=marks) for row in rows]
 
 
 #: every combination of the axes that builds a different model (decay does not): a new row is tested without an edit

@@ -18,8 +18,9 @@ from tests.experiments.test_compare import FAKE
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Use fake training in an empty folder."""
+    """Use fake training in an empty folder, and write no report."""
     monkeypatch.setattr(command, "run", partial(command.run, launcher=FAKE))
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given, **named: None)
     monkeypatch.chdir(tmp_path)
 
 

@@ -18,6 +18,7 @@ from lightning_sv import Backbone
 from lightning_sv.__main__ import main
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
+from tests.conftest import thinned
 from tests.interop.wide import float64_throughout
 from tests.paper_llama import ExponentialPaperLlama, PaperLlama
 
@@ -145,7 +146,7 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
     return losses, norms
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er")))
 def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]

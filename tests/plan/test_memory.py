@@ -19,7 +19,7 @@ from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.device import Parallel, start_memory
 from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
-from tests.conftest import GEMMA
+from tests.conftest import GEMMA, thinned
 
 B, T = 8, 256
 D_FF = 512  # int(8 d_model / 3)
@@ -134,7 +134,7 @@ def test_documents_are_masked_in_the_fake_step_as_well() -> None:
     assert step_memory(masked, B, T).peak > step_memory(plain, B, T).peak
 
 
-@pytest.mark.parametrize("micro_batch", [4, 2])
+@pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
 def test_the_plan_of_a_run_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
 ) -> None:

@@ -24,6 +24,7 @@ from lightning_sv.plan.device import Parallel, find_strategy, gpu_memory, larges
 from lightning_sv.plan.memory import Held, StepMemory
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import thinned
 from tests.plan.test_memory import allocated
 
 ROOT = Path(__file__).parent.parent.parent
@@ -122,7 +123,6 @@ def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
 
 def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
-    assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
     given = '{"class_path": "lightning_sv.lit.fsdp.FullyShardedStrategy"}'
     sharded = plan(capsys, *four, "--trainer.strategy", given)
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
@@ -133,7 +133,15 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     with pytest.raises(ConfigError, match="replicas"):
         find_strategy({"strategy": json.loads(given) | {"init_args": {"replicas": 3}}}, 4)
     small = plan(capsys, *four, "--gpu_memory", "0.0001")
-    assert not small["fits"] and small["largest_micro_batch"] is None
+    assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
+
+
+@pytest.mark.long
+def test_a_default_strategy_and_bucket_views_follow_the_config(
+    capsys: pytest.CaptureFixture[str], run_args: list[str]
+) -> None:
+    four = [*run_args, "--gpus", "4"]
+    assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
     view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
     assert plan(capsys, *four, "--trainer.strategy", view)["memory"]["communication"] == 0
 
@@ -174,7 +182,7 @@ def test_what_is_refused(
 TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", thinned(TRAINERS, ["fsdp"]))
 @pytest.mark.parametrize("nodes", [1, 6])
 def test_the_sbatch_script_starts_a_run_that_fit_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str

@@ -19,24 +19,33 @@ from tests.test_imports import CONFIG
 main = command.main
 
 
+OUT_OF_RANGE = [
+    *(
+        (["fit", *CONFIG, f"--{key}", value], key)
+        for value in ("1e309", ".inf", ".nan")
+        for key in ("model.optim.lr", "model.optim.weight_decay", "trainer.gradient_clip_val", "model.tokens_per_param")
+    ),
+    (["plan", "--gpus", "1", *CONFIG, "--gpu_memory", "inf"], "--gpu_memory"),
+    (["plan", "--gpus", "1", *CONFIG, "--mfu", "nan"], "--mfu"),
+    (["plan", "--gpus", "1e3", *CONFIG], "--gpus"),
+    *(
+        (["plan", "--gpus", "1", *CONFIG, f"--{key}={value}"], key)
+        for value in ("-1", "1" + "0" * 20)
+        for key in ("data.seed", "model.seed")
+    ),
+    (["compare", "--a", "nop", "--b", "hg", "--seeds", "1" + "0" * 20], "--seeds"),
+    (["compare", "--a", "nop", "--b", "hg", "--jobs", "1" + "0" * 5000], "--jobs"),
+    (["sweep", "--scale", "hg", "--lr", "0.1", "nan"], "--lr"),
+    (["sweep", "--scale", "hg", "--lr", "0.1", "--seeds", "9" * 9], "--seeds"),
+    (["generate", "r", "--temperature", "nan"], "--temperature"),
+    (["generate", "r", "--seed", "-1"], "--seed"),
+    (["generate", "r", "--tokens", "9" * 30], "--tokens"),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
-    [
-        *((["fit", *CONFIG, f"--{key}", value], key) for value in ("1e309", ".inf", ".nan") for key in
-          ("model.optim.lr", "model.optim.weight_decay", "trainer.gradient_clip_val", "model.tokens_per_param")),
-        (["plan", "--gpus", "1", *CONFIG, "--gpu_memory", "inf"], "--gpu_memory"),
-        (["plan", "--gpus", "1", *CONFIG, "--mfu", "nan"], "--mfu"),
-        (["plan", "--gpus", "1e3", *CONFIG], "--gpus"),
-        *((["plan", "--gpus", "1", *CONFIG, f"--{key}={value}"], key) for value in ("-1", "1" + "0" * 20)
-          for key in ("data.seed", "model.seed")),
-        (["compare", "--a", "nop", "--b", "hg", "--seeds", "1" + "0" * 20], "--seeds"),
-        (["compare", "--a", "nop", "--b", "hg", "--jobs", "1" + "0" * 5000], "--jobs"),
-        (["sweep", "--scale", "hg", "--lr", "0.1", "nan"], "--lr"),
-        (["sweep", "--scale", "hg", "--lr", "0.1", "--seeds", "9" * 9], "--seeds"),
-        (["generate", "r", "--temperature", "nan"], "--temperature"),
-        (["generate", "r", "--seed", "-1"], "--seed"),
-        (["generate", "r", "--tokens", "9" * 30], "--tokens"),
-    ],
+    thinned(OUT_OF_RANGE, OUT_OF_RANGE[::3], several=True),
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
