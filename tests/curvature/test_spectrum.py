@@ -98,6 +98,7 @@ def check(product, n: int, matrix: Tensor, reachable: bool = True) -> None:
             assert estimate.error <= 0.1 * abs(true)
 
 
+@pytest.mark.long
 def test_hutchinson_errors_equal_the_scatter_of_its_values() -> None:
     matrix = with_eigenvalues([(-1) ** i * 3.0 / (1 + i) for i in range(50)])
     true = (matrix.trace().item(), matrix.square().sum().item())

@@ -217,6 +217,7 @@ def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path
     assert "validate needs a checkpoint" in refused("validate", *run_args)
 
 
+@pytest.mark.long
 def test_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
     for name, value in (("none", "null"), ("zero", "0")):
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0

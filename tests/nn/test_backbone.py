@@ -169,7 +169,7 @@ def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
     [
         pytest.param("llama", {}, "inductor", marks=pytest.mark.long),
         pytest.param("llama", MOE, "aot_eager", marks=pytest.mark.long),
-        ("unified", {}, "aot_eager"),
+        pytest.param("unified", {}, "aot_eager", marks=pytest.mark.long),
         pytest.param("unified", MOE, "inductor", marks=pytest.mark.long),
     ],
     ids=["llama-dense", "llama-moe", "unified-dense", "unified-moe"],
