@@ -73,7 +73,7 @@ def test_lightning_trainer_example_trains_and_reads_its_best_checkpoint(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=25)
+    runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
     assert re.search(r"logits \(\d+, 64, 1024\)", capsys.readouterr().out)
     tags = rows(tmp_path / "out")[0].keys()
     assert {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"} <= tags

@@ -125,7 +125,7 @@ def test_grouped_products_joined_equal_the_formula_with_derivatives(
     blocks: str, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "_gains_as_one", lambda *_: True)
-    rows = rows_of(tuple(n // 4 for n in BLOCKS[blocks]))  # the checks differentiate by every number
+    rows = rows_of(tuple(n // 4 for n in BLOCKS[blocks][::2]))  # the checks differentiate by every number
     first, second = inputs(rows, 3, 2, sides[0]), inputs(rows, 3, 4, sides[1])
     tensors = [*first, *second[1:]]
 
