@@ -30,7 +30,6 @@ from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
-from tests.conftest import thinned
 
 TOKENS = np.arange(100, 2001, 100)
 ONES = np.ones(len(TOKENS))
@@ -415,7 +414,8 @@ def test_claims_are_corrected_for_their_number() -> None:
     assert "not resolved" in {v.corrected for v in primary if v.verdict == "holds"}
 
 
-@pytest.mark.parametrize("rule", thinned([holm, benjamini_hochberg], [holm]))
+@pytest.mark.long
+@pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
 def test_corrected_verdicts_of_equal_arms_are_false_in_5_percent_of_reports(
     rule: Callable[[list[float]], list[float]],
 ) -> None:

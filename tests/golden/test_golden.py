@@ -49,7 +49,10 @@ def test_losses_are_golden_on_any_machine(case: str) -> None:
     assert differing(unknown, {case: [*plain[:-1], plain[-1] * 1.01]})
 
 
-@pytest.mark.parametrize("case", ["hg+dnp+or", "gemma, hg+dp+or", "experts, unified", "muon, experts"])
+@pytest.mark.parametrize(
+    "case",
+    thinned(["hg+dnp+or", "gemma, hg+dp+or", "experts, unified", "muon, experts"], ["hg+dnp+or", "experts, unified"]),
+)
 def test_deterministic_algorithms_change_nothing(case: str) -> None:
     plain = losses(case, steps=4)
     torch.use_deterministic_algorithms(True)

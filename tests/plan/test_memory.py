@@ -115,7 +115,7 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
     assert plan.parts(5)[0] == pytest.approx(whole, abs=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, ("unified", "moe-muon")))
 def test_the_start_allocates_the_weights_and_one_drawn_matrix(name: str) -> None:
     module = make(name)
 
@@ -128,6 +128,7 @@ def test_the_start_allocates_the_weights_and_one_drawn_matrix(name: str) -> None
     assert start_memory(module.settings.meta(), Parallel("single"), 1, read=True) == (weights, weights)
 
 
+@pytest.mark.long
 def test_documents_are_masked_in_the_fake_step_as_well() -> None:
     plain, masked = make("llama").settings, make("llama").settings
     masked.mask_documents = True

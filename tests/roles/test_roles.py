@@ -57,7 +57,7 @@ def test_every_parameter_of_a_family_has_the_role_that_its_architecture_gives_it
 
 
 @pytest.mark.parametrize(
-    "name", thinned(["llama", "gemma3_text", "qwen3_moe", "mamba2", "bert", "t5", "llava"], ["llama", "t5", "llava"])
+    "name", thinned(["llama", "gemma3_text", "qwen3_moe", "mamba2", "bert", "t5", "llava"], ["t5", "llava"])
 )
 def test_sizes_alone_give_the_same_roles(name: str) -> None:
     checked(find(name), fake_model(find(name).build, torch.bfloat16))
