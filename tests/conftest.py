@@ -1,5 +1,6 @@
 """Fixtures and matrices that several folders share."""
 
+import gc
 import itertools
 import logging
 import os
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the files that have the most slow tests, so that no worker ends alone with one."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collection has imported out of every search for garbage, which takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
     model = perturbed(Backbone(config, text, ScaleOptions(**options)), 0.1).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.randint(0, config.vocab_size, (8, 17))
-    for _ in range(10):
+    for _ in range(3):
         optimizer.zero_grad()
         model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
         optimizer.step()

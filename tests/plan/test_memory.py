@@ -140,7 +140,7 @@ def test_the_plan_of_a_run_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
 ) -> None:
     sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
-    args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "3"]
+    args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "2"]
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")
