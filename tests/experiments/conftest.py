@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from lightning_sv.experiments import results
+from lightning_sv.analysis.scaling import fit_scaling
 
 
 @pytest.fixture(autouse=True, scope="package")
 def _few_resamples() -> Iterator[None]:
     """Draw 40 in place of 500, which take seconds per law; tests/analysis/test_scaling.py tests the intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "fit_scaling", partial(results.fit_scaling, resamples=40))
+        patch.setattr("lightning_sv.experiments.results.fit_scaling", partial(fit_scaling, resamples=40))
         yield
