@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from unittest import mock
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +20,6 @@ STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name 
 FEW = ("bp+direct", "hg+dp+er", "hg+dnp+or")
 SUBSETS = ("all", "input", "output", "branch", "layer")
 CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).placement_row.scale_out or b != "output"]
-CASE_ROWS = [pytest.param(s, b, marks=() if s in FEW else pytest.mark.long) for s, b in CASES]
 STRATEGY_ROWS = thinned(STRATEGIES, FEW)
 
 

@@ -414,6 +414,7 @@ def test_claims_are_corrected_for_their_number() -> None:
     assert "not resolved" in {v.corrected for v in primary if v.verdict == "holds"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
 def test_corrected_verdicts_of_equal_arms_are_false_in_5_percent_of_reports(
     rule: Callable[[list[float]], list[float]],

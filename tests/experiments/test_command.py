@@ -13,13 +13,15 @@ from lightning_sv.cli import compare as command
 from lightning_sv.experiments.results import Figure
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import thinned
 from tests.experiments.test_compare import FAKE
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Use fake training in an empty folder."""
+    """Use fake training in an empty folder, and write no report."""
     monkeypatch.setattr(command, "run", partial(command.run, launcher=FAKE))
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given, **named: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -87,19 +89,22 @@ def test_one_budget_for_all_arms(
     assert steps_handed_down([*run_args, *equal], monkeypatch) == [6, 3, 3]
 
 
+WRONG = [
+    (["--trainer.max_steps", "9", "--b_args=--data.global_batch 8"], "trainer.max_steps"),
+    (["--b_args=--trainer.max_steps 3"], "trainer.max_steps"),
+    (["--b_args=--model.tokens_per_param 1"], "model.tokens_per_param"),
+    (["--b_args=--data.val_sequences 8"], "data.val_sequences"),
+    (["--b_args=--data.seq_len 16"], "data.seq_len"),
+    (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
+    (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
+    (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
+]
+
+
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(
     ("args", "message"),
-    [
-        (["--trainer.max_steps", "9", "--b_args=--data.global_batch 8"], "trainer.max_steps"),
-        (["--b_args=--trainer.max_steps 3"], "trainer.max_steps"),
-        (["--b_args=--model.tokens_per_param 1"], "model.tokens_per_param"),
-        (["--b_args=--data.val_sequences 8"], "data.val_sequences"),
-        (["--b_args=--data.seq_len 16"], "data.seq_len"),
-        (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
-        (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
-        (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
-    ],
+    thinned(WRONG, WRONG[::2], several=True),
 )
 def test_wrong_arguments_are_refused_before_training(
     args: list[str], message: str, run_args: list[str], short_corpus: Path

@@ -139,6 +139,7 @@ def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
     assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
 
 
+@pytest.mark.long
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     """Each other arm has its own pair with A, whose runs are trained once; the table has all seeds."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")

@@ -23,6 +23,7 @@ from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
+from tests.conftest import thinned
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_plan import FIGURE, ROOT, conf, plan_mine
 
@@ -374,7 +375,7 @@ def test_the_command(
     assert shown["figure"] == "heterogeneity" and shown["verdicts"] == [asdict(verdict)]
 
 
-@pytest.mark.parametrize(("words", "message"), [
+WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
     (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
@@ -387,7 +388,15 @@ def test_the_command(
     (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere has no run of these figures"),
     (["--dry-run", "--json"], "--json"),
     (["--dry-run", "--slurm"], "--dry_run"),
-])  # fmt: skip
+]
+
+
+FEW_WRONG = ("'plcement'", "add --slurm", "--jobs is 0", "--data.corpus.dir", "--json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), thinned(WRONG, [row for row in WRONG if row[1] in FEW_WRONG], several=True)
+)
 def test_wrong_arguments(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_paper(words)

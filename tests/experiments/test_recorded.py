@@ -105,6 +105,7 @@ def test_damaged_cell_of_a_recording_is_named(trained: tuple[Path, Figure], tmp_
         read_recorded([tmp_path])
 
 
+@pytest.mark.long
 def test_the_command_takes_recordings(
     trained: tuple[Path, Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,8 +123,9 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 def test_any_text_is_escaped(words: str, command: str) -> None:
     """In headings, paragraphs, warnings, cells, alternative texts and commands."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
-    spec = replace(figure().spec, title=words)
-    result = replace(figure(), spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
+    made = figure()
+    spec = replace(made.spec, title=words)
+    result = replace(made, spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
     section = Section(words, [], [words], [[words]], [words])
     text = markdown_report([result], [[section]], [(words, words)])
     html = html_page(text, Path("nowhere"))

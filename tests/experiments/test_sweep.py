@@ -15,7 +15,7 @@ GRID = ["--scale", "llama", "--seeds", "1", "--jobs", "2", "--init_std", "0.02",
 
 
 def test_sweep_finds_the_optimum_and_continues(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At lr 0.012 and std 0.03, between the points; one more rate only trains its own runs, which diverge."""
     launcher = (*FAKE, *BOWL, "--diverge_lr", "0.03")
@@ -32,6 +32,7 @@ def test_sweep_finds_the_optimum_and_continues(
     (tuned,) = (tmp_path / "out/tuned").iterdir()
     assert "schedule: wsd" in tuned.read_text()
 
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
     assert sweep([*args, "0.04"], launcher=launcher) == 0
     said = capsys.readouterr()
     assert "9 of 12 runs are complete" in said.err
@@ -39,6 +40,7 @@ def test_sweep_finds_the_optimum_and_continues(
     assert said.out.count("diverged") == 3 and "init_std" in said.out
 
 
+@pytest.mark.long
 def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert sweep([*args, "--lr", "0.004", "0.008"], launcher=(*FAKE, *BOWL)) == 0

@@ -89,7 +89,12 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("strategy", "family"), [
-    pytest.param(strategy, *case.values, id=f"{case.id}-{strategy}", marks=case.marks)
+    pytest.param(
+        strategy,
+        *case.values,
+        id=f"{case.id}-{strategy}",
+        marks=case.marks if strategy == "hg+dp+or+iwd" or case.id == "llama" else pytest.mark.long,
+    )
     for case in few(FAMILIES + OTHERS)
     for strategy in ("hg+dp+or+iwd", "hg+ap", "hg+er")
     # a pass of it is a loop over tokens: four seconds a strategy

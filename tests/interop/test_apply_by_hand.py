@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups
 from lightning_sv.interop.apply.weights import ScaledWeight
+from tests.conftest import thinned
 from tests.interop.test_apply import logits, named, perturb, unchanged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
@@ -257,7 +258,7 @@ EXPECTED: dict[str, tuple[set[str], int]] = {  # the sides of every matrix, and 
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("strategy", EXPECTED)
+@pytest.mark.parametrize("strategy", thinned(EXPECTED, ["llama", "hg+er"]))
 def test_matrices_behind_a_norm_get_vectors_and_folding_takes_them_away(strategy: str, norm: str) -> None:
     model = Bare(NORMS[norm])
     keys, before = list(model.state_dict()), model(IDS)

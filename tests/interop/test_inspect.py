@@ -20,7 +20,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import perturbed
+from tests.conftest import perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -82,8 +82,11 @@ def assert_measured(row: VectorStatistics, expected: dict[str, float | None]) ->
         assert value is None or abs(found - value) < 1e-5 * max(1, abs(value)), (row.name, key)
 
 
+FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
+
+
 @pytest.mark.parametrize(
-    ("beside", "origin"), [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)],
+    ("beside", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
     ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
 )  # fmt: skip
 def test_a_folder_of_transformers_is_measured(

@@ -16,7 +16,7 @@ def test_ddp_and_fsdp_train_as_one_process_does_and_keep_the_digits_of_scale_vec
     assert ended.fine, ended
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_model_has_the_same_gradients() -> None:
     """In one graph, the norms that dnp puts behind matrices included."""

@@ -126,44 +126,47 @@ MISSING = ["--data.corpus.dir", "missing"]
 COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
 
 
+WRONG = [
+    (["--model.scale", "hg+dpn"], "unknown token 'dpn'"),
+    (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
+    (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
+    (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
+    (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
+    (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
+    (["--data.seq_len", "1000000"], "seq_len is 1000000"),
+    (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
+    (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
+    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "", "0", "0.5", "true")),
+    pytest.param(
+        ["--trainer.accelerator", "gpu"],
+        "error: trainer: No supported gpu",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU exists"),
+    ),
+    (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
+    (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
+    (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
+    (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
+    (["--ckpt_path", __file__], "is not a readable checkpoint"),
+    (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
+    (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),
+    (["--model.backbone.name", "mine"], "set model.optim.lr"),
+    (["--model.optim.name", "lion"], "known: adamw muon sgd"),
+    (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
+    (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
+    (["--samples.tokens", "-1"], "samples.tokens is -1"),
+    (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
+    ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
+    # a model that cannot be built, before the corpus is read
+    ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),
+    ([*MISSING, "--model.backbone.qk_norm", "true"], "model.backbone.qk_norm is true"),
+    ([*MISSING, "--model.backbone.router.balance", "luck"], "model.backbone.router.balance 'luck' is unknown"),
+    ([*MISSING, "--model.schedule.name=wsd", "--model.schedule.warmup_ratio=0.9"], "schedule.warmup_ratio is 0.9"),
+]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
-    [
-        (["--model.scale", "hg+dpn"], "unknown token 'dpn'"),
-        (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
-        (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
-        (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
-        (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
-        (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
-        (["--data.seq_len", "1000000"], "seq_len is 1000000"),
-        (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
-        (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
-        *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "", "0", "0.5", "true")),
-        pytest.param(
-            ["--trainer.accelerator", "gpu"],
-            "error: trainer: No supported gpu",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU exists"),
-        ),
-        (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
-        (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
-        (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
-        (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
-        (["--ckpt_path", __file__], "is not a readable checkpoint"),
-        (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
-        (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),
-        (["--model.backbone.name", "mine"], "set model.optim.lr"),
-        (["--model.optim.name", "lion"], "known: adamw muon sgd"),
-        (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-        (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
-        (["--samples.tokens", "-1"], "samples.tokens is -1"),
-        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
-        ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
-        # a model that cannot be built, before the corpus is read
-        ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),
-        ([*MISSING, "--model.backbone.qk_norm", "true"], "model.backbone.qk_norm is true"),
-        ([*MISSING, "--model.backbone.router.balance", "luck"], "model.backbone.router.balance 'luck' is unknown"),
-        ([*MISSING, "--model.schedule.name=wsd", "--model.schedule.warmup_ratio=0.9"], "schedule.warmup_ratio is 0.9"),
-    ],
+    thinned(WRONG, [*WRONG[:9:2], *WRONG[9:15:5], *WRONG[15::2]], several=True),
 )
 def test_fit_wrong_input_is_refused_before_the_first_step(
     args: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
@@ -214,6 +217,7 @@ def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path
     assert "validate needs a checkpoint" in refused("validate", *run_args)
 
 
+@pytest.mark.long
 def test_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
     for name, value in (("none", "null"), ("zero", "0")):
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0

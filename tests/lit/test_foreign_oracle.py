@@ -18,10 +18,11 @@ from lightning_sv import Backbone
 from lightning_sv.__main__ import main
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
+from tests.conftest import thinned
 from tests.interop.wide import float64_throughout
 from tests.paper_llama import ExponentialPaperLlama, PaperLlama
 
-STEPS, WARMUP, LR, DECAY, CLIP = 20, 3, 1e-2, 0.1, 1.5
+STEPS, WARMUP, LR, DECAY, CLIP = 14, 3, 1e-2, 0.1, 2.0
 #: largest relative error of losses and final weights; float64 leaves 1e-13
 NEAR = 1e-9
 GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"]
@@ -145,7 +146,7 @@ def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[fl
     return losses, norms
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er")))
 def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]

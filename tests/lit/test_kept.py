@@ -37,6 +37,7 @@ def test_latest_checkpoints_survive_a_kill(run_args: list[str], tmp_path: Path) 
     same_checkpoint(whole, stopped)
 
 
+@pytest.mark.long
 def test_run_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     args = ["fit", *run_args, *KEPT, "--model.schedule.name", "wsd", "--checkpoint.keep", "3", "--run_dir", str(run)]

@@ -129,6 +129,7 @@ def test_probed_run_trains_as_without_and_logs_the_figures_of_its_checkpoint(
         assert set(pages[page]) <= set(record.curves)
 
 
+@pytest.mark.long
 def test_probed_run_resumed_has_equal_figures(probed_run: tuple[list[str], Path, Path, str], probed: list[str]) -> None:
     args, whole, killed, _ = probed_run
     assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0

@@ -34,14 +34,14 @@ def test_resumed_run_of_every_family_equals_uninterrupted(
 ) -> None:
     backbone, scale, optim, schedule = RECIPES[name]
     args = [*run_args, "--model.scale", scale, "--model.optim.name", optim, "--model.optim.lr", "6e-3"]
-    args += ["--model.schedule.name", schedule, "--trainer.max_steps", "20", "--data.micro_batch", "2"]
-    args += ["--checkpoint.every_n_steps", "10", "--experts.every_n_steps", "8", "--data.validations", "2"]
+    args += ["--model.schedule.name", schedule, "--trainer.max_steps", "10", "--data.micro_batch", "2"]
+    args += ["--checkpoint.every_n_steps", "5", "--experts.every_n_steps", "4", "--data.validations", "2"]
     args += [word for key, value in backbone.items() for word in (f"--model.backbone.{key}", str(value).lower())]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
 
     def stop(self: PretrainModule, batch: object, batch_idx: int) -> None:
-        if self.global_step == 13:
+        if self.global_step == 7:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -93,27 +93,31 @@ def test_resume_with_new_length_is_refused_if_the_learning_rate_jumps(
         check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
 
 
-def test_extended_run_records_its_lengths(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
+def test_extended_run_records_its_lengths(
+    schedule: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """wsd before its decay continues as the longer run would; a cosine only on request."""
-    for name, schedule in (("w", "wsd"), ("c", "cos")):
-        fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / name)]
-        fit += ["--checkpoint.every_n_steps", "4"]
-        with monkeypatch.context() as patch:
-            patch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: stop_after_step(self, 4))
-            assert main([*fit, "--trainer.max_steps", "8"]) == 130
-        again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
-        if name == "c":
-            assert main(again) == 2
-        assert main(again + ["--allow_lr_jump"] * (name == "c")) == 0
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["steps"] == 12
-        assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
-        assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
-        run = read_run(tmp_path / name)
-        assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
-        assert "learning rate is that of no single schedule" in comparability_warnings({name: run}, ())[0]
-    lr = read_run(tmp_path / "w").curve("lr").values
-    assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
+    fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / "run")]
+    fit += ["--checkpoint.every_n_steps", "4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: stop_after_step(self, 4))
+        assert main([*fit, "--trainer.max_steps", "8"]) == 130
+    again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
+    if schedule == "cos":
+        assert main(again) == 2
+        again.append("--allow_lr_jump")
+    assert main(again) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["steps"] == 12
+    assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
+    assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
+    run = read_run(tmp_path / "run")
+    assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
+    assert "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
+    if schedule == "wsd":
+        lr = run.curve("lr").values
+        assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
 
 
 def stop_after_step(module: PretrainModule, step: int) -> None:

@@ -77,7 +77,10 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
             assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (two.dir, tag)
 
 
-@pytest.mark.parametrize(("strategy", "ranks", "more"), [("fsdp", 1, []), ("fsdp", 1, SHARDED), ("ddp", 2, [])])
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "more"),
+    [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, SHARDED), ("ddp", 2, [])],
+)
 def test_validation_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
 ) -> None:

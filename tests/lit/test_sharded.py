@@ -38,7 +38,7 @@ def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
     return [*fit, "--trainer.devices", str(ranks), "--run_dir", str(run), "--ckpt_path", "last"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
     args: list[str], alone: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import yaml
 from lightning_sv.__main__ import main
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.trainer import REFUSED_CALLBACKS
+from tests.conftest import thinned
 
 CALLBACKS = "lightning.pytorch.callbacks"
 
@@ -47,16 +48,19 @@ trainer:
     assert [name for name in run.curves if name.startswith("lr-")]
 
 
+CHANGING = [
+    ("LearningRateFinder", {}),
+    ("BatchSizeFinder", {}),
+    ("GradientAccumulationScheduler", {"scheduling": {0: 2}}),
+    ("StochasticWeightAveraging", {"swa_lrs": 0.01}),
+    ("ModelPruning", {"pruning_fn": "l1_unstructured"}),
+    ("BackboneFinetuning", {}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "init"),
-    [
-        ("LearningRateFinder", {}),
-        ("BatchSizeFinder", {}),
-        ("GradientAccumulationScheduler", {"scheduling": {0: 2}}),
-        ("StochasticWeightAveraging", {"swa_lrs": 0.01}),
-        ("ModelPruning", {"pruning_fn": "l1_unstructured"}),
-        ("BackboneFinetuning", {}),
-    ],
+    thinned(CHANGING, CHANGING[::2], several=True),
 )
 def test_callback_that_changes_training_is_refused(
     name: str, init: dict, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from lightning_sv.nn.rope import rope_tables, rotate
 from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output, row_chunks
 
-D, EPS = 6, 1e-2
+D, EPS = 3, 1e-2
 
 
 def finished(z: Tensor, gamma: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.device import Parallel, start_memory
 from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
-from tests.conftest import GEMMA
+from tests.conftest import GEMMA, thinned
 
 B, T = 8, 256
 D_FF = 512  # int(8 d_model / 3)
@@ -115,7 +115,7 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
     assert plan.parts(5)[0] == pytest.approx(whole, abs=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, ("unified", "moe-muon")))
 def test_the_start_allocates_the_weights_and_one_drawn_matrix(name: str) -> None:
     module = make(name)
 
@@ -128,18 +128,19 @@ def test_the_start_allocates_the_weights_and_one_drawn_matrix(name: str) -> None
     assert start_memory(module.settings.meta(), Parallel("single"), 1, read=True) == (weights, weights)
 
 
+@pytest.mark.long
 def test_documents_are_masked_in_the_fake_step_as_well() -> None:
     plain, masked = make("llama").settings, make("llama").settings
     masked.mask_documents = True
     assert step_memory(masked, B, T).peak > step_memory(plain, B, T).peak
 
 
-@pytest.mark.parametrize("micro_batch", [4, 2])
+@pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
 def test_the_plan_of_a_run_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
 ) -> None:
     sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
-    args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "3"]
+    args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "2"]
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")

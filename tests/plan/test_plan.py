@@ -24,6 +24,7 @@ from lightning_sv.plan.device import Parallel, find_strategy, gpu_memory, larges
 from lightning_sv.plan.memory import Held, StepMemory
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import thinned
 from tests.plan.test_memory import allocated
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,9 +49,9 @@ def test_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixture[s
     (row,) = found["hours"]
     assert row["hours"] == pytest.approx(12 * 4 * 32 * flops / (4 * 989.4e12 * 0.5) / 3600)
     assert row["gpu_hours"] == pytest.approx(4 * row["hours"])
-    assert [row["mfu"] for row in plan(capsys, *run_args, "--gpus", "4")["hours"]] == [0.3, 0.4, 0.5]
     budget = plan(capsys, *run_args, "--gpus", "4", "--trainer.max_steps", "-1", "--model.tokens_per_param", "3")
     assert budget["steps"] == -(-3 * budget["parameters"] // 128)
+    assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
 
 def test_a_measured_mfu_gives_the_time_of_the_run(
@@ -122,7 +123,6 @@ def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
 
 def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
-    assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
     given = '{"class_path": "lightning_sv.lit.fsdp.FullyShardedStrategy"}'
     sharded = plan(capsys, *four, "--trainer.strategy", given)
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
@@ -133,35 +133,46 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     with pytest.raises(ConfigError, match="replicas"):
         find_strategy({"strategy": json.loads(given) | {"init_args": {"replicas": 3}}}, 4)
     small = plan(capsys, *four, "--gpu_memory", "0.0001")
-    assert not small["fits"] and small["largest_micro_batch"] is None
+    assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
+
+
+@pytest.mark.long
+def test_a_default_strategy_and_bucket_views_follow_the_config(
+    capsys: pytest.CaptureFixture[str], run_args: list[str]
+) -> None:
+    four = [*run_args, "--gpus", "4"]
+    assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
     view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
     assert plan(capsys, *four, "--trainer.strategy", view)["memory"]["communication"] == 0
 
 
+REFUSED = [
+    (
+        ["--gpus", "64", "--data.global_batch", "480"],
+        "data.global_batch is 480; expected a multiple of 64, .* Use 60 or 80 devices, or a batch of 512",
+    ),
+    (["--gpus", "64", "--data.global_batch", "48"], "Use 48 devices, or a batch of 64"),
+    (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
+    ([], "--gpus"),
+    (["--gpus", "0"], "--gpus is 0;"),
+    (["--gpus", "two"], "--gpus is two"),
+    (["--gpus", "2", "--mfu", "40"], "the MFU is 40.0;"),
+    (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
+    (["--gpus", "2", "--run", "nowhere"], "no run directory"),
+    (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
+    (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
+    (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),
+    (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy is 'deepspeed'"),
+    (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
+    (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
+    (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many;"),
+    (["--gpus", "2", "--model.scael", "llama"], "Did you mean 'model.scale'"),
+]
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
-    [
-        (
-            ["--gpus", "64", "--data.global_batch", "480"],
-            "data.global_batch is 480; expected a multiple of 64, .* Use 60 or 80 devices, or a batch of 512",
-        ),
-        (["--gpus", "64", "--data.global_batch", "48"], "Use 48 devices, or a batch of 64"),
-        (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
-        ([], "--gpus"),
-        (["--gpus", "0"], "--gpus is 0;"),
-        (["--gpus", "two"], "--gpus is two"),
-        (["--gpus", "2", "--mfu", "40"], "the MFU is 40.0;"),
-        (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
-        (["--gpus", "2", "--run", "nowhere"], "no run directory"),
-        (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
-        (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
-        (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),
-        (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy is 'deepspeed'"),
-        (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
-        (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
-        (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many;"),
-        (["--gpus", "2", "--model.scael", "llama"], "Did you mean 'model.scale'"),
-    ],
+    thinned(REFUSED, REFUSED[::2], several=True),
 )
 def test_what_is_refused(
     capsys: pytest.CaptureFixture[str], run_args: list[str], args: list[str], sentence: str
@@ -174,7 +185,7 @@ def test_what_is_refused(
 TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", thinned(TRAINERS, ["fsdp"]))
 @pytest.mark.parametrize("nodes", [1, 6])
 def test_the_sbatch_script_starts_a_run_that_fit_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str

@@ -21,9 +21,7 @@ from tests.roles.families import FAMILIES, OTHERS, Family, ends_in, find
 EVERY = FAMILIES + OTHERS
 #: what is checked at every run: norms before, after and within, experts, state spaces, images
 FEW = {
-    "llama", "qwen2-tied", "qwen3", "gemma3_text", "gpt2", "gpt_neox", "opt-post-norm", "falcon-40b", "olmo2",
-    "nanochat", "qwen3_moe", "deepseek_v3", "mamba2", "qwen3_next", "kimi_linear", "t5", "bert", "vit", "llava",
-    "rwkv",
+    "llama", "gemma3_text", "gpt2", "olmo2", "qwen3_moe", "mamba2", "bert", "vit",
 }  # fmt: skip
 
 
@@ -59,7 +57,7 @@ def test_every_parameter_of_a_family_has_the_role_that_its_architecture_gives_it
 
 
 @pytest.mark.parametrize(
-    "name", thinned(["llama", "gemma3_text", "qwen3_moe", "mamba2", "bert", "t5", "llava"], ["llama", "t5", "llava"])
+    "name", thinned(["llama", "gemma3_text", "qwen3_moe", "mamba2", "bert", "t5", "llava"], ["t5", "llava"])
 )
 def test_sizes_alone_give_the_same_roles(name: str) -> None:
     checked(find(name), fake_model(find(name).build, torch.bfloat16))
@@ -82,9 +80,12 @@ with torch.no_grad():
 """
 
 
-def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> None:
+@pytest.mark.long
+def test_fake_models_draw_nothing_without_transformers() -> None:
     subprocess.run([sys.executable, "-c", DRAWN], check=True)
 
+
+def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> None:
     def reads() -> nn.Module:
         layer = nn.Linear(4, 4)
         layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]

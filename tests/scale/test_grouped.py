@@ -91,7 +91,7 @@ def test_grouped_product_and_gradients_equal_a_plain_loop(
 
 
 @pytest.mark.parametrize("fold", [True, False])
-@pytest.mark.parametrize("sides", ["", "i", "o", "io"])
+@pytest.mark.parametrize("sides", thinned(["", "i", "o", "io"], ["", "io"]))
 def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
@@ -125,7 +125,7 @@ def test_grouped_products_joined_equal_the_formula_with_derivatives(
     blocks: str, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "_gains_as_one", lambda *_: True)
-    rows = rows_of(BLOCKS[blocks])
+    rows = rows_of(tuple(n // 4 for n in BLOCKS[blocks][::2]))  # the checks differentiate by every number
     first, second = inputs(rows, 3, 2, sides[0]), inputs(rows, 3, 4, sides[1])
     tensors = [*first, *second[1:]]
 
@@ -153,7 +153,9 @@ def test_grouped_products_save_only_their_arguments_for_backward(autocast: bool)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", thinned([torch.float64, torch.float32, torch.bfloat16], [torch.float64, torch.bfloat16])
+)
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
 def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends

@@ -14,6 +14,7 @@ from lightning_sv.settings.cli_args import read_leaves
 from lightning_sv.settings.parse import _parser, parse_run
 from lightning_sv.settings.parser import _keys
 from lightning_sv.settings.yaml_file import SECTIONS
+from tests.conftest import thinned
 from tests.test_imports import CONFIG as LAYERS
 
 
@@ -68,9 +69,19 @@ def test_a_key_of_a_word_given_twice_is_refused(tmp_path: Path) -> None:
         parse_run([*LAYERS, "--trainer", args[-1]], check_corpus=False)
 
 
+EMPTY = [
+    "",
+    "# nothing\n",
+    "null\n",
+    "{}\n",
+    *(f"{'.'.join(k.split('.'))}:\n" for k in sorted(SECTIONS)),
+    "model:\n  optim:\n  backbone: {}\n",
+    "data:\n  corpus: null\n",
+]
+
+
 @pytest.mark.parametrize(
-    "text", ["", "# nothing\n", "null\n", "{}\n", *(f"{'.'.join(k.split('.'))}:\n" for k in sorted(SECTIONS)),
-             "model:\n  optim:\n  backbone: {}\n", "data:\n  corpus: null\n"],
+    "text", thinned(EMPTY, [*EMPTY[:2], *EMPTY[3::5]]),
 )  # fmt: skip
 def test_a_layer_that_holds_nothing_changes_nothing(text: str, tmp_path: Path) -> None:
     assert trained(layer(tmp_path, text)) == trained(LAYERS)

@@ -16,6 +16,7 @@ from lightning_sv.theory.claims.instant import PAIRINGS, State
 from lightning_sv.theory.claims.shared_checks import early
 from lightning_sv.theory.flow import difference_series, loss_ratio, stays_below
 from lightning_sv.theory.students import STUDENTS
+from tests.conftest import thinned
 from tests.theory.strategies import balanced, matchings, rational_teachers, states
 
 F = STUDENTS["f"]
@@ -65,9 +66,12 @@ def test_dp_difference_of_rates_equals_the_proof(data: st.DataObject) -> None:
     assert rates.standard - rates.student == pytest.approx(stated, rel=1e-9, abs=1e-8)
 
 
+UNDER = [("dp", "f", matchings()), ("or", "f", balanced()), ("f", "g", rational_teachers())]
+
+
 @pytest.mark.parametrize(
     ("student", "other", "teachers"),
-    [("dp", "f", matchings()), ("or", "f", balanced()), ("f", "g", rational_teachers())],
+    thinned(UNDER, UNDER[:1], several=True),
 )
 @given(data=st.data())
 @settings(max_examples=6)
