@@ -117,7 +117,7 @@ def test_gpu_report_wrong_input_is_refused(
 
 def test_gpu_report_names_missing_packages_with_their_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [each for each in metadata.distributions() if each.metadata["Name"].lower() != "omegaconf"]
-    monkeypatch.setattr(command.metadata, "distributions", lambda: found)
+    monkeypatch.setattr(metadata, "distributions", lambda: found)
     lines = command._missing()
     assert lines is not None and "omegaconf==" in lines and "omegaconf" in lines.partition("--find-links wheels")[2]
 

@@ -425,7 +425,7 @@ def test_a_lazy_module_and_an_operator_of_higher_order_are_errors_that_name_the_
     def flexible(m: Small, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
-        return m.up(flex_attention(*[(m.w * x)[:, None]] * 3)[:, 0])
+        return m.up(flex_attention(*[(m.w * x)[:, None]] * 3)[:, 0])  # type: ignore[call-overload]
 
     with pytest.raises(ValueError, match=r'set_attn_implementation\("sdpa"\)'):
         weight_decay_roles(Small(flexible), IDS)

@@ -36,7 +36,7 @@ def test_power_series_equal_the_integrator(name: str) -> None:
     teacher = [[1, 0.5, -2], [0, 1.5, 1]]
     loss = flow(STUDENTS[name], teacher, [0.03]).loss[0]
     coefficients = loss_series(STUDENTS[name], teacher, 10).coefficients
-    assert float(np.polyval(coefficients[::-1], Fraction(3, 100))) == pytest.approx(loss, rel=1e-10)
+    assert float(np.polyval(coefficients[::-1], Fraction(3, 100))) == pytest.approx(loss, rel=1e-10)  # type: ignore[call-overload]
     w = power_series(STUDENTS[name], teacher, 2)[0]
     assert [x.coefficients[:2] for x in w.flat] == [(0, x) for x in np.ravel(teacher)]  # W = t W* + O(t²)
 
