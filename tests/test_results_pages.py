@@ -148,6 +148,16 @@ def test_tables_of_the_settings_equal_the_recording() -> None:
     assert "0.008 below" in page("decay") and found[4].startswith("-0.008 (-0.015 to -0.002")
 
 
+def test_table_of_the_output_decay_equals_the_recording() -> None:
+    found = rows("cpu-output-decay/verdicts.csv")
+    assert [row["corrected"] for row in found] == ["holds", "holds"]
+    ratios = [
+        "{:.3f} ({:.3f} to {:.3f})".format(*(float(row[key]) for key in ("estimate", "low", "high"))) for row in found
+    ]
+    assert [cells[-1] for cells in table(page("cpu-output-decay"), "| RMS of")] == ratios
+    assert all(ratio.partition(" ")[0] in page("decay") for ratio in ratios)
+
+
 def test_results_table_equals_the_recording() -> None:
     """A row is an arm at its own optimum, a column a length."""
     expected: dict[str, list[str]] = defaultdict(list)
