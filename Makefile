@@ -252,7 +252,7 @@ test-all: $(VENV)/.test  ## run the tests with all families, strategies, configs
 test-wheel: $(VENV)/.test  ## test the wheel in an empty folder: a script, a run (part of test-all)
 	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -m long tests/test_wheel.py "$$@"
 
-test-faults: $(VENV)/.test  ## test provoked faults and 10,000 invalid inputs; results in results/faults.json
+test-faults: $(VENV)/.test  ## test provoked faults and thousands of invalid inputs; results in results/faults.json
 	@$(WORDS) OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json "$$BIN/python" -m pytest -n 2 -m faults tests/faults \
 		tests/lit/test_exact_resume.py tests/lit/test_long_run.py tests/theory/test_command.py "$$@"
 
