@@ -40,20 +40,6 @@ def log_spaced(total: int, n: int) -> list[int]:
     return sorted({0, *(round(first * (total / first) ** (i / (n - 2))) for i in range(n - 1))})
 
 
-def _role_name(role: str) -> str:
-    return f"scale_{role}" if role in ("input", "output") else role
-
-
-#: subsets that every model has, perhaps without parameters
-ALWAYS = ("all", *map(_role_name, PARAMETER_ROLES))
-#: further subsets of a Backbone, which depend on its sizes and strategy; its blocks are layer0, layer1, ...
-SITES = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    "expert_gate_proj", "expert_up_proj", "expert_down_proj", "shared_gate_proj", "shared_up_proj", "shared_down_proj",
-    "attn_norm", "ffn_norm", "final_norm", "attn_post_norm", "ffn_post_norm", "q_norm", "k_norm", "lm_head",
-)  # fmt: skip
-
-
 def parameter_subsets(model: nn.Module) -> Subsets:
     """Return the trained parameters of `model` by role, layer and branch.
 
@@ -61,7 +47,8 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     q_proj, ...: the weights of that name in every block, with their scale vectors;
     attn_norm, ...: the scale vectors of that norm.
     """
-    subsets: dict[str, list[nn.Parameter]] = {name: [] for name in ALWAYS}
+    always = ("all", *map(_role_name, PARAMETER_ROLES))
+    subsets: dict[str, list[nn.Parameter]] = {name: [] for name in always}
     if isinstance(model, Backbone):
         for named in parameter_roles(model):
             subsets["all"].append(named.parameter)
@@ -87,7 +74,11 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     trained = {
         name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in subsets.items()
     }
-    return {name: members for name, members in trained.items() if members or name in ALWAYS}
+    return {name: members for name, members in trained.items() if members or name in always}
+
+
+def _role_name(role: str) -> str:
+    return f"scale_{role}" if role in ("input", "output") else role
 
 
 def fitting_length(config: BackboneConfig, seq_len: int) -> int:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,8 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.curvature_batch import (
-    ALWAYS,
-    SITES,
     Subsets,
     fitting_length,
     fitting_sequences,
@@ -103,10 +100,6 @@ class Sharpness(L.Callback):
             )
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
-        names = [*ALWAYS, "layer0", *SITES]
-        wrong = [name for name in subsets if name not in names and not re.fullmatch(r"layer\d+", name)]
-        if wrong and loss is None:  # a custom model has its own names
-            raise ConfigError(unknown("subset of Sharpness", wrong[0], names))
         self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
