@@ -61,7 +61,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def alone(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
+def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
     """Hold the lock of `target`, with a message while waiting; leave no lock file.
 
     Args:

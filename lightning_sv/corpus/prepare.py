@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import alone, atomic_path
+from lightning_sv.atomic import atomic_path, locked
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
@@ -56,7 +56,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is None:
-            with alone(target, f"prepare of {target}"):
+            with locked(target, f"prepare of {target}"):
                 # Another process may have prepared it while this one waited.
                 manifest = _existing(config, target) or _build(config, target, progress)
     except OSError as error:

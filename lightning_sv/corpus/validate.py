@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import alone, file_sha256, regular, write_atomically
+from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
@@ -150,7 +150,7 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
         return
     with ExitStack() as stack:
         with suppress(OSError, NotImplementedError):  # without a lock, each process hashes
-            stack.enter_context(alone(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
+            stack.enter_context(locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
         if not _is_current(root, stamp):
             _hash_shards(manifest, root, shards)
             with suppress(OSError):  # e.g. not writable

@@ -203,9 +203,8 @@ class RunResolver:
 
 def _steps(*words: str) -> int:
     """Return the steps of `llama`, so that arms with more scale vectors do not get more steps."""
-    return plan_steps(
-        *parse_run([*words, "--model.scale", "llama", "--model.optim.lr", "1"], check_corpus=False)
-    )  # any rate
+    any_rate = ["--model.optim.lr", "1"]
+    return plan_steps(*parse_run([*words, "--model.scale", "llama", *any_rate], check_corpus=False))
 
 
 def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:

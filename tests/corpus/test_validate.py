@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.atomic import alone, file_sha256
+from lightning_sv.atomic import file_sha256, locked
 from lightning_sv.corpus import CorpusConfig, Manifest, check_corpus, open_split, prepare, validate
 from lightning_sv.corpus.manifest import CHECKSUM
 from lightning_sv.corpus.validate import STAMP
@@ -254,9 +254,9 @@ def test_one_of_two_simultaneous_checks_hashes(copy: Path, hashed: list[str], mo
 
     def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:
         both.wait(10)  # neither has found a stamp
-        return alone(*args, **settings)
+        return locked(*args, **settings)
 
-    monkeypatch.setattr(validate, "alone", wait)
+    monkeypatch.setattr(validate, "locked", wait)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_check, [copy, copy]))
     assert len(hashed) == _shards(copy)
