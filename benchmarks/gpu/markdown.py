@@ -81,7 +81,7 @@ def _correctness(found: Figures) -> list[str]:
         )
         rows.append([case, _get(errors.get("float32", {}), "loss", ".1e"), *cells, verdict])
     limits = found.get("limits", {})
-    lines = ["Relative error of the whole gradient (and of the loss, first), against float64 on the CPU unless named;"]
+    lines = ["Relative error of the gradient (and of the loss, first), against float64 on the CPU unless named;"]
     lines += [f"limits {limits.get('float32')} and, in bf16, {limits.get('bf16')}.", ""]
     lines += _table(["", "loss, float32", *(way.replace("_", " ") for way in ways), "limits"], rows)
     empty = found.get("experts_without_rows", {})
@@ -105,7 +105,7 @@ def _fit(found: Figures) -> list[str]:
     counted = found.get("synchronizations", {})
     if isinstance(counted, dict) and "a_step" in counted:
         lines += ["", f"Host waits for the device: {counted['a_micro_batch']:.2f} a micro-batch,"]
-        lines += [f"{counted['a_step']:.2f} a step, at {counted['places'] or 'no place'}."]
+        lines += [f"{counted['a_step']:.2f} per step, at {counted['places'] or 'no place'}."]
     return lines
 
 
@@ -137,7 +137,11 @@ def _overhead(found: Figures) -> list[str]:
                 _get(row, "mfu_measured", ".1f", 100),
             ]
             rows.append([name, *cells, _get(row, "first_step_s", ".1f")])
-        lines += ["", f"Micro-batch {table['micro_batch']}, {table['tokens']:,} tokens a step, optimizer included:", ""]
+        lines += [
+            "",
+            f"Micro-batch {table['micro_batch']}, {table['tokens']:,} tokens per step, optimizer included:",
+            "",
+        ]
         head = ["", "ms", f"time / {table.get('reference', 'first')}", "95%", "rounds", "peak MiB", "tokens/s", "MFU %"]
         lines += _table([*head, "of measured %", "first step s"], rows)
     for name, why in found.get("left_out", {}).items():
@@ -152,7 +156,7 @@ def _profile(found: Figures) -> list[str]:
         cells = [f"{row['ms'].get(kind, 0):.2f}" for kind in kinds] if "ms" in row else [""] * len(kinds)
         cells += [_get(row, "gaps_ms", ".2f"), _get(row, "kernels", ".0f"), row.get("error", "")]
         rows.append([name, _get(row, "step_ms", ".2f"), *cells])
-    return ["Milliseconds a step by kind of kernel.", "", *_table(["", "step", *kinds, "gaps", "kernels", ""], rows)]
+    return ["Milliseconds per step by kind of kernel.", "", *_table(["", "step", *kinds, "gaps", "kernels", ""], rows)]
 
 
 def _cache(found: Figures) -> list[str]:

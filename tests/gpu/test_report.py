@@ -95,7 +95,7 @@ def test_fit_stage_killed_and_resumed_is_bit_equal(task: Task) -> None:
 
     found = fit.run(task)
     assert found["runs"]["resumed"]["killed"] and found["runs"]["resumed"]["exit"] == 0
-    assert found["resumed against whole"] == {"bit_equal": True, "steps": [20, 20], "weights_apart": 0.0}
+    assert found["resumed against uninterrupted"] == {"bit_equal": True, "steps": [20, 20], "weights_apart": 0.0}
     assert found["synchronizations"]["micro_batches"] == 4 * found["synchronizations"]["steps"] == 4 * 8
     _on_a_page("fit", found)
 

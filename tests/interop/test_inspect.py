@@ -86,23 +86,23 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
 
 
 @pytest.mark.parametrize(
-    ("beside", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
+    ("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
     ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
 )  # fmt: skip
 def test_a_folder_of_transformers_is_measured(
-    beside: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_sv.interop.inspect.vector_statistics.BLOCK", 100)  # three rows
-    model = named(beside.__name__)
+    model = named(family.__name__)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     found = vectors_of_folder(tmp_path)
     rows = [statistics(vector) for vector in found.vectors]
-    roles = {name: find(beside.__name__).truth(name, p) for name, p in model.named_parameters()}
+    roles = {name: find(family.__name__).truth(name, p) for name, p in model.named_parameters()}
     assert {row.name: row.role for row in rows} == {n: r for n, r in roles.items() if r in ("input", "output")}
     assert found.model == type(model).__name__ and not found.unread
     for row in rows:
-        assert_measured(row, measured(model.get_parameter(row.name) + origin, beside(model, row.name)))
+        assert_measured(row, measured(model.get_parameter(row.name) + origin, family(model, row.name)))
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
 
 

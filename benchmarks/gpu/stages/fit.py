@@ -40,15 +40,19 @@ def run(task: Task) -> dict[str, Any]:
     found["corpus"] = {"train_tokens": manifest.train.tokens, "seconds": round(time.monotonic() - began, 1)}
     task.save(found)
     runs = _Runs(task, folder, corpus)
-    plans = [("whole", ()), ("resumed", ())]
+    plans = [("uninterrupted", ()), ("resumed", ())]
     if not task.toy:
-        plans += [("again", ()), ("whole", _DETERMINISTIC), ("resumed", _DETERMINISTIC)]
+        plans += [("again", ()), ("uninterrupted", _DETERMINISTIC), ("resumed", _DETERMINISTIC)]
     with ThreadPoolExecutor(len(plans)) as pool:
         several = map if task.toy else pool.map
         for name, outcome in several(lambda plan: runs.take(*plan), plans):
             found["runs"][name] = outcome
             task.save(found)
-    for name, other in (("again", "whole"), ("resumed", "whole"), ("resumed deterministic", "whole deterministic")):
+    for name, other in (
+        ("again", "uninterrupted"),
+        ("resumed", "uninterrupted"),
+        ("resumed deterministic", "uninterrupted deterministic"),
+    ):
         if all(found["runs"].get(run, {}).get("exit") == 0 for run in (name, other)):
             found[f"{name} against {other}"] = compare(runs.folder(name), runs.folder(other))
     counts = read_json(folder / "counts.json")
@@ -79,7 +83,7 @@ class _Runs:
                 return name, {"exit": code, "error": ["it was not killed", *tail]}
             killed = {"killed": True}
             arguments += ["--ckpt_path", "last"]
-        env = {COUNTS: str(self.root / "counts.json")} if name == "whole" else {}
+        env = {COUNTS: str(self.root / "counts.json")} if name == "uninterrupted" else {}
         code, tail, seconds = self._command(arguments, name, env)
         outcome: dict[str, Any] = killed | {"exit": code, "seconds": seconds}
         if code == 0:
