@@ -106,7 +106,7 @@ class MixtureOfExperts(Sublayer):
         weights, experts, routing = self._route(xhat)
         places = layout(experts, self.n_expert)
         buffer = dispatch(xhat, places)  # R D
-        gate, up = self.inputs.experts(("expert_gate_proj", "expert_up_proj"), buffer, places.rows)
+        gate, up = (self.inputs.branch(name, buffer, places.rows) for name in ("expert_gate_proj", "expert_up_proj"))
         # down is linear: with the weights applied before it, its output is not saved for their gradient.
         hidden = swiglu(gate, up, weights_by_row(weights, places))
         out = combine(self.expert_down_proj(hidden, rows=places.rows), places)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.scale.fold import effective_weight, scaled_product
-from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
+from lightning_sv.scale.grouped import Factors, Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import ScaleVector
@@ -100,7 +100,6 @@ class ScaledLinear(nn.Module):
         xhat: Float[Tensor, "*tokens {self.d_in}"],
         gamma_out: Float[Tensor, "*batch_dims {self.d_out}"] | None = None,
         rows: Rows | None = None,
-        product: Float[Tensor, "*tokens {self.d_out}"] | None = None,
     ) -> Float[Tensor, "*tokens {self.d_out}"]:
         """(..., d_in) -> (..., d_out).
 
@@ -108,32 +107,22 @@ class ScaledLinear(nn.Module):
             xhat: the normalized input; (R, d_in), sorted by expert, if there is one matrix per expert
             gamma_out: output-side gamma owned by the group (see `BranchGroup`), used if the branch has none
             rows: expert of each row, if there is one matrix per expert
-            product: product of xhat and `factors`, if already computed together with other branches
         """
-        return self.output(xhat, gamma_out, rows, product).finish()
+        return self.output(xhat, gamma_out, rows).finish()
 
-    def output(
-        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
-    ) -> Output:
+    def output(self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None) -> Output:
         """Return the result of `forward` before the norm; same arguments."""
         assert (rows is None) == (not self.batch_dims)
-        if product is None:
-            factors = self.factors(gamma_out)
-            product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
-        if self.norm_width is None:
-            return Output(product, None, self.eps, None)
+        gamma_in = None if self.scale_in is None else self.scale_in()
         if self.scale_out is not None:
             gamma_out = self.scale_out()
+        factors = Factors(self.weight, gamma_in, gamma_out if self.norm_width is None else None)
+        product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
+        if self.norm_width is None:
+            return Output(product, None, self.eps, None)
         if gamma_out is not None and rows is not None:
             gamma_out = gamma_out[rows.expert]  # (R, d_out)
         return Output(product, self.norm_width, self.eps, gamma_out)
-
-    def factors(self, gamma_out: Tensor | None = None) -> Factors:
-        """Return the factors before the norm, or all factors without a norm; gamma_out as in `forward`."""
-        gamma_in = None if self.scale_in is None else self.scale_in()
-        if self.norm_width is not None:
-            return Factors(self.weight, gamma_in)
-        return Factors(self.weight, gamma_in, gamma_out if self.scale_out is None else self.scale_out())
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
@@ -243,22 +232,12 @@ class BranchGroup(nn.Module):
         xhat = self.norm(x)
         return tuple(getattr(self, name).output(xhat, self._gamma_out(name)) for name in self.names)
 
-    def branch(self, name: str, xhat: Float[Tensor, "*tokens d_in"]) -> Float[Tensor, "*tokens d_out"]:
+    def branch(
+        self, name: str, xhat: Float[Tensor, "*tokens d_in"], rows: Rows | None = None
+    ) -> Float[Tensor, "*tokens d_out"]:
         """Apply one branch to the normalized input (see `ScaledLinear.forward`)."""
-        out: Tensor = getattr(self, name)(xhat, self._gamma_out(name))
+        out: Tensor = getattr(self, name)(xhat, self._gamma_out(name), rows)
         return out
-
-    def experts(
-        self, names: Sequence[str], xhat: Float[Tensor, "R d_in"], rows: Rows
-    ) -> tuple[Float[Tensor, "R _"], ...]:
-        """Apply branches with one matrix per expert to rows of the normalized input; they may share a product."""
-        branches, gammas = [getattr(self, name) for name in names], [self._gamma_out(name) for name in names]
-        factors = [branch.factors(gamma) for branch, gamma in zip(branches, gammas, strict=True)]
-        products = grouped_products(xhat, factors, rows)
-        return tuple(
-            branch(xhat, gamma, rows, product)
-            for branch, gamma, product in zip(branches, gammas, products, strict=True)
-        )
 
     def _gamma_out(self, name: str) -> Tensor | None:
         shared = self._shared_out(name)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lightning_sv.nn.dispatch import Layout, combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import row_chunks
-from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
+from lightning_sv.scale.grouped import Factors, grouped_product
 from tests.tolerances import assert_near
 
 
@@ -73,7 +73,7 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     weights, experts = (x @ router.mT).softmax(-1).topk(2)
     made = layout(experts, len(gate))
     rows = dispatch(x, made)
-    opened, filled = grouped_products(rows, [Factors(gate), Factors(up)], made.rows)
+    opened, filled = (grouped_product(rows, Factors(weight), made.rows) for weight in (gate, up))
     hidden = swiglu(opened, filled, weights_by_row(weights, made))
     return combine(grouped_product(hidden, Factors(down), made.rows), made)
 

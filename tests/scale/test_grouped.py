@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale import grouped
-from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
+from lightning_sv.scale.grouped import Factors, Rows, grouped_product
 from lightning_sv.scale.grouped_mm import _clear_without_a_look, grouped_mm, grouped_mm_wgrad
 from tests.conftest import thinned
 from tests.tolerances import assert_near
@@ -119,28 +119,8 @@ def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None
         assert_near(ours.bfloat16(), theirs, terms=8)
 
 
-@pytest.mark.parametrize("sides", [("io", "io"), ("i", "o"), ("", "io"), ("", "")], ids=str)
-@pytest.mark.parametrize("blocks", thinned(BLOCKS, ["first and last"]))
-def test_grouped_products_joined_equal_the_formula_with_derivatives(
-    blocks: str, sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grouped, "_gains_as_one", lambda *_: True)
-    rows = rows_of(tuple(n // 4 for n in BLOCKS[blocks][::2]))  # the checks differentiate by every number
-    first, second = inputs(rows, 3, 2, sides[0]), inputs(rows, 3, 4, sides[1])
-    tensors = [*first, *second[1:]]
-
-    def products(x: Tensor, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        return grouped_products(x, [Factors(*flat[:3]), Factors(*flat[3:])], rows)
-
-    for ours, (weight, *gammas) in zip(products(*tensors), (first[1:], second[1:]), strict=True):
-        torch.testing.assert_close(ours, plain(first[0], weight, rows, *gammas))
-        assert ours.is_contiguous()
-    assert torch.autograd.gradcheck(products, tensors)
-    assert torch.autograd.gradgradcheck(products, tensors)
-
-
 @pytest.mark.parametrize("autocast", [True, False])
-def test_grouped_products_save_only_their_arguments_for_backward(autocast: bool) -> None:
+def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -> None:
     rows = rows_of(BLOCKS["some"])
     tensors = inputs(rows, 43, 21, "io", torch.float32)
     x, weight, *gammas = tensors
@@ -149,7 +129,7 @@ def test_grouped_products_save_only_their_arguments_for_backward(autocast: bool)
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_products(x, [Factors(weight, *gammas)] * 2, rows)
+        grouped_product(x, Factors(weight, *gammas), rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
