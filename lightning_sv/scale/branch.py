@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.scale.fold import effective_weight, scaled_product
+from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.grouped import Factors, Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.shapes import Float
@@ -194,10 +194,7 @@ class BranchGroup(nn.Module):
     def gammas(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the (input-side, output-side) gamma of branch `name`, shared or own."""
         scale_in, scale_out = self.vectors(name)
-        return (
-            None if scale_in is None else scale_in(),
-            None if scale_out is None else scale_out(),
-        )
+        return None if scale_in is None else scale_in(), None if scale_out is None else scale_out()
 
     def vectors(self, name: str) -> tuple[ScaleVector | None, ScaleVector | None]:
         """Return the (input-side, output-side) scale vector of branch `name`, shared or own."""
@@ -213,14 +210,6 @@ class BranchGroup(nn.Module):
         vector = self.scale_out[self._owner[name]]
         assert isinstance(vector, ScaleVector)
         return vector
-
-    def effective_weight(self, name: str) -> Tensor:
-        """Return diag(gamma_out) W diag(gamma_in), the shape of W; paper, Section 3.4.
-
-        Under `dnp`, the normalization between W and gamma_out depends on the data and is not included.
-        """
-        branch: ScaledLinear = getattr(self, name)
-        return effective_weight(branch.weight, *self.gammas(name))
 
     def forward(self, x: Float[Tensor, "*tokens d_in"]) -> tuple[Float[Tensor, "*tokens _"], ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""

@@ -137,10 +137,9 @@ class ScaleBuilder:
             if row.scale_out and branch.n_head is not None:
                 self._with_heads.add(name)
             norm_width = branch.norm_width if row.norm_out else None
-            scale_in = (
-                self._vector(name, "scale_in", d_in, "input", branch.batch_dims) if own_in and row.scale_in else None
-            )
-            scale_out = None
+            scale_in = scale_out = None
+            if own_in and row.scale_in:
+                scale_in = self._vector(name, "scale_in", d_in, "input", branch.batch_dims)
             if row.scale_out and name not in owned:
                 scale_out = self._out(name, name, branch)
             if self.options.freeze_input_beta and norm_width is not None and scale_in is not None:
@@ -204,7 +203,7 @@ class ScaleBuilder:
         g = self._vector(site, "scale_out", branch.d_out // branch.n_head, "output", branch.batch_dims)
         return HeadShared(g, branch.n_head)
 
-    def finish(self, *, warn: bool = True) -> ScaleStrategy:
+    def finish(self) -> ScaleStrategy:
         """Check that every option names an existing site; return the model's canonical strategy.
 
         Raises:
@@ -213,29 +212,21 @@ class ScaleBuilder:
         Warns:
             UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).
         """
-        for key in self.options.placement_at:
-            if key not in self._sites:
-                raise ConfigError(
-                    f"scale_options.placement_at names {key!r}; expected a branch of "
-                    f"this model: {' '.join(sorted(self._sites))}"
-                )
-        for key in self.options.share_heads:
-            if key not in self._with_heads:
-                raise ConfigError(
-                    f"scale_options.share_heads names {key!r}; expected a branch with heads and an "
-                    f"output-side scale vector. This model has: {' '.join(sorted(self._with_heads)) or 'none'}"
-                )
-        for key in self.options.role_at:
-            if key not in self._vectors:
-                raise ConfigError(
-                    f"scale_options.role_at names {key!r}; expected a scale vector of "
-                    f"this model: {' '.join(sorted(self._vectors)) or 'none'}"
-                )
+        for option, known, kind in (
+            ("placement_at", self._sites, "branch"),
+            ("share_heads", self._with_heads, "branch with heads and an output-side scale vector"),
+            ("role_at", self._vectors, "scale vector"),
+        ):
+            for key in getattr(self.options, option):
+                if key not in known:
+                    raise ConfigError(
+                        f"scale_options.{option} names {key!r}; expected a {kind}. "
+                        f"This model has: {' '.join(sorted(known)) or 'none'}"
+                    )
         canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
-        if warn and canonical != self.strategy:
+        if canonical != self.strategy:
             warnings.warn(
-                f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}.",
-                stacklevel=3,
+                f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}.", stacklevel=3
             )
         return canonical
 
@@ -246,12 +237,10 @@ class ScaleBuilder:
 
     def _vector(self, site: str, side: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"
-        requested = self.options.role_at.get(key, role)
-        assert requested in ROLES
-        actual: Role = "input" if requested == "input" else "output"
+        role = "input" if self.options.role_at.get(key, role) == "input" else "output"
         self._vectors.add(key)
-        self._roles.add(actual)
-        vector = self.strategy.vector(d, actual, batch_dims)
+        self._roles.add(role)
+        vector = self.strategy.vector(d, role, batch_dims)
         if side == "scale_out" and self.options.initial_gamma_out != 1:
             vector.initial = self.options.initial_gamma_out
             vector.reset_parameters()
