@@ -41,7 +41,7 @@ reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
 reads-record := A A_ARGS B B_ARGS ARGS
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET FIG ARGS
-$(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
+$(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
 reads-test-pages := CHROMIUM
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
@@ -117,7 +117,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare record sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare record sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench tensorboard doctor clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -297,11 +297,6 @@ bench-step:  ## time only the training steps of 'make bench'; ARGS="--threads 1 
 .PHONY: bench-startup
 bench-startup: $(VENV)/.run  ## measure the CPU seconds before a command works, and before the first step of a run
 	@$(WORDS) "$$BIN/python" -m benchmarks.startup "$$@"
-
-# Bytes depend only on the code and torch, so the record is overwritten and git shows changes. No GPU is needed.
-bench-bytes:  ## estimate the memory traffic of strategies on an H200 from generated kernels, in .venv-torch211; ARGS=--kernels
-	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 "$$VENV-torch211/.test"
-	@$(WORDS) "$$VENV-torch211/bin/python" -m benchmarks.cuda_bytes $(if $(ARGS),"$$@",--json benchmarks/results/cuda_bytes.json)
 
 # Without an environment, for instance offline, the machine's Python is used and nothing is installed.
 gpu_report:  ## measure this CUDA machine in 10 minutes: correctness, cost of scale vectors, peers; ARGS=--help
