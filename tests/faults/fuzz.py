@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,11 @@ ODD = st.one_of(
 def budget(n: int) -> settings:
     """Settings for `n` inputs, the same ones in every session."""
     return settings(max_examples=n, **SETTINGS)
+
+
+def few_and_all(counts: dict[str, int], few: int) -> list[Any]:
+    """Parameters (kind, n): each kind with `few` inputs, and with all of them under the mark `faults`."""
+    return [(kind, few) for kind in counts] + [pytest.param(*row, marks=pytest.mark.faults) for row in counts.items()]
 
 
 def attempt(tally: Tally, fault: str, act: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, open_split, prepare
 from tests.faults.conftest import Tally
-from tests.faults.fuzz import attempt, budget, edited, json_bytes, mangled
+from tests.faults.fuzz import attempt, budget, edited, few_and_all, json_bytes, mangled
 
 Fuzz = Callable[[Tally, Path, int], None]
 
@@ -120,13 +120,6 @@ FUZZ: dict[str, tuple[Fuzz, int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["manifest", "index", "shard", "tokenizer", "text"])
-def test_a_few_hostile_corpus_files_are_read_or_refused(copy: Path, tally: Tally, kind: str) -> None:
-    FUZZ[kind][0](tally, copy, 20)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("kind", FUZZ)
-def test_hostile_corpus_files_are_read_or_refused(copy: Path, tally: Tally, kind: str) -> None:
-    fuzz, n = FUZZ[kind]
-    fuzz(tally, copy, n)
+@pytest.mark.parametrize(("kind", "n"), few_and_all({kind: n for kind, (_, n) in FUZZ.items()}, few=20))
+def test_hostile_corpus_files_are_read_or_refused(copy: Path, tally: Tally, kind: str, n: int) -> None:
+    FUZZ[kind][0](tally, copy, n)

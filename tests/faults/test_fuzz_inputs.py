@@ -21,7 +21,7 @@ from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
 from lightning_sv.settings.parse import parse_run
 from tests.faults.conftest import Tally
-from tests.faults.fuzz import ODD, attempt, budget, edited, mangled
+from tests.faults.fuzz import ODD, attempt, budget, edited, few_and_all, mangled
 
 CONFIG: dict[str, Any] = yaml.safe_load("""
 seed_everything: 0
@@ -166,13 +166,6 @@ FUZZ = {
 }
 
 
-@pytest.mark.parametrize("kind", FUZZ)
-def test_a_few_hostile_inputs_are_read_or_refused(tally: Tally, tmp_path: Path, kind: str) -> None:
-    FUZZ[kind][0](tally, tmp_path, 15)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("kind", FUZZ)
-def test_hostile_inputs_are_read_or_refused(tally: Tally, tmp_path: Path, kind: str) -> None:
-    fuzz, n = FUZZ[kind]
-    fuzz(tally, tmp_path, n)
+@pytest.mark.parametrize(("kind", "n"), few_and_all({kind: n for kind, (_, n) in FUZZ.items()}, few=15))
+def test_hostile_inputs_are_read_or_refused(tally: Tally, tmp_path: Path, kind: str, n: int) -> None:
+    FUZZ[kind][0](tally, tmp_path, n)

@@ -138,7 +138,7 @@ def test_run_directory_with_a_foreign_checkpoint_is_refused(
     assert f"{run}: {key}" in refused("generate", str(run))
 
 
-@pytest.mark.parametrize("kind", ["python tag", "laughs", "cycle", "deep"])
+@pytest.mark.parametrize("kind", ["python tag", "laughs", "cycle", pytest.param("deep", marks=pytest.mark.long)])
 def test_hostile_yaml_is_refused(kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused) -> None:
     laughs = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     text = {
@@ -214,10 +214,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    thinned(TEXTS, TEXTS[:1]),
-)
+@pytest.mark.parametrize("text", thinned(TEXTS, TEXTS[:1]))
 def test_resumed_config_imports_allowed_modules_only(
     text: str, corpus: Path, tmp_path: Path, marker: Path, module: str, refused: Refused
 ) -> None:

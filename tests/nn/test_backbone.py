@@ -1,4 +1,4 @@
-"""Llama and Gemma against the paper's counts, against themselves at initialization, and with shared keys and values."""
+"""Llama and Gemma against themselves at initialization, and with shared keys and values."""
 
 import copy
 from collections.abc import Callable
@@ -28,25 +28,6 @@ from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed, thinned
 from tests.tolerances import assert_near
-
-LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
-LLAMA_012B = BackboneConfig(d_model=768, n_layer=6, n_head=12)
-
-
-def count(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def test_backbone_parameter_counts_are_those_of_the_paper() -> None:
-    one_b = meta_backbone(LLAMA_1B)
-    assert count(one_b) == 1_028_065_024  # Section 2.1
-    assert sum(p.numel() for n, p in one_b.named_parameters() if n.endswith("gamma")) == 80_640  # Section 2.1
-    assert count(meta_backbone(LLAMA_012B)) == 119_744_256  # 0.11974B, Section 4.4
-    assert count(meta_backbone(LLAMA_012B, "unified")) == 119_846_846  # 0.11985B, Section 4.4
-    large = BackboneConfig(d_model=768, n_layer=6, n_head=12, d_ff=2048 + 8)
-    assert count(meta_backbone(large)) == 119_854_848  # 0.11985B, Section 4.4
-    llama = BackboneConfig(d_model=1280, n_layer=18, n_head=20)
-    assert count(meta_backbone(replace(llama, **GEMMA))) - count(meta_backbone(llama)) == 18 * (2 * 64 + 2 * 1280)
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -155,7 +136,7 @@ def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
     picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
     torch.testing.assert_close(next_token_loss(logits, targets), -picked)
     model = Backbone(config)
-    assert activated_parameters(model, config) == count(model)
+    assert activated_parameters(model, config) == sum(p.numel() for p in model.parameters())
     tokens = torch.randint(0, 48, (1, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
         model(tokens).sum().backward()

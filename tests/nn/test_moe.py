@@ -99,27 +99,8 @@ def test_moe_of_every_router_equals_a_plain_loop_with_gradients(text: str, name:
     check(replace(config, **(MOE | ROUTERS[name])), text)
 
 
-@pytest.mark.parametrize(
-    ("d_model", "n_head", "n_layer", "total", "activated"),
-    [(640, 10, 6, 0.251, 0.114), (768, 12, 9, 0.481, 0.184), (960, 15, 10, 0.797, 0.281),
-     (1024, 16, 12, 1.059, 0.355), (1280, 20, 15, 1.997, 0.621)],
-)  # fmt: skip
-def test_moe_sizes_are_those_of_the_paper(
-    d_model: int, n_head: int, n_layer: int, total: float, activated: float
-) -> None:
-    config = BackboneConfig(d_model=d_model, n_head=n_head, n_layer=n_layer, n_expert=32)
-    model = meta_backbone(config)
-    assert round(sum(p.numel() for p in model.parameters()) / 1e9, 3) == total
-    assert round(activated_parameters(model, config) / 1e9, 3) == activated
-    by_hand = sum(p.numel() for p in model.parameters()) - n_layer * 28 * 3 * config.expert_width * d_model
-    assert activated_parameters(model, config) == by_hand
-
-
-WIDTHS = [(640, 426), (768, 512), (960, 640), (1024, 682), (1280, 853)]
-
-
-@pytest.mark.parametrize(("d_model", "width"), thinned(WIDTHS, WIDTHS[:1], several=True))
-def test_moe_of_paper_widths_equals_a_plain_loop_and_trains_in_bf16(d_model: int, width: int) -> None:
+def test_moe_of_a_paper_width_equals_a_plain_loop_and_trains_in_bf16() -> None:
+    d_model, width = 640, 426
     config = BackboneConfig(
         d_model=d_model, n_head=2, n_layer=1, vocab_size=8, n_expert=4, n_expert_active=2, n_expert_shared=0
     )

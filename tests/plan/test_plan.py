@@ -126,8 +126,6 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     given = '{"class_path": "lightning_sv.lit.fsdp.FullyShardedStrategy"}'
     sharded = plan(capsys, *four, "--trainer.strategy", given)
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
-    kept = plan(capsys, *four, "--trainer.strategy", given, "--trainer.strategy.init_args.keep_gathered", "true")
-    assert kept["memory"]["communication"] > sharded["memory"]["communication"]
     with pytest.raises(ValueError, match="init_args.keep_gathered"):
         parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
     with pytest.raises(ConfigError, match="replicas"):
@@ -137,13 +135,16 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.long
-def test_a_default_strategy_and_bucket_views_follow_the_config(
+def test_plan_strategy_bucket_views_and_gathered_weights_follow_the_config(
     capsys: pytest.CaptureFixture[str], run_args: list[str]
 ) -> None:
     four = [*run_args, "--gpus", "4"]
     assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
     view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
     assert plan(capsys, *four, "--trainer.strategy", view)["memory"]["communication"] == 0
+    fsdp = [*four, "--trainer.strategy", '{"class_path": "lightning_sv.lit.fsdp.FullyShardedStrategy"}']
+    kept = plan(capsys, *fsdp, "--trainer.strategy.init_args.keep_gathered", "true")
+    assert kept["memory"]["communication"] > plan(capsys, *fsdp)["memory"]["communication"]
 
 
 REFUSED = [
@@ -170,10 +171,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    thinned(REFUSED, REFUSED[::2], several=True),
-)
+@pytest.mark.parametrize(("args", "sentence"), thinned(REFUSED, REFUSED[::2], several=True))
 def test_what_is_refused(
     capsys: pytest.CaptureFixture[str], run_args: list[str], args: list[str], sentence: str
 ) -> None:
