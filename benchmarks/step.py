@@ -203,7 +203,6 @@ def save(results: dict[str, Any], path: Path | None) -> None:
         sizes = {"layers": N_LAYER, "vocabulary": VOCAB_SIZE, "batch": [BATCH, SEQ_LEN]}
         machine = {"device": Provenance.now().machine} | sizes
         part = path.with_name(path.name + ".part")
-        sizes = {"layers": N_LAYER, "vocabulary": VOCAB_SIZE, "batch": [BATCH, SEQ_LEN]}
         part.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
         part.replace(path)
 

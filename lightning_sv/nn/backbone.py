@@ -6,12 +6,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.nn.cross_entropy import linear_cross_entropy
 from lightning_sv.nn.ffn import FeedForward
-from lightning_sv.nn.head import Head
 from lightning_sv.nn.init import init_weights
 from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
-from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
+from lightning_sv.scale import Branch, BranchGroup, ScaleBuilder, ScaledLinear, ScaleOptions, ScaleStrategy
 from lightning_sv.scale.fold import product_dtype
 from lightning_sv.scale.shapes import Float, Int
 
@@ -39,6 +39,21 @@ class Block(nn.Module):
         x = x + self.attn_post_norm(self.attn(x, rope, mask))
         y, routing = self.ffn(x)
         return x + self.ffn_post_norm(y), routing
+
+
+class Head(BranchGroup):
+    """The final norm and its only branch, lm_head; computes the loss without storing all logits."""
+
+    lm_head: ScaledLinear
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor]:
+        """Return the logits (B, T, vocab_size); with `targets` (B, T), their mean loss in nats, a scalar."""
+        if targets is None:
+            return (self.branch("lm_head", self.norm(x)),)
+        branch = self.lm_head
+        gamma_in, gamma_out = (None if v is None else v() for v in (branch.scale_in, branch.scale_out))
+        eps = None if branch.norm_width is None else branch.eps
+        return (linear_cross_entropy(self.norm(x), branch.weight, targets, gamma_in, gamma_out, eps),)
 
 
 class Backbone(nn.Module):

@@ -23,7 +23,6 @@ from lightning_sv.nn import (
 )
 from lightning_sv.nn.compile import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
-from lightning_sv.nn.rope import rope_tables
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed, thinned
@@ -322,12 +321,3 @@ def test_backbone_settings_omit_defaults(config: BackboneConfig) -> None:
     assert not {"n_kv_head", "rope_scaling"} & config.settings().keys()
     scaled = replace(config, n_kv_head=1, rope_scaling=RopeScalingConfig(8, 1, 4, 64))
     assert BackboneConfig(**scaled.settings()) == scaled
-
-
-def test_rope_scaling_keeps_fast_channels_and_slows_slow_ones() -> None:
-    like = torch.ones(1, dtype=torch.float64)
-    scaling = RopeScalingConfig(factor=8, low_freq_factor=1, high_freq_factor=4, original_context=64)
-    plain, slow = ([t.squeeze(1) for t in rope_tables(2, 8, 5000.0, like, s)] for s in (None, scaling))
-    angles, found = (torch.atan2(sin[1], cos[1]) for cos, sin in (plain, slow))
-    assert found[0] == angles[0] and angles[1] / 8 < found[1] < angles[1]
-    torch.testing.assert_close(found[2:], angles[2:] / 8)
