@@ -281,10 +281,9 @@ test-pages: docs $(VENV)/.run  ## check the site and a report in headless Chromi
 	@"$$VENV-docs/bin/python" tests/pages_in_browser.py
 
 # Peers have a separate environment, invisible to tests and runs. ARGS applies to all: --rounds 10
-bench:  ## time training steps of models and blocks against peers, and Hessian-vector products, in .venv-bench
+bench:  ## time training steps of models against peers, and Hessian-vector products, in .venv-bench
 	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.step "$$@"
-	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe "$$@"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe_models "$$@"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.curvature "$$@"
 
