@@ -40,7 +40,7 @@ CONFIG = BackboneConfig(
     d_expert=352,
 )
 LLAMA, STRATEGIES = "llama", ("hg+dp+or", "unified")
-#: implementations of Hugging Face's experts; batched_mm, which copies a matrix per token, takes 87 times as long as ours
+#: implementations of Hugging Face's experts; batched_mm copies a matrix per token and takes 87 times as long as ours
 WAYS = ("eager", "grouped_mm")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
