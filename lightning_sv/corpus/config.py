@@ -29,8 +29,8 @@ class CorpusConfig:
             (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
             .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or a builder
             such as 'hf:json' with hf_data_files), streamed
-        tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
-            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) for use without a network
+        tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens, downloaded from
+            the Hugging Face hub), or a path to a tokenizer.json
         eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the tokenizer_config.json or
             special_tokens_map.json next to it, or else a common name
         val_fraction: fraction of the documents held out, selected by a hash of their text, independent of their order;

@@ -17,7 +17,7 @@ from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
 from lightning_sv.corpus.sources.state import changed_text, file_states
-from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
@@ -170,7 +170,7 @@ def _train_bpe(documents: SplitDocuments, size: int, shown: bool) -> Tokenizer:
                     n_bytes += document.n_bytes
                     yield document.text
 
-        return JsonTokenizer.train(sample(), size)
+        return Tokenizer.train(sample(), size)
 
 
 def _write_splits(

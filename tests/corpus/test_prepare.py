@@ -22,7 +22,6 @@ from lightning_sv import atomic
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.settings.parse import parse_run
 from tests.corpus.conftest import shard_ids
 
@@ -123,7 +122,7 @@ def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: 
     assert start + end == text and start.endswith("\n") and 0.1 <= len(end) / len(text) < 0.11
     assert (made.train.documents, made.val.documents, made.duplicates) == (1, 1, 1)
     assert made.train.bytes + made.val.bytes == len(text.encode())
-    assert made.tokenizer_sha256 == JsonTokenizer.train([start], 300).sha256
+    assert made.tokenizer_sha256 == Tokenizer.train([start], 300).sha256
     check_corpus(made, config.dir, vocab_size=300, seq_len=64)
 
 
