@@ -70,7 +70,6 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
     always, default = ("dir", "source", "tokenizer"), asdict(CorpusConfig())
     settings = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
-    settings.pop("workers", None)  # specific to one machine
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {"data": {"corpus": settings}, "model": {"backbone": {"vocab_size": padded}}}
     from omegaconf import OmegaConf  # imported here, because training does not need it
@@ -85,13 +84,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not (target / FILENAME).is_file():
         raise ConfigError(f"dir={config.dir} exists but has no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
-    # Settings unknown to older versions had their defaults.
-    recorded = CorpusConfig().settings() | manifest.settings
-    requested = config.settings()
     differing = [
-        f"{key}={json.dumps(recorded[key])}, expected {json.dumps(value)}"
-        for key, value in requested.items()
-        if recorded[key] != value
+        f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
+        for key, value in config.settings().items()
+        if manifest.settings.get(key) != value
     ]
     if differing:
         raise ConfigError(
@@ -110,8 +106,6 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
-    if config.workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(config.workers)  # `tokenizers` reads it at the first use
     n_tokens = bpe_size(config.tokenizer)
     # Check the path before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None

@@ -51,11 +51,11 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
 
 def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """What `prepare` leaves says all that training must know: tokenizer, and a vocabulary that holds its ids."""
-    made = prepare(replace(config, chunk_bytes="16KB", workers=1), progress=False)
+    made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
     files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
     model, data, _ = parse_run([word for file in files for word in ("--config", file)])
-    assert data.manifest == made and data.corpus.workers is None
+    assert data.manifest == made
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert main(["prepare", "--config", layer]) == 0  # there already
     assert made.corpus_hash[:12] in capsys.readouterr().out
@@ -66,7 +66,7 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
 def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
     first = prepare(config, progress=False)
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
-    assert prepare(replace(config, workers=1), progress=False) == first
+    assert prepare(config, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
     with pytest.raises(ValueError, match="val_fraction"):
         prepare(replace(config, val_fraction=0.2), progress=False)
@@ -79,8 +79,8 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
 
 
 def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
-    """Equal for equal content made elsewhere by another number of threads; another for other shards."""
-    again = prepare(replace(config, dir=str(tmp_path / "again"), workers=3), progress=False)
+    """Equal for equal content made elsewhere; another for other shards."""
+    again = prepare(replace(config, dir=str(tmp_path / "again")), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
 

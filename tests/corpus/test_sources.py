@@ -66,8 +66,7 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, text
     specs.append(str(tmp_path / "parts" / "*.txt"))
     for spec in specs:
         assert _texts(f"files:{spec}") == texts, spec
-    for builder, name in [("json", jsonl), ("parquet", tmp_path / "a.parquet")]:
-        assert _texts(f"hf:{builder}", hf_data_files=str(name)) == texts, builder
+    assert _texts(f"hf:{jsonl.parent}") == texts
 
 
 def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_path: Path) -> None:
@@ -217,9 +216,9 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.parquet"):
         _texts(f"files:{tmp_path}/a.parquet")
     with pytest.raises(ValueError, match="'content'"):
-        _texts("hf:json", hf_data_files=str(jsonl), text_field="content")
-    with pytest.raises(ValueError, match=r"hf:json \(subset None, split 'train'\) cannot be read"):
-        _texts("hf:json", hf_data_files=str(tmp_path / "absent.jsonl"))
+        _texts(f"hf:{jsonl.parent}", text_field="content")
+    with pytest.raises(ValueError, match=r"hf:.* \(subset None, split 'test'\) cannot be read"):
+        _texts(f"hf:{jsonl.parent}", hf_split="test")
 
 
 @pytest.mark.parametrize(
