@@ -112,7 +112,7 @@ def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     states = file_states(config)  # before reading, so that concurrent changes are detected
     source = open_source(config)
     try:
-        documents = SplitDocuments(source, config.max_bytes, config.val_fraction)
+        documents = SplitDocuments(source, config.limit, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
     if tokenizer is None:
@@ -172,7 +172,7 @@ def _write_splits(
 ) -> tuple[dict[str, SplitInfo], list[str], float]:
     """Encode the documents into splits; also return the first validation sources and the lost fraction."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in SPLITS}
-    total = min((n for n in (documents.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    total = min((n for n in (documents.source.total_bytes, config.limit) if n is not None), default=None)
     eot = np.array([tokenizer.eot], dtype=tokenizer.dtype)
     held_out, lost = list[str](), 0
     with phase("encoding", total, shown=shown) as step:
