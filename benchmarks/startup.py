@@ -2,8 +2,7 @@
 
     python -m benchmarks.startup [--rounds 3] [--out benchmarks/results/startup.json]
 
-The minimum over rounds counts. `fit` and the runs of `compare` train `tiny` and are timed to their first line of
-progress, after the first step; a run's time excludes the fork server's imports.
+The minimum over rounds counts. `fit` trains `tiny` and is timed to its first line of progress, after the first step.
 """
 
 import argparse
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.runs.forkserver import ForkServer
 from lightning_sv.runs.provenance import Provenance
 
 ROOT = Path(__file__).parent.parent
@@ -52,15 +50,14 @@ def cpu_until(text: str, log: Path, pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def first_steps(folder: Path, rounds: int) -> dict[str, float]:
-    """Return the CPU seconds to the first step: of `fit`, and of runs forked from a warm process."""
+def first_step(folder: Path, rounds: int) -> float:
+    """Return the CPU seconds of `fit` to its first step."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     source, corpus = "files:" + ",".join(map(str, files)), str(folder / "corpus")
     prepare(CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2), progress=False)
     words = ["--data.corpus.dir", corpus, "--data.corpus.tokenizer", "bpe:1024", "--data.val_sequences", "8"]
     words = [*CONFIG, *words, "--data.validations", "1", "--trainer.max_steps", "40"]
-    env, fit, warm = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, [], []
-    server = ForkServer()
+    env, fit = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, []
     for i in range(rounds):
         log = folder / f"fit{i}.log"
         with log.open("wb") as file:
@@ -68,13 +65,7 @@ def first_steps(folder: Path, rounds: int) -> dict[str, float]:
             plain = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
         fit.append(cpu_until("step 1/40", log, plain.pid))
         plain.wait()
-        log = folder / f"warm{i}.log"
-        run = server.start(["fit", *words, "--run_dir", str(folder / f"warm{i}")], log=log, env=env)
-        warm.append(cpu_until("step 1/40", log, run.pid))
-        while run.poll() is None:
-            time.sleep(0.02)
-    server.close()
-    return {"fit, first step": min(fit), "a run of compare, first step": min(warm)}
+    return min(fit)
 
 
 def main() -> None:
@@ -84,10 +75,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/startup.json")
     options = parser.parse_args()
     most = {name: limit for name, (_, limit) in COMMANDS.items()}
-    most |= {"report": 3.0, "fit, first step": 7.0, "a run of compare, first step": 1.5}
+    most |= {"report": 3.0, "fit, first step": 7.0}
     seconds = {name: min(cpu_of(argv) for _ in range(options.rounds)) for name, (argv, _) in COMMANDS.items()}
     with tempfile.TemporaryDirectory() as folder:
-        seconds |= first_steps(Path(folder), options.rounds)
+        seconds["fit, first step"] = first_step(Path(folder), options.rounds)
         report = ["report", str(Path(folder) / "fit0"), "--out", str(Path(folder) / "report")]
         seconds["report"] = min(cpu_of(report) for _ in range(options.rounds))
     found: dict[str, Any] = {"provenance": Provenance.now()._asdict(), "rounds": options.rounds}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -83,10 +83,10 @@ class Manifest:
     duplicates: int
     unreadable: int
     corpus_hash: str
-    sources: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, Any] = field(default_factory=dict)
-    held_out: list[str] = field(default_factory=list)
-    tokenizer_loss: float = 0.0
+    sources: dict[str, Any]
+    left_out: dict[str, Any]
+    held_out: list[str]
+    tokenizer_loss: float
 
     @property
     def train(self) -> SplitInfo:
@@ -158,9 +158,7 @@ class Manifest:
         for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
             if not _inside(name):
                 raise ConfigError(f"{path} names the file {name!r} outside {dir}; do not use this corpus.")
-        if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
-            raise ConfigError(f"{path} does not match its corpus_hash, so it was edited; prepare the corpus again.")
-        if data.get(CHECKSUM, checksum(data)) != checksum(data):  # older manifests have no checksum
+        if data.get(CHECKSUM) != checksum(data):
             raise ConfigError(f"{path} does not match its {CHECKSUM}, so it was edited; prepare the corpus again.")
         return manifest
 
@@ -192,21 +190,17 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return an instance; unknown keys are ignored, fields with a default are optional.
+    """Return an instance; unknown keys are ignored.
 
     Raises:
         KeyError: a key is missing
         TypeError: a value has the wrong type, or a number is below 0 or above 64 bits
     """
-    present = [
-        entry
-        for entry in fields(cls)  # type: ignore[arg-type]
-        if entry.name in data or (entry.default is MISSING and entry.default_factory is MISSING)
-    ]
-    for entry in present:
+    known = fields(cls)  # type: ignore[arg-type]
+    for entry in known:
         kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
         value = data[entry.name]
         valid = isinstance(value, tuple(get_origin(kind) or kind for kind in kinds)) and not isinstance(value, bool)
         if not valid or (entry.type is int and not 0 <= value < 1 << 63):
             raise TypeError(f"{entry.name} is {value!r}"[:200])
-    return cls(**{entry.name: data[entry.name] for entry in present})
+    return cls(**{entry.name: data[entry.name] for entry in known})

@@ -17,7 +17,7 @@ from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
 from lightning_sv.corpus.sources.state import changed_text, file_states
-from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
@@ -70,7 +70,6 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
     always, default = ("dir", "source", "tokenizer"), asdict(CorpusConfig())
     settings = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
-    settings.pop("workers", None)  # specific to one machine
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {"data": {"corpus": settings}, "model": {"backbone": {"vocab_size": padded}}}
     from omegaconf import OmegaConf  # imported here, because training does not need it
@@ -85,13 +84,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not (target / FILENAME).is_file():
         raise ConfigError(f"dir={config.dir} exists but has no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
-    # Settings unknown to older versions had their defaults.
-    recorded = CorpusConfig().settings() | manifest.settings
-    requested = config.settings()
     differing = [
-        f"{key}={json.dumps(recorded[key])}, expected {json.dumps(value)}"
-        for key, value in requested.items()
-        if recorded[key] != value
+        f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
+        for key, value in config.settings().items()
+        if manifest.settings.get(key) != value
     ]
     if differing:
         raise ConfigError(
@@ -110,15 +106,13 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
-    if config.workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(config.workers)  # `tokenizers` reads it at the first use
     n_tokens = bpe_size(config.tokenizer)
     # Check the path before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
     states = file_states(config)  # before reading, so that concurrent changes are detected
     source = open_source(config)
     try:
-        documents = SplitDocuments(source, config.max_bytes, config.val_fraction)
+        documents = SplitDocuments(source, config.limit, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
     if tokenizer is None:
@@ -170,7 +164,7 @@ def _train_bpe(documents: SplitDocuments, size: int, shown: bool) -> Tokenizer:
                     n_bytes += document.n_bytes
                     yield document.text
 
-        return JsonTokenizer.train(sample(), size)
+        return Tokenizer.train(sample(), size)
 
 
 def _write_splits(
@@ -178,7 +172,7 @@ def _write_splits(
 ) -> tuple[dict[str, SplitInfo], list[str], float]:
     """Encode the documents into splits; also return the first validation sources and the lost fraction."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in SPLITS}
-    total = min((n for n in (documents.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    total = min((n for n in (documents.source.total_bytes, config.limit) if n is not None), default=None)
     eot = np.array([tokenizer.eot], dtype=tokenizer.dtype)
     held_out, lost = list[str](), 0
     with phase("encoding", total, shown=shown) as step:

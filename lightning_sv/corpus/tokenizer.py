@@ -1,19 +1,14 @@
-"""Tokenizers, each with a canonical file that defines it."""
+"""Tokenizers of corpora: trained, from a tokenizer.json, or GPT-2's."""
 
-import base64
 import hashlib
 import json
-import os
 import unicodedata
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
-import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -23,99 +18,37 @@ END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in published tokenizers. The first match is used if neither
 # the settings nor the files next to the tokenizer name one.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
-GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-_GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+#: GPT-2 on the Hugging Face hub
+GPT2 = "openai-community/gpt2"
 _MAX_FILE_BYTES = 256 << 20
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
 
-class Tokenizer(ABC):
-    """A tokenizer with an end-of-text token; byte-level ones satisfy decode(encode(x)) == x.
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library with an end-of-text token, defined by a tokenizer.json.
 
-    Text is always plain text: the spelling of a special token is encoded as letters, not as the token.
+    Text is always plain text: the spelling of a special token is encoded as letters, not as the token. Byte-level
+    tokenizers satisfy decode(encode(x)) == x.
+
+    Args:
+        raw: content of a tokenizer.json, which is kept byte for byte
+        where: name of the file in errors
+        eot: name of the end-of-text token; None for the first common one
 
     Attributes:
-        filename: name of its canonical file inside a corpus
+        filename: name of its file in a corpus and in a run
+        content: bytes of that file
         vocab_size: one more than the largest id
         eot: id of the end-of-text token
-        content: bytes of the canonical file
+
+    Raises:
+        ConfigError: the content is not a tokenizer.json, or it has no such token
     """
-
-    filename: ClassVar[str]
-    vocab_size: int
-    eot: int
-    content: bytes
-
-    @property
-    def eot_token(self) -> str:
-        """Name of the end-of-text token."""
-        return self.decode([self.eot])
-
-    @property
-    def unknown(self) -> int | None:
-        """Id of the token for unknown text; None if there is none."""
-        return None
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without the end-of-text token."""
-        ids: list[int] = self.encode_batch([text])[0].tolist()
-        return ids
-
-    @abstractmethod
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
-
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a sequence of ids; special tokens are spelled out."""
-
-    def lost_share(self, text: str, ids: Sequence[int]) -> float:
-        """Return the fraction of a text's bytes that decoding its ids does not restore.
-
-        White space, case and compatibility forms do not count, because many tokenizers normalize them.
-        """
-        decoded = self.decode([i for i in ids if i != self.unknown])
-        if decoded == text:
-            return 0.0
-        before, after = _characters(text), _characters(decoded)
-        return _n_bytes(before - after) / max(1, _n_bytes(before))
-
-    @property
-    def sha256(self) -> str:
-        """sha256 of the canonical file, equal for tokenizers made from the same data."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def dtype(self) -> np.dtype:
-        """uint16 up to 65,536 ids, uint32 above."""
-        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the canonical file, and the end token's name if it is unusual; return the file's path."""
-        path = Path(folder) / self.filename
-        path.write_bytes(self.content)
-        if self.eot_token != END_OF_TEXT:
-            path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
-        return path
-
-    @classmethod
-    def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read the tokenizer of a prepared corpus."""
-        for kind in (JsonTokenizer, RanksTokenizer):
-            if (path := Path(folder) / kind.filename).is_file():
-                return kind(read_limited(path), str(path), _named_end(path.parent))
-        raise ConfigError(f"{folder} has neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
-
-
-class JsonTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library; its canonical file is the tokenizer.json, byte for byte."""
 
     filename = "tokenizer.json"
 
     def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
-        """Read a tokenizer.json, named `where` in errors; without `eot`, use the first common end-of-text token."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
@@ -137,7 +70,7 @@ class JsonTokenizer(Tokenizer):
         self.eot = eot_id
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Train a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -156,10 +89,13 @@ class JsonTokenizer(Tokenizer):
             )
         return cls(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizer":
+        """Read the tokenizer of a prepared corpus or of a run."""
+        path = Path(folder) / cls.filename
+        if not path.is_file():
+            raise ConfigError(f"{folder} has no {cls.filename}; prepare the corpus again.")
+        return cls(read_limited(path), str(path), _named_end(path.parent))
 
     @property
     def eot_token(self) -> str:
@@ -167,7 +103,7 @@ class JsonTokenizer(Tokenizer):
         return str(self._tokenizer.id_to_token(self.eot))
 
     @cached_property
-    def unknown(self) -> int | None:  # type: ignore[override]
+    def unknown(self) -> int | None:
         """Id of the token for unknown text; None if there is none."""
         model = json.loads(self.content)["model"]
         name = model.get("unk_token")
@@ -176,55 +112,48 @@ class JsonTokenizer(Tokenizer):
             return unigram_id
         return self._tokenizer.token_to_id(name)
 
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, without the end-of-text token."""
+        ids: list[int] = self.encode_batch([text])[0].tolist()
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def lost_share(self, text: str, ids: Sequence[int]) -> float:
+        """Return the fraction of a text's bytes that decoding its ids does not restore.
 
-class RanksTokenizer(Tokenizer):
-    """GPT-2 on tiktoken, from its table of ranks; the canonical file lists `base64(token) rank`."""
+        White space, case and compatibility forms do not count, because many tokenizers normalize them.
+        """
+        decoded = self.decode([i for i in ids if i != self.unknown])
+        if decoded == text:
+            return 0.0
+        before, after = _characters(text), _characters(decoded)
+        return _n_bytes(before - after) / max(1, _n_bytes(before))
 
-    filename = "gpt2.tiktoken"
+    @property
+    def sha256(self) -> str:
+        """sha256 of the tokenizer.json, equal for tokenizers made from the same data."""
+        return hashlib.sha256(self.content).hexdigest()
 
-    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
-        """Read a file of GPT-2's ranks, named `where` in errors; others need a different splitting pattern."""
-        try:
-            rows = (line.split() for line in raw.splitlines() if line)
-            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
-        except ValueError:
-            ranks = {}
-        self.content = _dump_ranks(ranks)
-        if self.sha256 != GPT2_RANKS_SHA256:
-            raise ConfigError(
-                f"{where} does not have GPT-2's ranks; use the gpt2.tiktoken of the openai-whisper sources "
-                "(in whisper/assets), or a tokenizer.json."
-            )
-        self.eot = len(ranks)
-        self.vocab_size = self.eot + 1
-        special = {END_OF_TEXT: self.eot}
-        self._encoding = tiktoken.Encoding("gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    @property
+    def dtype(self) -> np.dtype:
+        """uint16 up to 65,536 ids, uint32 above."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
-    @classmethod
-    def download(cls) -> "RanksTokenizer":
-        """Return GPT-2, downloaded or cached by tiktoken."""
-        try:
-            encoding = tiktoken.get_encoding("gpt2")
-        except Exception as error:  # requests' errors, and others with a damaged cache
-            raise ConfigError(
-                "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
-                "gpt2.tiktoken file (in whisper/assets of the openai-whisper sources)."
-            ) from error
-        ranks = {encoding.decode_single_token_bytes(rank): rank for rank in range(encoding.eot_token)}
-        return cls(_dump_ranks(ranks), "tokenizer=gpt2")
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
-        encoded = self._encoding.encode_ordinary_batch(list(texts), num_threads=os.cpu_count() or 1)
-        return [np.array(ids, dtype=self.dtype) for ids in encoded]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a sequence of ids; special tokens are spelled out."""
-        return self._encoding.decode(list(ids))
+    def save(self, folder: str | Path) -> Path:
+        """Write the tokenizer.json, and the end token's name if it is unusual; return the file's path."""
+        path = Path(folder) / self.filename
+        path.write_bytes(self.content)
+        if self.eot_token != END_OF_TEXT:
+            path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
+        return path
 
 
 def bpe_size(spec: str) -> int | None:
@@ -239,7 +168,7 @@ def bpe_size(spec: str) -> int | None:
 
 
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
-    """Return a tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
+    """Return a tokenizer that needs no training: 'gpt2', downloaded or cached by the hub's client, or a tokenizer.json.
 
     Args:
         spec: name or path
@@ -248,21 +177,20 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     Raises:
         ConfigError: a missing file, a file of another kind, no end-of-text token, or GPT-2 without a network
     """
-    if spec == "gpt2":
-        return RanksTokenizer.download()
-    path = Path(spec).expanduser()
-    raw = read_limited(path)
-    if path.suffix == ".tiktoken":
-        return RanksTokenizer(raw, f"tokenizer={spec}")
-    return JsonTokenizer(raw, f"tokenizer={spec}", eot or _named_end(path.parent))
+    path = _gpt2_file() if spec == "gpt2" else Path(spec).expanduser()
+    return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
-def canonical_sha256(spec: str) -> str:
-    """Return the hash of the canonical file of a tokenizer.json or *.tiktoken file."""
-    path = Path(spec).expanduser()
-    if path.suffix == ".tiktoken":
-        return open_tokenizer(spec).sha256
-    return hashlib.sha256(read_limited(path)).hexdigest()
+def _gpt2_file() -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(GPT2, Tokenizer.filename))
+    except Exception as error:  # errors of the hub, of httpx or of a proxy
+        raise ConfigError(
+            f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to the "
+            f"path of the tokenizer.json of {GPT2}."
+        ) from error
 
 
 def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
@@ -284,11 +212,6 @@ def _named_end(folder: Path) -> str | None:
         if isinstance(token, str):
             return token
     return None
-
-
-def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
-    rows = sorted((rank, token) for token, rank in ranks.items())
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in rows)
 
 
 def read_limited(path: Path) -> bytes:

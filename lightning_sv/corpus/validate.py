@@ -4,6 +4,7 @@ litdata detects damage late or not at all: a truncated shard causes a time-out i
 id no error, a sequence longer than a shard an empty dataset. Therefore everything is checked during setup.
 """
 
+import hashlib
 import json
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
-from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
+from lightning_sv.corpus.tokenizer import bpe_size, read_limited
 from lightning_sv.errors import ConfigError
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
@@ -84,12 +85,8 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
         raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
         return
-    wanted = None
-    if spec == "gpt2":  # known without a download
-        wanted = GPT2_RANKS_SHA256
-    elif bpe_size(spec) is None:
-        wanted = canonical_sha256(spec)
-    if wanted != manifest.tokenizer_sha256:
+    is_file = spec != "gpt2" and bpe_size(spec) is None
+    if not is_file or hashlib.sha256(read_limited(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
             f"Use that one{_by_layer(root)}, or prepare another folder."

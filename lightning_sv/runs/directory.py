@@ -1,6 +1,6 @@
 """Files of a run directory: their names, which only this module spells, and their content.
 
-config.yaml  summary.json  parameters.csv  tokenizer.json or gpt2.tiktoken  events.out.tfevents.*  run.png
+config.yaml  summary.json  parameters.csv  tokenizer.json  events.out.tfevents.*  run.png
 checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
 checkpoints/step-<n>.ckpt (if they are kept)
 train.log  command.json (if `compare` or `paper` started the run)

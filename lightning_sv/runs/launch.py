@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,8 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, signal_group
-from lightning_sv.runs.job import LAUNCHER, Job
+from lightning_sv.runs.job import Job
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
@@ -39,8 +38,7 @@ def default_parallel() -> int:
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with progress bars; return name -> reason of each failure.
 
-    Runs of `LAUNCHER` are forked from one process that has done the imports. With several GPUs, each parallel run sees
-    one. An interrupt stops the children; finished runs remain.
+    With several GPUs, each parallel run sees one. An interrupt stops the children; finished runs remain.
 
     Raises:
         RunError: a signal stopped a run
@@ -58,11 +56,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
         failed[job.name] = why
         console.print(why, markup=False, style="red")
 
-    with _stops_as_interrupt(), progress, ExitStack() as cleanup:
-        server = None
-        if any(job.launcher == LAUNCHER for job in jobs):
-            server = ForkServer()
-            cleanup.callback(server.close)
+    with _stops_as_interrupt(), progress:
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
         try:
             while waiting or running:
@@ -71,7 +65,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                     slot = min(set(range(parallel)) - {child.slot for child in running})
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
-                        running.append(_Child(job, slot, env | own, progress, server))
+                        running.append(_Child(job, slot, env | own, progress))
                     except ConfigError as error:  # its directory has a different run
                         fail(job, str(error))
                 for child in list(running):
@@ -92,15 +86,10 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
 class _Child:
     """A running job with its process and progress bar."""
 
-    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: ForkServer | None) -> None:
+    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
         job.prepare()
         self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
-        self.process: ForkedRun | subprocess.Popen[bytes]
-        if server is not None and job.launcher == LAUNCHER:
-            job.log.touch()
-            self.process = server.start(["fit", *job.arguments, *job.here], log=job.log, env=env)
-            return
         with job.log.open("ab") as log:  # a resumed run appends to its log
             # its own session: Ctrl-C reaches only this process, and stopping it reaches its workers
             self.process = subprocess.Popen(
@@ -147,11 +136,11 @@ def _end_of(path: Path, size: int = 8192) -> bytes:
         return file.read()
 
 
-def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
-                signal_group(process.pid, sign)
+                os.killpg(process.pid, sign)
         deadline = time.monotonic() + _GRACE_S
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 2)

@@ -12,7 +12,7 @@ PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.
 #: paths that a run reads
 INPUTS = ("model.init_from", "data.corpus.dir")
 #: keys that may contain paths; the corpus expands `~` in them
-WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer", "data.corpus.hf_data_files")
+WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer")
 
 
 def expand_path(text: str, key: str) -> str:

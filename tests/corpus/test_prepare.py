@@ -22,7 +22,6 @@ from lightning_sv import atomic
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.settings.parse import parse_run
 from tests.corpus.conftest import shard_ids
 
@@ -52,11 +51,11 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
 
 def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """What `prepare` leaves says all that training must know: tokenizer, and a vocabulary that holds its ids."""
-    made = prepare(replace(config, chunk_bytes="16KB", workers=1), progress=False)
+    made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
     files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
     model, data, _ = parse_run([word for file in files for word in ("--config", file)])
-    assert data.manifest == made and data.corpus.workers is None
+    assert data.manifest == made
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert main(["prepare", "--config", layer]) == 0  # there already
     assert made.corpus_hash[:12] in capsys.readouterr().out
@@ -67,7 +66,7 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
 def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
     first = prepare(config, progress=False)
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
-    assert prepare(replace(config, workers=1), progress=False) == first
+    assert prepare(config, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
     with pytest.raises(ValueError, match="val_fraction"):
         prepare(replace(config, val_fraction=0.2), progress=False)
@@ -80,8 +79,8 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
 
 
 def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
-    """Equal for equal content made elsewhere by another number of threads; another for other shards."""
-    again = prepare(replace(config, dir=str(tmp_path / "again"), workers=3), progress=False)
+    """Equal for equal content made elsewhere; another for other shards."""
+    again = prepare(replace(config, dir=str(tmp_path / "again")), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
 
@@ -123,7 +122,7 @@ def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: 
     assert start + end == text and start.endswith("\n") and 0.1 <= len(end) / len(text) < 0.11
     assert (made.train.documents, made.val.documents, made.duplicates) == (1, 1, 1)
     assert made.train.bytes + made.val.bytes == len(text.encode())
-    assert made.tokenizer_sha256 == JsonTokenizer.train([start], 300).sha256
+    assert made.tokenizer_sha256 == Tokenizer.train([start], 300).sha256
     check_corpus(made, config.dir, vocab_size=300, seq_len=64)
 
 

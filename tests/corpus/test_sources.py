@@ -66,8 +66,7 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, text
     specs.append(str(tmp_path / "parts" / "*.txt"))
     for spec in specs:
         assert _texts(f"files:{spec}") == texts, spec
-    for builder, name in [("json", jsonl), ("parquet", tmp_path / "a.parquet")]:
-        assert _texts(f"hf:{builder}", hf_data_files=str(name)) == texts, builder
+    assert _texts(f"hf:{jsonl.parent}") == texts
 
 
 def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_path: Path) -> None:
@@ -217,9 +216,9 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.parquet"):
         _texts(f"files:{tmp_path}/a.parquet")
     with pytest.raises(ValueError, match="'content'"):
-        _texts("hf:json", hf_data_files=str(jsonl), text_field="content")
-    with pytest.raises(ValueError, match=r"hf:json \(subset None, split 'train'\) cannot be read"):
-        _texts("hf:json", hf_data_files=str(tmp_path / "absent.jsonl"))
+        _texts(f"hf:{jsonl.parent}", text_field="content")
+    with pytest.raises(ValueError, match=r"hf:.* \(subset None, split 'test'\) cannot be read"):
+        _texts(f"hf:{jsonl.parent}", hf_split="test")
 
 
 @pytest.mark.parametrize(
@@ -287,14 +286,15 @@ def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
 
 @pytest.mark.long
 def test_stdlib_takes_a_fair_capped_sample() -> None:
-    small = open_source(CorpusConfig(max_bytes=400_000))
-    large = open_source(CorpusConfig(max_bytes=1_200_000))
-    digests = [d.digest for d in small.read()]
-    assert digests == [d.digest for d in large.read()][: len(digests)]  # a larger cap only adds
-    assert small.total_bytes == sum(d.n_bytes for d in small.read()) <= 400_000
-    assert small.packages["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert small.packages["torch"] == importlib.metadata.version("torch")
-    assert small.licence is not None and "BSD-3-Clause" in small.licence
+    source = open_source(CorpusConfig())
+    small, large = (
+        [document.digest for document, _ in SplitDocuments(source, size, 0.1)] for size in (400_000, 1_200_000)
+    )
+    assert len(small) < len(large) and small == large[: len(small)]  # a larger cap only adds
+    assert source.packages["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert source.packages["torch"] == importlib.metadata.version("torch")
+    assert source.licence is not None and "BSD-3-Clause" in source.licence
+    assert (CorpusConfig().limit, CorpusConfig(max_bytes=9).limit) == (75_000_000, 9)
 
 
 def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,5 +316,3 @@ def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeyp
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1
-    capped = open_source(CorpusConfig(source="installed", max_bytes=12))
-    assert capped.total_bytes == 12 and len(list(capped.read())) == 2

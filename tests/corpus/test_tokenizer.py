@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
-import tiktoken
-import tiktoken_ext.openai_public
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
-from lightning_sv.corpus import tokenizer as module
 from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, bpe_size, open_tokenizer
+from lightning_sv.corpus.tokenizer import bpe_size, open_tokenizer
+from lightning_sv.errors import ConfigError
 
 prepare_module = sys.modules["lightning_sv.corpus.prepare"]
-_PIECES = [b"th", b"the", b" the", b"in", b"ing", b"  ", b"\n\n", b"12"]
-
-
-@pytest.fixture(scope="module")
-def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table in the format of GPT-2's, small enough to be written here."""
-    tokens = [bytes([value]) for value in range(256)] + _PIECES
-    path = tmp_path_factory.mktemp("ranks") / "gpt2.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
-    return path
-
-
-@pytest.fixture
-def ranks_allowed(ranks_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from hashlib import sha256
-
-    monkeypatch.setattr(module, "GPT2_RANKS_SHA256", sha256(ranks_file.read_bytes()).hexdigest())
-    return ranks_file
 
 
 def test_bpe_round_trip_is_exact(corpus: Path) -> None:
@@ -53,35 +33,12 @@ def test_bpe_round_trip_is_exact(corpus: Path) -> None:
     check()
 
 
-def test_ranks_round_trip_is_exact(ranks_allowed: Path) -> None:
-    tokenizer = open_tokenizer(str(ranks_allowed))
-    assert (tokenizer.eot, tokenizer.vocab_size) == (264, 265)
-    assert tokenizer.encode("the") == [257]  # merged by rank, as tiktoken does
-
-    @given(st.text())
-    def check(text: str) -> None:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-    check()
-
-
-@pytest.mark.parametrize("kind", ["bpe", "ranks"])
-def test_special_tokens_in_the_text_are_text(kind: str, corpus: Path, ranks_allowed: Path) -> None:
-    tokenizer = Tokenizer.load(corpus) if kind == "bpe" else open_tokenizer(str(ranks_allowed))
+def test_special_tokens_in_the_text_are_text(corpus: Path) -> None:
+    tokenizer = Tokenizer.load(corpus)
     ids = tokenizer.encode("a<|endoftext|>b")
     assert tokenizer.eot not in ids and len(ids) > 3
     assert tokenizer.decode(ids) == "a<|endoftext|>b"
     assert tokenizer.decode([tokenizer.eot]) == "<|endoftext|>"
-
-
-def test_saved_tokenizer_is_the_same(tmp_path: Path, corpus: Path, ranks_allowed: Path) -> None:
-    for number, tokenizer in enumerate([Tokenizer.load(corpus), open_tokenizer(str(ranks_allowed))]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        tokenizer.save(folder)
-        again = Tokenizer.load(folder)
-        assert (again.sha256, again.eot, again.vocab_size) == (tokenizer.sha256, tokenizer.eot, tokenizer.vocab_size)
-        assert again.encode("the thing") == tokenizer.encode("the thing")
 
 
 def test_batch_agrees_with_the_library(corpus: Path, texts: list[str]) -> None:
@@ -91,28 +48,21 @@ def test_batch_agrees_with_the_library(corpus: Path, texts: list[str]) -> None:
     assert [ids.tolist() for ids in batch] == [library.encode(text).ids for text in texts]
 
 
-def test_gpt2_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(name: str) -> None:
+def test_gpt2_is_the_file_of_the_hub_or_an_error_names_the_way_without_a_network(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: str(corpus / name))
+    assert open_tokenizer("gpt2").content == (corpus / "tokenizer.json").read_bytes()
+
+    def offline(repository: str, name: str) -> None:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ValueError, match=r"gpt2\.tiktoken"):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(ConfigError, match=r"tokenizer=gpt2 .*tokenizer\.json of openai-community/gpt2"):
         open_tokenizer("gpt2")
 
 
-def test_gpt2_pattern_and_hash_are_whole() -> None:
-    assert tiktoken_ext.openai_public.r50k_pat_str == module._GPT2_PATTERN
-    assert len(bytes.fromhex(module.GPT2_RANKS_SHA256)) == 32
-
-
-def test_gpt2_downloaded_equals_the_file(ranks_allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from_file = open_tokenizer(str(ranks_allowed))
-    assert isinstance(from_file, RanksTokenizer)
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: from_file._encoding)
-    assert open_tokenizer("gpt2").sha256 == from_file.sha256
-
-
-def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list[str]) -> None:
+def test_errors_name_the_tokenizer(tmp_path: Path, texts: list[str]) -> None:
     bad = tmp_path / "tokenizer.json"
     bad.write_text("{}")
     no_eot = tmp_path / "no_eot.json"
@@ -121,7 +71,6 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
         (str(tmp_path / "absent.json"), r"absent\.json does not exist"),
         (str(bad), r"tokenizer\.json"),
         (str(no_eot), r"no_eot\.json has no end-of-text token"),
-        (str(ranks_file), r"GPT-2's ranks"),
     ]:
         with pytest.raises(ValueError, match=message):
             open_tokenizer(spec)
@@ -130,9 +79,9 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
             bpe_size(spec)
     assert bpe_size("bpe:50,304") == 50304 and bpe_size("gpt2") is None
     with pytest.raises(ValueError, match="bpe:90000"):
-        JsonTokenizer.train(texts, 90000)
+        Tokenizer.train(texts, 90000)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        Tokenizer.load(ranks_file.parent.parent)
+        Tokenizer.load(tmp_path / "empty")
 
 
 def _published(folder: Path, *, vocabulary: list[str], **files: object) -> str:

@@ -98,9 +98,7 @@ def fuzz_sources(tally: Tally, n: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"text{suffix}"
             path.write_bytes(raw)
-            config = CorpusConfig(
-                dir=f"{folder}/corpus", source=f"files:{path}", tokenizer="bpe:257", val_fraction=0.3, workers=1
-            )
+            config = CorpusConfig(dir=f"{folder}/corpus", source=f"files:{path}", tokenizer="bpe:257", val_fraction=0.3)
             attempt(tally, "hostile text", lambda: prepare(config, progress=False))
 
     run()

@@ -1,7 +1,5 @@
 """A run as a folder: what engines load, the same logits, text and end; refusals leave nothing behind."""
 
-import base64
-import hashlib
 import json
 import os
 import runpy
@@ -19,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeli
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
-from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, Tokenizer
+from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import foldable
 from lightning_sv.interop.hf import save, to_hugging_face
@@ -164,17 +162,9 @@ def test_a_refused_export_leaves_model_and_disk_as_they_were(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("spec", ["bpe:400", "gpt2"])
-def test_the_tokenizer_gives_the_same_ids(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte-level BPE, and ranks in the format of GPT-2's, whose own are downloaded."""
+def test_the_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
     text = Path(os.__file__).read_text()
-    if spec == "gpt2":
-        pieces = [*(bytes([value]) for value in range(256)), *b"th|the| the|in|ing|  |\n\n|12".split(b"|")]
-        raw = b"".join(base64.b64encode(piece) + b" %d\n" % rank for rank, piece in enumerate(pieces))
-        monkeypatch.setattr("lightning_sv.corpus.tokenizer.GPT2_RANKS_SHA256", hashlib.sha256(raw).hexdigest())
-        tokenizer: Tokenizer = RanksTokenizer(raw, "ranks")
-    else:
-        tokenizer = JsonTokenizer.train([text], 400)
+    tokenizer = Tokenizer.train([text], 400)
     fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for words in (text[:4000], "", " the  thing\n\n\n it's 12 345", "naïve 你好 🙂\t\r\n"):
@@ -201,7 +191,7 @@ def test_a_run_begins_with_an_exported_model(
     assert "expected one without dnp" in refused("--model.scale", "unified")
     assert "d_model" in refused("--model.scale", "or", "--model.backbone.d_model", "64")
     assert str(tmp_path) in refused("--model.init_from", str(tmp_path))
-    JsonTokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
+    Tokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
     assert "the tokenizer of the corpus" in refused("--model.scale", "or")
     (folder / "tokenizer.json").unlink()
     assert main(["fit", *args, "--model.init_from", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.corpus.tokenizer import JsonTokenizer
+from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.interop.hf import export
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import GEMMA, LLAMA_31, MOE
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], str, ScaleOptions | None]] = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("exported")
-    tokenizer = JsonTokenizer.train([Path(os.__file__).read_text()], SIZES.vocab_size)
+    tokenizer = Tokenizer.train([Path(os.__file__).read_text()], SIZES.vocab_size)
     for name, (sizes, scale, options) in CASES.items():
         torch.manual_seed(0)
         model = Backbone(replace(SIZES, **sizes), scale, options)

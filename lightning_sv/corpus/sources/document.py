@@ -65,7 +65,6 @@ class Source:
         total_bytes: bytes of text per pass, None if unknown
         licence: licence of the text, None if unknown
         packages: versions of the packages with the text, or the revision of the dataset
-        duplicates: documents that the source itself dropped because of equal text
         unreadable: files and lines omitted because they are not UTF-8; complete after the first pass
         left_out: suffix -> number of files in folders that are not read
     """
@@ -74,6 +73,5 @@ class Source:
     total_bytes: int | None = None
     licence: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
-    duplicates: int = 0
     unreadable: set[str] = field(default_factory=set)
     left_out: dict[str, int] = field(default_factory=dict)

@@ -16,20 +16,19 @@ WAIT_S = 10.0
 
 
 def hub_source(config: CorpusConfig) -> Source:
-    """Return the documents of a Hugging Face dataset, folder or builder, streamed in the dataset's order.
+    """Return the documents of a Hugging Face dataset or folder, streamed in the dataset's order.
 
     Raises:
         ConfigError: `datasets` is not installed, or the hub does not have the dataset or does not answer
     """
     datasets = needs("datasets", config.source)
     name, subset, split, text_field = config.location, config.hf_subset, config.hf_split, config.text_field
-    files = [part.strip() for part in config.hf_data_files.split(",")] if config.hf_data_files else None
-    revision = None if files or Path(name).exists() else _hub_revision(config)
+    revision = None if Path(name).exists() else _hub_revision(config)
 
     def read() -> Iterator[Document]:
         where = f"subset {subset!r}, split {split!r}"
         try:
-            rows = datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True, revision=revision)
+            rows = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
             for row, record in enumerate(rows, 1):
                 where = f"{config.source}, row {row}"
                 if text_field not in record:
@@ -64,6 +63,6 @@ def _hub_revision(config: CorpusConfig) -> str | None:
 def _unreadable(config: CorpusConfig, where: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConfigError(
-        f"{config.source} ({where}) cannot be read: {reason} Check the name, hf_subset, hf_split, hf_data_files, "
-        "HF_TOKEN and the network; without a network use files:PATH."
+        f"{config.source} ({where}) cannot be read: {reason} Check the name, hf_subset, hf_split, HF_TOKEN "
+        "and the network; without a network use files:PATH."
     )

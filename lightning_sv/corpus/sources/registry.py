@@ -47,7 +47,7 @@ class SplitDocuments:
 
     def __init__(self, source: Source, max_bytes: int | None, val_fraction: float) -> None:
         self.source, self.max_bytes, self.val_fraction = source, max_bytes, val_fraction
-        self.duplicates = source.duplicates
+        self.duplicates = 0
         #: whether documents are cut, with the end of each in validation
         self._cuts = True
         longest = number = 0
@@ -74,7 +74,7 @@ class SplitDocuments:
     def _unique(self) -> Iterator[Document]:
         seen: set[bytes] = set()
         n_bytes = 0
-        self.duplicates = self.source.duplicates
+        self.duplicates = 0
         for document in self.source.read():
             if document.digest in seen:
                 self.duplicates += 1

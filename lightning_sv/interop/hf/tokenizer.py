@@ -1,13 +1,12 @@
 """Conversion of a corpus's tokenizer to transformers."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 
-from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, read_limited
+from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.hf.convert import transformers
 
@@ -25,8 +24,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     Raises:
         ConfigError: transformers is not installed, or its ids differ
     """
-    own = isinstance(tokenizer, JsonTokenizer)
-    converted = tokenizers.Tokenizer.from_buffer(tokenizer.content) if own else _gpt2(tokenizer)
+    converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
     pieces = processors.TemplateProcessing(
         single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
@@ -61,23 +59,9 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    theirs = JsonTokenizer(read_limited(path), str(path), tokenizer.eot_token)
+    theirs = Tokenizer(read_limited(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
             f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
             f"--data.corpus.tokenizer {path}."
         )
-
-
-def _gpt2(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
-        file.write(tokenizer.content)
-        file.flush()
-        vocabulary, merges = TikTokenConverter().extract_vocab_merges_from_model(file.name)
-    converted = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=True))
-    converted.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    converted.decoder = decoders.ByteLevel()
-    converted.add_special_tokens([END_OF_TEXT])
-    return converted
