@@ -13,29 +13,31 @@ from lightning_sv.callbacks.run_state import known_steps
 from lightning_sv.callbacks.scaled_branches import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
-from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
 
 #: Number of quantiles per side in the histogram of a field.
 _GRID = 64
+#: An entry of gamma is dead below this fraction of the vector's rms (our choice).
+_DEAD_BELOW = 0.01
 
 
 def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     """Return metrics of the scale vectors of every branch, as scalar tensors keyed 'layer0/q_proj/drift_in'.
 
-    field_spread, field_log_std: max / min of |u_i v_j| and the standard deviation of its log (`scale_field`).
+    field_spread, field_log_std: max / min of |u_i v_j| and the standard deviation of its log, with u = gamma_out
+    and v = gamma_in; infinite and nan with an entry of 0.
     Per side, in for gamma_in and out for gamma_out (with rows for columns on the output side):
 
-    - drift, dead, negative: `gamma_figures`; beta, if there is one
+    - drift: rms of gamma - 1, zero at initialization; dead, negative: fraction of entries with |gamma| below 1% of its
+      rms, and below 0; beta, if there is one
     - p_radial, p_tangent: `parameterization_preconditioner`, for `or` and `er`
     - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2). w_j has the columns of
       all branches that share gamma. Weight decay of both keeps it small (paper, Section 2.2)
     - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1)
 
-    Each side is evaluated alone, in closed form. The joint preconditioner of both sides needs Lanczos on vectors of
-    W's size (`curvature.eigenvalue_range`), which is too slow for every branch.
+    Each side is evaluated alone, in closed form. Under `dnp`, these figures ignore the norm between W and gamma_out.
     Means over experts; 'mean/...' over layers. Norms without branches have an output side only. A collective if
     weights are sharded.
     """
@@ -46,13 +48,10 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
-                figures = [gamma_figures(g) for g in gamma.reshape(-1, gamma.shape[-1])]
-                for key in ("drift", "dead", "negative"):
-                    out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
+                figures = _entries(gamma) | parameterization_preconditioner(sides[side])
                 if (beta := _beta(sides[side])) is not None:
-                    out[f"{where}/beta_{side}"] = full_tensor(beta).mean().double().cpu()
-                for key, value in parameterization_preconditioner(sides[side]).items():
-                    out[f"{where}/{key}_{side}"] = value.mean().double().cpu()
+                    figures["beta"] = full_tensor(beta)
+                out |= {f"{where}/{key}_{side}": _mean(value) for key, value in figures.items()}
         out |= _imbalances(model)
     return out | means_over_layers(out)
 
@@ -95,7 +94,7 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
         axis_of_sum = -2 if side == "in" else -1
         lengths = sum(full_tensor(b.weight).square().sum(axis_of_sum) for b in branches if b.weight is not None)
         square = branches[0].gammas()[side].square()
-        value = ((square - lengths).abs() / (square + lengths)).mean().double().cpu()
+        value = _mean((square - lengths).abs() / (square + lengths))
         out |= {f"{branch.name}/imbalance_{side}": value for branch in branches}
     return out
 
@@ -111,7 +110,7 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
         for side, vector in sides.items():
             beta = _beta(vector)
             if beta is not None and beta.grad is not None:
-                out[f"{where}/beta_{side}_grad"] = full_tensor(beta.grad).abs().mean().double().cpu()
+                out[f"{where}/beta_{side}_grad"] = _mean(full_tensor(beta.grad).abs())
     return out | means_over_layers(out)
 
 
@@ -124,21 +123,31 @@ def _beta(vector: Any) -> Tensor | None:
     return magnitude
 
 
+def _entries(gamma: Tensor) -> dict[str, Tensor]:
+    gamma = gamma.double()
+    rms = gamma.square().mean(-1, keepdim=True).sqrt()
+    return {
+        "drift": (gamma - 1).square().mean(-1).sqrt(),
+        "dead": (gamma.abs() <= _DEAD_BELOW * rms).double(),
+        "negative": (gamma < 0).double(),
+    }
+
+
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     weight, out = full_tensor(weight), {}
+    spread, variance = torch.ones(()), torch.zeros(())
     for side, gamma in gammas.items():
-        low, high = column_eigenvalues(weight if side == "in" else weight.mT, gamma)
-        out[f"eig_low_{side}"] = low.amin(-1).mean().double().cpu()
-        out[f"eig_high_{side}"] = high.amax(-1).mean().double().cpu()
-    n = len(weight) if weight.ndim == 3 else 1  # experts
-    sides = (gammas.get(side) for side in ("in", "out"))
-    pairs = zip(*([None] * n if g is None else g.expand(n, g.shape[-1]) for g in sides), strict=True)
-    fields = [scale_field(gamma_in, gamma_out, fractions=()) for gamma_in, gamma_out in pairs]
-    return out | {f"field_{key}": _mean([getattr(field, key) for field in fields]) for key in ("spread", "log_std")}
+        low = gamma.square()
+        high = low + (weight if side == "in" else weight.mT).square().sum(-2)
+        out |= {f"eig_low_{side}": _mean(low.amin(-1)), f"eig_high_{side}": _mean(high.amax(-1))}
+        size = gamma.double().abs()
+        spread = spread * size.amax(-1) / size.amin(-1)
+        variance = variance + size.log().var(-1, correction=0)  # u and v vary independently
+    return out | {"field_spread": _mean(spread), "field_log_std": _mean(variance.sqrt())}
 
 
-def _mean(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).mean()
+def _mean(values: Tensor) -> Tensor:
+    return values.mean().double().cpu()
 
 
 class Preconditioner(BranchCallback):

@@ -284,7 +284,7 @@ class Sharpness(L.Callback):
         scalars, spent = {"loss": value}, 0
         products = self._products(subsets, loss)
         for name, product in products.items():
-            sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
+            sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2)
             moments = hutchinson(product, self.hutchinson_probes)
             spent += sharpest.n_matvecs + moments.trace.n_matvecs
             for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):

@@ -22,9 +22,9 @@ class TrainingMonitor(MetricAccumulator):
     """Log a run's loss, learning rate, gradient norm, speed and memory.
 
     train/loss: mean over the steps since the last write, in nats per token. throughput/mfu: model FLOP/s over the
-    peak in the device's data sheet; throughput/mfu_of_measured: over the measured peak of a large matrix product.
-    If no peak is listed, as for a CPU, throughput/mfu is the latter. For a custom module, train/loss is the value that
-    training_step returns, and throughput/steps_per_s replaces tokens and FLOPs.
+    peak in the device's data sheet, or over the measured peak of a large matrix product if none is listed, as for a
+    CPU. For a custom module, train/loss is the value that training_step returns, and throughput/steps_per_s replaces
+    tokens and FLOPs.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -40,7 +40,7 @@ class TrainingMonitor(MetricAccumulator):
         self._validation_began = 0.0
         self._tokens: int | None = None
         self._flops: float | None = None
-        self._peaks: dict[str, float] = {}
+        self._peak = 0.0
         #: last written values; None before the first write
         self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
@@ -55,11 +55,9 @@ class TrainingMonitor(MetricAccumulator):
         self._tokens = None if data is None else data.tokens_per_step
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
-            listed = peak_flops(pl_module.device, trainer.precision)
-            measured = measured_flops(pl_module.device, trainer.precision)
-            self._peaks = {"mfu": (listed or measured) * trainer.world_size}
-            if listed:
-                self._peaks["mfu_of_measured"] = measured * trainer.world_size
+            device, precision = pl_module.device, trainer.precision
+            peak = peak_flops(device, precision) or measured_flops(device, precision)
+            self._peak = peak * trainer.world_size
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -83,7 +81,7 @@ class TrainingMonitor(MetricAccumulator):
         else:
             self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens = speed * self._tokens
             if self._flops is not None:
-                scalars |= {f"throughput/{key}": tokens * self._flops / peak for key, peak in self._peaks.items()}
+                scalars["throughput/mfu"] = tokens * self._flops / self._peak
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
         if n:  # not if every step was skipped
             self.last_loss = scalars["train/loss"] = sums["loss"].item() / n

@@ -1,9 +1,9 @@
-"""Curvature of a loss in any subset of parameters, and preconditioning by scale vectors.
+"""Curvature of a loss in any subset of parameters.
 
 Estimates are pure functions of a loss closure and a subset of parameters:
 
     product = HessianProduct(lambda: loss(model), scale_vectors)
-    lanczos(product).largest.value           # sharpness, with .error and .n_matvecs
+    lanczos(product).value           # sharpness, with .error and .n_matvecs
 
 Implemented here because no library provides these estimates: curvlinops 3.0.1 differentiates by torch.func, which
 does not support the autograd functions that fold scale vectors, installs torchvision, and has no error
@@ -18,33 +18,16 @@ from lightning_sv.curvature.hvp import (
     Product,
     twice_differentiable,
 )
-from lightning_sv.curvature.lanczos import Extremes, lanczos
-from lightning_sv.curvature.preconditioner import (
-    FlowPreconditioner,
-    GammaFigures,
-    ScaleField,
-    column_eigenvalues,
-    eigenvalue_range,
-    gamma_figures,
-    scale_field,
-)
+from lightning_sv.curvature.lanczos import lanczos
 from lightning_sv.curvature.trace import Moments, hutchinson
 
 __all__ = [
     "DifferenceProduct",
     "Estimate",
-    "Extremes",
-    "FlowPreconditioner",
-    "GammaFigures",
     "HessianProduct",
     "Moments",
     "Product",
-    "ScaleField",
-    "column_eigenvalues",
-    "eigenvalue_range",
-    "gamma_figures",
     "hutchinson",
     "lanczos",
-    "scale_field",
     "twice_differentiable",
 ]

@@ -1,8 +1,6 @@
-"""Extreme eigenvalues by the Lanczos method (Lanczos 1950; Golub and Van Loan, chapter 10)."""
+"""Largest eigenvalue by the Lanczos method (Lanczos 1950; Golub and Van Loan, chapter 10)."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -11,45 +9,29 @@ from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, no
 from lightning_sv.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Extremes:
-    """Both ends of a spectrum.
-
-    Attributes:
-        largest: lambda_max; for a Hessian, the sharpness in the subset
-        smallest: lambda_min, the most negative eigenvalue
-    """
-
-    largest: Estimate
-    smallest: Estimate
-
-
 def lanczos(
     product: Product,
     n_steps: int = 30,
     *,
     rtol: float = 1e-3,
-    ends: Literal["largest", "smallest", "both"] = "largest",
     generator: torch.Generator | None = None,
-) -> Extremes:
-    """Return lambda_max and lambda_min of H, from Q^T H Q with Q a basis of {v, Hv, H^2 v, ...}.
+) -> Estimate:
+    """Return lambda_max of H, for a Hessian the sharpness, from Q^T H Q with Q a basis of {v, Hv, H^2 v, ...}.
 
-    An eigenvalue of H lies within the error r = ||H y - theta y|| of each value theta with Ritz vector y
-    (Parlett, The Symmetric Eigenvalue Problem, section 4.5); theta is never beyond the true extreme, and
-    usually much closer to it: r^2 over the gap. It is only likely that the eigenvalue is the extreme one: a
+    An eigenvalue of H lies within the error r = ||H y - theta y|| of the value theta with Ritz vector y
+    (Parlett, The Symmetric Eigenvalue Problem, section 4.5); theta is never above lambda_max, and
+    usually much closer to it: r^2 over the gap. It is only likely that the eigenvalue is the largest one: a
     start vector almost orthogonal to its eigenvector converges to a neighbour first. Stopping therefore requires
     two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps vectors of memory.
 
     Args:
         product: v -> H v
         n_steps: maximum number of products
-        rtol: stop when the error is at most rtol |theta| at the requested ends, twice in a row; 0 to run
-            all steps
-        ends: ends that must be accurate; both are returned, each with its error
+        rtol: stop when the error is at most rtol |theta|, twice in a row; 0 to run all steps
         generator: generator of the start vector; None for seed 0
 
     Returns:
-        Both ends, nan if a product is not finite.
+        lambda_max with its error, nan if a product is not finite.
 
     Raises:
         ConfigError: n_steps below 1
@@ -64,13 +46,11 @@ def lanczos(
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     accurate_steps = 0
-    wanted = {"largest": (-1,), "smallest": (0,), "both": (0, -1)}[ends]
     while True:
         image = product(basis[len(basis) - 1])
         diagonal.append(inner(basis[len(basis) - 1], image))
         if not math.isfinite(diagonal[-1]):  # overflow
-            undefined = Estimate(math.nan, math.nan, len(diagonal))
-            return Extremes(undefined, undefined)
+            return Estimate(math.nan, math.nan, len(diagonal))
         remainder = basis.reject(image)
         beta = norm(remainder)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
@@ -79,12 +59,11 @@ def lanczos(
             tridiagonal += torch.diag(off, 1) + torch.diag(off, -1)
         theta, ritz = torch.linalg.eigh(tridiagonal)
         floor = eps * theta.abs().max()
-        errors = beta * ritz[-1].abs() + floor
-        accurate_steps = accurate_steps + 1 if all(errors[i] <= rtol * theta[i].abs() for i in wanted) else 0
+        error = beta * ritz[-1, -1].abs() + floor
+        accurate_steps = accurate_steps + 1 if error <= rtol * theta[-1].abs() else 0
         # A remainder of rounding size: the basis spans an invariant subspace, so its eigenvalues are exact.
         if accurate_steps == 2 or len(basis) == n_steps or beta <= floor:
             break
         off_diagonal.append(beta)
         basis.append(remainder, beta)
-    largest, smallest = (Estimate(theta[i].item(), errors[i].item(), len(diagonal)) for i in (-1, 0))
-    return Extremes(largest, smallest)
+    return Estimate(theta[-1].item(), error.item(), len(diagonal))

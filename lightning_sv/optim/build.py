@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
 from lightning_sv.optim.muon import muon
-from lightning_sv.optim.sgd import sgd
+
+
+def sgd(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> SGD:
+    """Build SGD with the momentum `beta1`: m = beta1 m + g + weight_decay p, p = p - lr m."""
+    return SGD([group.options("sgd", config.weight_decay) for group in groups], lr=lr, momentum=config.beta1)
+
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
 #: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`

@@ -27,16 +27,12 @@ def test_lanczos_on_subsets_of_a_llama_equals_dense_eigenvalues(strategy: str, s
     c = case(strategy)
     matrix = c.dense(c.subset(subset))
     product, true = Dense(matrix, c.subset(subset)), torch.linalg.eigvalsh(matrix)
-    found = lanczos(product, 60, ends="both")
-    assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-3)
-    assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
-    one_percent = lanczos(product, rtol=1e-2).largest
+    assert lanczos(product, 60).value == pytest.approx(true[-1].item(), rel=1e-3)
+    one_percent = lanczos(product, rtol=1e-2)
     assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
     assert one_percent.n_matvecs <= 30
     assert one_percent.value <= true[-1] * (1 + 1e-9) and (true - one_percent.value).abs().min() <= one_percent.error
-    exact = lanczos(product, 100, rtol=0, ends="both")
-    assert exact.largest.value == pytest.approx(true[-1].item(), rel=1e-6)
-    assert exact.smallest.value == pytest.approx(true[0].item(), rel=1e-6)
+    assert lanczos(product, 100, rtol=0).value == pytest.approx(true[-1].item(), rel=1e-6)
 
 
 values = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=1, max_size=12)
@@ -48,24 +44,21 @@ def test_lanczos_error_contains_an_eigenvalue(eigenvalues: list[float], n_steps:
     product = Dense(with_eigenvalues(eigenvalues, seed))
     found = lanczos(product, n_steps, rtol=0)
     top = max(map(abs, eigenvalues))
-    for end, extreme in ((found.largest, max(eigenvalues)), (found.smallest, min(eigenvalues))):
-        assert min(abs(end.value - x) for x in eigenvalues) <= end.error + 1e-12 * top
-        assert end.n_matvecs == product.products <= min(n_steps, len(eigenvalues))
-        if n_steps >= len(eigenvalues):
-            assert end.value == pytest.approx(extreme, abs=1e-9 * top)
-            assert end.error <= 1e-6 * top
-    assert found.smallest.value >= min(eigenvalues) - 1e-9 * top
-    assert found.largest.value <= max(eigenvalues) + 1e-9 * top
+    assert min(abs(found.value - x) for x in eigenvalues) <= found.error + 1e-12 * top
+    assert found.n_matvecs == product.products <= min(n_steps, len(eigenvalues))
+    if n_steps >= len(eigenvalues):
+        assert found.value == pytest.approx(max(eigenvalues), abs=1e-9 * top)
+        assert found.error <= 1e-6 * top
+    assert found.value <= max(eigenvalues) + 1e-9 * top
 
 
 def test_lanczos_stops_at_its_tolerance() -> None:
     spread = Dense(with_eigenvalues([100.0, -30.0, *torch.linspace(-1, 1, 298).tolist()]))
-    loose, both = lanczos(spread, rtol=1e-2), lanczos(spread, rtol=1e-2, ends="both")
-    assert loose.largest.n_matvecs <= both.largest.n_matvecs < 10
-    assert both.smallest.error <= 0.3
-    assert lanczos(spread, rtol=0).largest.n_matvecs == 30
-    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).largest.n_matvecs == 1  # an invariant subspace
-    zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64))).largest
+    loose = lanczos(spread, rtol=1e-2)
+    assert loose.n_matvecs < 10 and loose.error <= 1
+    assert lanczos(spread, rtol=0).n_matvecs == 30
+    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).n_matvecs == 1  # an invariant subspace
+    zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64)))
     assert (zero.value, zero.n_matvecs) == (0, 1)
 
 
@@ -137,4 +130,4 @@ def test_estimates_of_nonfinite_products_are_nan() -> None:
     moments = hutchinson(product, 4)
     for found in (moments.trace, moments.squared_frobenius):
         assert math.isnan(found.value) and math.isnan(found.error) and found.n_matvecs > 0
-    assert math.isnan(lanczos(product, 4).largest.value)
+    assert math.isnan(lanczos(product, 4).value)

@@ -33,12 +33,6 @@ def test_schedule_equals_its_closed_form(total: int, warmup_ratio: float, final:
         assert wsd == pytest.approx((1 - share) + share * final, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["cos", "wsd"])
-def test_schedule_peaks_after_the_warmup(name: str) -> None:
-    factors = [ScheduleConfig(name, warmup_ratio=0.15).factor(step, 20) for step in range(20)]
-    assert factors[:3] == [1 / 4, 2 / 4, 3 / 4] and factors[3] == max(factors) == 1
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
