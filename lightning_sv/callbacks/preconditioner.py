@@ -134,7 +134,7 @@ def _entries(gamma: Tensor) -> dict[str, Tensor]:
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
-    weight, out = full_tensor(weight), {}
+    weight, out = full_tensor(weight), dict[str, Tensor]()
     spread, variance = torch.ones(()), torch.zeros(())
     for side, gamma in gammas.items():
         low = gamma.square()

@@ -1,4 +1,4 @@
-"""Llama and Gemma against themselves at initialization, and with shared keys and values."""
+"""Llama and Gemma against the paper's counts, against themselves at initialization, and with shared keys and values."""
 
 import copy
 from collections.abc import Callable
@@ -27,6 +27,20 @@ from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed, thinned
 from tests.tolerances import assert_near
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_backbone_parameter_counts_are_those_of_the_paper() -> None:
+    one_b = meta_backbone(BackboneConfig(d_model=1792, n_layer=22, n_head=28))
+    assert count(one_b) == 1_028_065_024  # Section 2.1
+    assert sum(p.numel() for n, p in one_b.named_parameters() if n.endswith("gamma")) == 80_640  # Section 2.1
+    small = BackboneConfig(d_model=768, n_layer=6, n_head=12)
+    assert count(meta_backbone(small)) == 119_744_256  # 0.11974B, Section 4.4
+    assert count(meta_backbone(small, "unified")) == 119_846_846  # 0.11985B, Section 4.4
+    assert count(meta_backbone(replace(small, d_ff=2048 + 8))) == 119_854_848  # 0.11985B, Section 4.4
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -135,7 +149,7 @@ def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
     picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
     torch.testing.assert_close(next_token_loss(logits, targets), -picked)
     model = Backbone(config)
-    assert activated_parameters(model, config) == sum(p.numel() for p in model.parameters())
+    assert activated_parameters(model, config) == count(model)
     tokens = torch.randint(0, 48, (1, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
         model(tokens).sum().backward()
