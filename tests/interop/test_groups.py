@@ -4,7 +4,6 @@ import re
 import sys
 from typing import Any
 
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -126,19 +125,6 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     for value in (0, np.float32(0.5), torch.tensor(0.5)):
         (group,) = param_groups(model, value, value, roles=roles)
         assert group["lr"] is value and group["weight_decay"] is value
-
-
-def test_lightning_takes_the_groups() -> None:
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = qwen3()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(param_groups(self.model, 0.1, 0.5, "iwd"))
-
-    module = Module()
-    assert shrunk(module.model, module.configure_optimizers()) == truth(module.model)
 
 
 class NanoGPT(nn.Module):
