@@ -1,27 +1,20 @@
 """Models without memory: on fake tensors, also from a transformers configuration."""
 
 import json
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._pytree import MappingKey, tree_leaves_with_path
 
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 
-#: limits of layers, parameters and bytes: far above real models, and built within minutes
-MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000
-#: settings that count layers, at any depth
-_LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks)")
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
@@ -44,7 +37,8 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
                 from transformers.initialization import no_init_weights
 
                 stack.enter_context(no_init_weights())
-            stack.enter_context(_nothing_drawn())
+            # the only initialization that reads the values that it sampled, also if it was imported by its public name
+            stack.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor))
             if dtype is not None:
                 torch.set_default_dtype(dtype)
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -61,23 +55,6 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
         ) from error
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def _nothing_drawn() -> Iterator[None]:
-    """Disable torch.nn.init, because some of its functions read the values that they sampled.
-
-    This includes functions that start with `_no_grad_`, which previously imported functions call.
-    """
-    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("__")]
-    before = {name: getattr(nn.init, name) for name in names}
-    try:
-        for name in names:
-            setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(nn.init, name, function)
 
 
 def _place(error: BaseException) -> str:
@@ -108,8 +85,6 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         )
     regular(file)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"larger than {MAX_BYTES:,} bytes")
         written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         problem = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
@@ -120,10 +95,6 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         ) from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ConfigError(f"{file} has no 'model_type'; expected the config.json of a transformers model.")
-    for steps, value in tree_leaves_with_path(written):  # before transformers creates lists of that length
-        key = [step.key for step in steps if isinstance(step, MappingKey)][-1]
-        if _LAYERS.fullmatch(key) and isinstance(value, (int, float)) and value > MAX_LAYERS:
-            raise ConfigError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
     try:
         import transformers
     except ImportError as error:
@@ -141,31 +112,10 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
         build = _builder(transformers, written, config)
-        with _bounded():
-            return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
+        return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # model code can raise anything
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{file}: the model cannot be built ({type(error).__name__}: {why}).") from error
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Limit the number of parameters while a model is built.
-
-    Raises:
-        ConfigError: there are more than `MAX_PARAMETERS`
-    """
-    numbers = count()
-
-    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if next(numbers) > MAX_PARAMETERS:
-            raise ConfigError(f"the model has more than {MAX_PARAMETERS:,} parameters with different names")
-
-    hook = register_module_parameter_registration_hook(check)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:

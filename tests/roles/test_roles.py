@@ -1,8 +1,6 @@
 """The role of every parameter of any model, against truths written by hand."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -10,6 +8,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 from torch import nn
+from torch.nn.init import trunc_normal_
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
@@ -63,29 +62,18 @@ def test_sizes_alone_give_the_same_roles(name: str) -> None:
     checked(find(name), fake_model(find(name).build, torch.bfloat16))
 
 
-#: another process, because the suite has imported transformers
-DRAWN = """
-import sys, torch
-from torch import nn
-from torch.nn.init import trunc_normal_
-from lightning_sv.interop import fake_model
-def build():
-    layer = nn.Linear(4, 4)
-    trunc_normal_(layer.weight, std=0.02)
-    nn.init.trunc_normal_(tensor=layer.weight, std=0.02)
-    return layer
-with torch.no_grad():
-    assert fake_model(build).weight.shape == (4, 4) and "transformers" not in sys.modules
-    assert (nn.init.ones_(torch.zeros(2)) == 1).all() and trunc_normal_(torch.zeros(99)).std() > 0.5
-"""
+def test_fake_model_that_draws_truncated_normal_numbers_is_built_and_draws_none() -> None:
+    def draws() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        for initialize in (trunc_normal_, nn.init.trunc_normal_):
+            initialize(tensor=layer.weight, std=0.02)
+        return layer
+
+    assert fake_model(draws).weight.shape == (4, 4)
+    assert trunc_normal_(torch.zeros(99)).std() > 0.5 and nn.Linear(2, 2).weight.abs().max() > 0
 
 
-@pytest.mark.long
-def test_fake_models_draw_nothing_without_transformers() -> None:
-    subprocess.run([sys.executable, "-c", DRAWN], check=True)
-
-
-def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> None:
+def test_fake_model_that_reads_a_number_names_the_line() -> None:
     def reads() -> nn.Module:
         layer = nn.Linear(4, 4)
         layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
@@ -95,7 +83,6 @@ def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> Non
         fake_model(reads)
     with pytest.raises(ValueError, match=r"torch.ones\(3\).nonzero\(\).* a fake tensor has none"):
         fake_model(lambda: nn.Linear(*torch.ones(3).nonzero().shape))
-    assert nn.Linear(2, 2).weight.abs().max() > 0
 
 
 @pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
