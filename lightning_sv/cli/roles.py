@@ -1,4 +1,4 @@
-"""`lightning-sv roles`: roles of the parameters of a transformers model, and what frameworks decay."""
+"""`lightning-sv roles`: roles of the parameters of a transformers model."""
 
 import json
 from collections import defaultdict
@@ -6,11 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Console
-from rich.table import Table
-
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.frameworks import framework_decay
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
 from lightning_sv.roles.types import Pattern
@@ -27,7 +23,7 @@ def run(argv: list[str]) -> int:
     parser = PlainParser(
         "roles",
         "The role of every parameter of a transformers model, from one forward pass without weights. Also prints name "
-        "patterns for optimizers, and what frameworks decay by default.",
+        "patterns for optimizers.",
         json="Print everything as JSON.",
     )
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
@@ -40,25 +36,16 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
-    frameworks = framework_decay(model, roles)
     regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
         found = {
             "policy": options.policy,
             "parameters": [asdict(p) | {"decays": p.decays(options.policy)} for p in roles.parameters],
             "undecayed": {"regex": regex, "glob": glob},
-            "frameworks": [asdict(row) for row in frameworks],
         }
         print(json.dumps(found, indent=2))
         return 0
     print_roles(type(model).__name__, roles, options.policy)
-    table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
-    for column in ("framework", "decays by default", "input vectors", "output vectors", "policy"):
-        table.add_column(column)
-    for row in frameworks:
-        counts = (f"{some} of {total}" for some, total in (row.input, row.output))
-        table.add_row(row.framework, row.rule, *counts, row.policy)
-    Console().print(table)
     print_patterns(roles, options.policy)
     return 0
 
