@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, LOOKUPS
@@ -136,15 +136,15 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` and record it."""
-        op = _operation(func)
+        op, kwargs = _operation(func), kwargs or {}
         if not op.recorded:
-            return func(*args, **(kwargs or {}))
-        arguments = op.named(args, kwargs)
+            return func(*args, **kwargs)
+        arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
         tensors = {name: values for name, value in arguments.items() if (values := list(_tensors(value)))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
-        out = run_real(func, args, kwargs or {})
+        out = _run_real(func, args, kwargs)
         common = {
             "scalars": {name: value for name, value in arguments.items() if name not in tensors},
             "kind": _joined(op.name, inputs),
@@ -177,7 +177,7 @@ class Tracer(TorchDispatchMode):
         self.nodes.append(node)
 
 
-def run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation, outside the fake mode if no tensor is fake, so that its values are real."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
@@ -192,9 +192,6 @@ class _Operation(NamedTuple):
     arguments: tuple[str, ...]
     written: tuple[str, ...]
     recorded: bool
-
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-        return dict(zip(self.arguments, args, strict=False)) | (kwargs or {})
 
 
 @cache
@@ -301,7 +298,7 @@ def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str
 
 
 @contextmanager
-def _conditions(model: nn.Module) -> Iterator[Any]:
+def _conditions(model: nn.Module) -> Iterator[None]:
     """Apply `tracing_state` without kernels for complete layers, in the parameters' fake mode if any."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -316,7 +313,7 @@ def _conditions(model: nn.Module) -> Iterator[Any]:
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             stack.enter_context(fake or nullcontext())
-            yield fake
+            yield
     finally:
         log.setLevel(level)
 
@@ -330,11 +327,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         ConfigError: the forward pass failed
     """
     tracer = Tracer()
-    with _conditions(model) as fake:
-        if fake is not None and not fake.allow_non_fake_inputs:  # a mode not created by fake_model
-            args, kwargs = tree_map_only(
-                Tensor, lambda t: t if hasattr(t, "fake_mode") else fake.from_tensor(t), (args, dict(kwargs))
-            )
+    with _conditions(model):
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
         for tensor in model.buffers():
             tracer.source(tensor, "buffer")
