@@ -11,7 +11,6 @@ from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.ops import (
     ADDENDS,
     ATTENTION,
-    BIASES,
     CHOICES_OF_ROWS,
     JOINS,
     LOOKUPS,
@@ -41,7 +40,7 @@ class Use:
             return "operand"
         if op in NORMS and argument in NORMS[op][1:]:
             return "norm weight" if argument == NORMS[op][1] else "addend"
-        if op in SUMS or argument in BIASES.get(op, ()) or (op in PRODUCTS and argument in ADDENDS):
+        if op in SUMS or (op in PRODUCTS and argument in ADDENDS):
             return "addend"
         return "factor" if argument in MULTIPLIED.get(op, ()) else ""
 
@@ -91,7 +90,7 @@ RULES = (
     Rule("matrix", "matrix", lambda use: use.part == "operand",
          "any other linear map of data"),
     Rule("bias", "bias", lambda use: use.part == "addend",
-         "it is added by a sum, a product, a norm or a recurrent cell"),
+         "it is added by a sum, a product or a norm"),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled),
          "it multiplies the output of a norm, or one of the norm's two factors before the other"),
     Rule("norm's statistics", None, lambda use: use.part == "norm weight",

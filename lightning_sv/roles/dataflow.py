@@ -28,7 +28,7 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
 
 def contraction(product: Node, name: str, operand: Node) -> int:
     """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
-    _, matrix, *_ = PRODUCTS[product.op]
+    _, matrix = PRODUCTS[product.op]
     axes = len(operand.shape)
     if "convolution" in product.op:
         return 1

@@ -1,7 +1,7 @@
 """Tables of torch operations for the classification; add new operations here."""
 
-#: operation -> the arguments of a product: activations, a matrix, and possibly more activations
-PRODUCTS: dict[str, tuple[str, ...]] = {
+#: operation -> the arguments of a product: activations and a matrix
+PRODUCTS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), ("self", "mat2")),
     **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
     **dict.fromkeys(("addbmm", "baddbmm"), ("batch1", "batch2")),
@@ -13,7 +13,6 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "addmv": ("mat", "vec"),
     "mkldnn::_linear_pointwise": ("X", "W"),
     "lightning_sv::grouped_mm": ("x", "weight"),
-    "_trilinear": ("i1", "i2", "i3"),
 }
 #: arguments that a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
@@ -28,11 +27,6 @@ NORMS: dict[str, tuple[str, str, str]] = {
         ("input", "weight", "bias"),
     ),
 }  # fmt: skip
-#: operation -> further biases that it adds
-BIASES: dict[str, tuple[str, ...]] = {
-    "_thnn_fused_lstm_cell": ("input_bias", "hidden_bias"),
-    "_thnn_fused_gru_cell": ("input_bias", "hidden_bias"),
-}
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})
 #: attention as one operation, linear in its value, channel by channel
 ATTENTION = frozenset(

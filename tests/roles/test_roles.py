@@ -377,34 +377,6 @@ def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> No
     assert (row.role, row.redundant) == (role, folds)
 
 
-#: layers between a norm and the head, and how they are called; the norm is input vector of each
-LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
-    "LSTM": (lambda: nn.LSTM(4, 4, 2, batch_first=True), lambda layer, y, x: layer(y)[0]),
-    "GRU": (lambda: nn.GRU(4, 4, batch_first=True), lambda layer, y, x: layer(y)[0]),
-    "Bilinear": (lambda: nn.Bilinear(4, 4, 4), lambda layer, y, x: layer(x, y)),
-}
-
-
-@pytest.mark.parametrize("how", LAYERS)
-@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
-def test_layers_that_torch_computes_in_one_operation(how: str, fake: bool) -> None:
-    def build() -> nn.Module:
-        model = Small(lambda m, x: LAYERS[how][1](m.layer, m.norm(x), x), w=torch.ones(4, 8))
-        model.norm, model.layer, model.up, model.out = (
-            nn.LayerNorm(4),
-            LAYERS[how][0](),
-            nn.Identity(),
-            nn.Linear(4, 11),
-        )
-        del model.w
-        return model
-
-    roles = weight_decay_roles(fake_model(build) if fake else build(), IDS)
-    truth = {"embed.weight": "embedding", "norm.weight": "input", "out.weight": "head"}
-    for p in roles.parameters:
-        assert p.role == truth.get(p.name, "bias" if "bias" in p.name else "matrix"), p.name
-
-
 def test_a_lazy_module_and_an_operator_of_higher_order_are_errors_that_name_the_remedy() -> None:
     with pytest.raises(ValueError, match="0.weight .* call the model once"):
         weight_decay_roles(nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 4))

@@ -190,7 +190,7 @@ def _matrix(name: str, traced: TracedModel, normalized: set[Node]) -> SiteMatrix
         return None  # the product uses a function of it, which vectors do not commute with
     if row.in_axis is None or len(row.shape) not in (2, 3) or row.in_axis < len(row.shape) - 2:
         return None
-    if any("conv" in p.op or len(PRODUCTS[p.op]) > 2 for p, _, _ in uses):
+    if any("conv" in p.op for p, _, _ in uses):
         return None
     d_out = row.shape[2 * len(row.shape) - 3 - row.in_axis]
     layouts = {_parts(product, argument, d_out) for product, _, argument in uses}
