@@ -24,7 +24,7 @@ from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, while_restoring
+from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
 from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
@@ -123,6 +123,7 @@ class PretrainCLI(LightningCLI):
     batches: DataConfig
     run_dir: Path
     summary: dict[str, Any] | None = None
+    _begun = False  # Lightning restores a checkpoint before, without checking its entries
 
     def __init__(self, model_class: type[PretrainModule] = PretrainModule, args: Sequence[str] | None = None):
         if args is None:
@@ -163,7 +164,7 @@ class PretrainCLI(LightningCLI):
             getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **given)
             getattr(self, f"after_{self.command}")()
         except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-            if given["ckpt_path"] is not None and while_restoring(error):
+            if given["ckpt_path"] is not None and self.command == "fit" and not self._begun:
                 why = " ".join(str(error).split())
                 raise ConfigError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
             raise
@@ -291,6 +292,7 @@ class PretrainCLI(LightningCLI):
 
     def _begin(self) -> None:
         """Write config, tokenizer and parameters before the first step, after all checks."""
+        self._begun = True
         if not self.trainer.is_global_zero:
             return
         config = self.config.clone()

@@ -1,10 +1,7 @@
 """Check that a checkpoint has the settings of the run that loads it."""
 
-import re
-import traceback
 from dataclasses import asdict
 from math import isclose, isfinite
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,25 +13,6 @@ from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Segments
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
-
-#: where torch and Lightning read restored counters and moments, at the next step
-_READERS = ("pytorch/loops/", "/torch/optim/")
-
-
-def while_restoring(error: BaseException) -> bool:
-    """Return True if the code that restores or reads a checkpoint's state raised `error`, not a user's code.
-
-    Lightning restores a checkpoint without checking its entries, and has no hook for errors of its restoring code.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    files = [Path(frame.filename).as_posix() for frame in frames]
-    for file, frame in zip(files, frames, strict=True):
-        restores = file.endswith("connectors/checkpoint_connector.py") and re.match("_?(restore|resume)", frame.name)
-        if restores or file == Path(__file__).as_posix():
-            return True
-    package = Path(__file__).parents[2].as_posix()  # it contains the schedule's lambda
-    outside = [file for file in files if not file.startswith(package)]
-    return not isinstance(error, RuntimeError) and any(reader in outside[-1] for reader in _READERS)
 
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
