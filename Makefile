@@ -309,8 +309,7 @@ PINNED = ?pinnedCards=%5B$(subst $(space),$(comma),$(foreach pin,$(PINS),$(call 
 tensorboard: $(VENV)/.run  ## serve charts of every run on 127.0.0.1
 	@$(WORDS) port=$$(sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< "$$ARGS"); port=$${port:-6006}; \
 		echo "the loss first: http://127.0.0.1:$$port/$(PINNED)"; \
-		$$BIN/tensorboard --logdir runs --host 127.0.0.1 --port "$$port" "$$@" || { code=$$?; \
-		test $$code != 255 || echo 'for another port: make tensorboard ARGS="--port 6016"' >&2; exit $$code; }
+		$$BIN/tensorboard --logdir runs --host 127.0.0.1 --port "$$port" "$$@"
 
 doctor: $(VENV)/.run  ## check the environment
 	@"$$BIN/python" -m lightning_sv.doctor

@@ -176,24 +176,14 @@ def test_make_help_lists_configs_and_strategies() -> None:
     assert words <= set(re.findall(r"\w+", said)), "the strategies"
 
 
-@pytest.mark.parametrize(("code", "hint"), [("0", False), ("1", False), ("255", True)])
-def test_tensorboard_prints_its_link_and_a_hint_if_the_port_is_taken(code: str, hint: bool, tmp_path: Path) -> None:
-    """TensorBoard exits with 255 if its port is taken. The link pins the loss, then Q, K and V."""
+def test_tensorboard_prints_a_link_to_its_port_that_pins_the_losses_then_q_k_and_v(tmp_path: Path) -> None:
     stand_in = tmp_path / "bin/tensorboard"
     stand_in.parent.mkdir()
-    stand_in.write_text(f"#!/bin/sh\nexit {code}\n")
+    stand_in.write_text("#!/bin/sh\n")
     stand_in.chmod(0o755)
     (tmp_path / ".run").touch()
-    words = [
-        "make",
-        "-o",
-        f"{tmp_path}/.run",
-        "tensorboard",
-        f"VENV={tmp_path}",
-        "ARGS=--reload_interval 5 --port=7000",
-    ]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=ENV)
-    assert ("--port 6016" in done.stderr) == hint and done.returncode == (2 if int(code) else 0)
+    words = ["-o", f"{tmp_path}/.run", "tensorboard", f"VENV={tmp_path}", "ARGS=--reload_interval 5 --port=7000"]
+    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, env=ENV, check=True)
     (link,) = map(urlsplit, re.findall(r"http\S+", done.stdout))
     pins = json.loads(parse_qs(link.query)["pinnedCards"][0])
     assert link.netloc == "127.0.0.1:7000" and [pin["tag"] for pin in pins] == [
