@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,9 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
 def _text(folder: Any, summary: Mapping[str, Any]) -> dict[str, object]:
     """Return the rows about the text; the corpus at its path may have changed since the run."""
     identity = summary.get("corpus_hash")
-    try:
+    with suppress(ConfigError):
         manifest = Manifest.load(str(folder))
-    except ConfigError:
-        return {"text": identity and f"corpus {identity[:12]}, which does not exist here any more"}
-    if identity is not None and manifest.corpus_hash != identity:
-        return {"text": f"corpus {identity[:12]}, which does not exist here any more"}
-    licence = manifest.licence or "not stated"
-    return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}
+        if identity in (None, manifest.corpus_hash):
+            licence = manifest.licence or "not stated"
+            return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}
+    return {"text": identity and f"corpus {identity[:12]}, which does not exist here any more"}

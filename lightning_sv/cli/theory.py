@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
 
 from lightning_sv.analysis.theory_plots import draw_panels
@@ -47,15 +47,8 @@ def run(argv: list[str]) -> int:
 def check_all(claims: Sequence[Claim]) -> list[Result]:
     """Check the claims in turn, with a progress bar on stderr if it is a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    results = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("theory", total=len(claims))
-        for claim in claims:
-            progress.update(task, description=f"{claim.claim} {claim.part}")
-            results.append(claim.run())
-            progress.advance(task)
-    return results
+    bar = track(claims, "claims", console=console, transient=True, disable=not console.is_terminal)
+    return [claim.run() for claim in bar]
 
 
 def save(results: Sequence[Result], out: Path) -> None:
