@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
@@ -35,7 +35,7 @@ class Pair:
     @cached_property
     def efficiency(self) -> TokenEfficiency:
         """Tokens of both arms to the higher one of their final losses."""
-        return token_factor(self.a.curves, self.b.curves, TWO_SIDED)
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
 
     def sentence(self) -> str:
         """Return the verdict as a sentence."""
