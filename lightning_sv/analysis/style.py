@@ -59,13 +59,8 @@ def human_tokens(tokens: float) -> str:
 
 
 def colours(labels: Sequence[str]) -> list[str]:
-    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat.
-
-    Without `llama`, the first label (the baseline) is blue.
-    """
+    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat."""
     fixed = [_FIXED.get(label) for label in labels]
-    if BLUE not in fixed and fixed[0] is None:
-        fixed[0] = BLUE
     free = cycle([colour for colour in _FREE if colour not in fixed])
     return [next(free) if colour is None else colour for colour in fixed]
 
