@@ -62,15 +62,13 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
     Raises:
         ConfigError: a value differs from that of the first one
     """
-    names = list(facts)
-    for key, one in facts[names[0]].items() if names else ():
-        for name in names[1:]:
-            if (other := facts[name][key]) != one:
-                how = f"used different {CORPUS_KEYS[key]}" if key in CORPUS_KEYS else "were validated on different sets"
+    first, *others = facts
+    for name in others:
+        for key, value in facts[name].items():
+            if value != (expected := facts[first][key]):
                 raise ConfigError(
-                    f"The {what} {names[0]} and {name} {how} ({key} {one} and {other}); compare {what} of one "
-                    f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
-                    f"{', or remove the older runs' if what == 'runs' else ''}."
+                    f"{key} of {name} is {value}; expected {expected}, that of {first}. Compare {what} of one corpus, "
+                    "tokenizer and validation set."
                 )
 
 

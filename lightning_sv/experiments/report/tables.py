@@ -116,18 +116,6 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
     return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False)
 
 
-def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """Return one row per cell of the tables, because their columns differ."""
-    return [
-        {"figure": figure.spec.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
-        for figure in figures
-        for panel in figure.panels
-        if panel.table
-        for row in panel.table.rows
-        for column, value in zip(panel.table.columns[1:], row[1:], strict=True)
-    ]
-
-
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with all their keys as header; an empty file without rows."""
     rows = list(rows)

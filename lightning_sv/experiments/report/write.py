@@ -43,11 +43,11 @@ _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
 def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
     """Write a report into a directory.
 
-        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
+        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv
         and tuned/MODEL-STEPS.yaml for grids
 
     `report.html` is self-contained. `results.csv` has one row per run, `differences.csv` per difference to a baseline,
-    `verdicts.csv` per claim, and `tables.csv` per cell of tables.
+    and `verdicts.csv` per claim.
 
     Args:
         figures: figures with different names, at least one
@@ -70,7 +70,6 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         (RESULTS, tables.run_rows),
         ("differences.csv", tables.difference_rows),
         ("verdicts.csv", tables.verdict_rows),
-        ("tables.csv", tables.table_rows),
     ):
         write_csv(out / name, rows(figures))
 
