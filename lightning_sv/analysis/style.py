@@ -151,14 +151,6 @@ def set_token_axis(axes: Axes) -> None:
     axes.set_xlabel("training tokens")
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Style every panel, label x with tokens, and write the file and its directory."""
-    for axes in figure.axes:
-        set_token_axis(axes)
-        set_style(axes)
-    write_picture(figure, path)
-
-
 def write_picture(figure: Figure, path: str | Path) -> None:
     """Write a PNG atomically, and its directory."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)

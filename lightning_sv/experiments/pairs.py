@@ -27,11 +27,6 @@ class Pair:
     b: Arm
     difference: PairedDifference
 
-    @property
-    def per_seed(self) -> list[float]:
-        """B - A of each seed, nats per token."""
-        return [float(x) for x in self.b.losses - self.a.losses]
-
     @cached_property
     def efficiency(self) -> TokenEfficiency:
         """Tokens of both arms to the higher one of their final losses."""
@@ -59,7 +54,7 @@ class Pair:
                 "verdict": f"B {word}" if resolved else word,
                 "resolved": resolved,
                 "smallest_resolvable": d.smallest_resolvable,
-                "per_seed": self.per_seed,
+                "per_seed": (self.b.losses - self.a.losses).tolist(),
             },
             "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
         }
