@@ -94,11 +94,6 @@ class Series:
     arms: tuple[Arm, ...]
 
     @property
-    def ours(self) -> bool:
-        """If True, the strategy is not in the paper."""
-        return self.arms[0].ours
-
-    @property
     def baseline(self) -> bool:
         """If True, the others are compared with it."""
         return self.arms[0].baseline
@@ -106,7 +101,7 @@ class Series:
     @property
     def name(self) -> str:
         """Name in legends."""
-        return f"{self.label} (ours)" if self.ours else self.label
+        return f"{self.label} (ours)" if self.arms[0].ours else self.label
 
     @property
     def values(self) -> list[float]:

@@ -186,7 +186,7 @@ WRONG = [
     (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: leads, a: a, b: b, margin: 0.1, paper: x}]\n", "margin of a claim 'leads' is 0.1"),
-    (FIGURE + "  claims: [{kind: crosses, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
+    (FIGURE + "  claims: [{kind: widens, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
     (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; expected a share"),
     (
         FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",

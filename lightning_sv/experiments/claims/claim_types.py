@@ -273,12 +273,6 @@ KINDS: dict[str, ClaimType] = {
     "less": ClaimType("{a} {ends} below {b}{more}", loss, _below),
     "not_less": ClaimType("{a} does not end below {b}{more}", loss, _not_below),
     "equal": ClaimType("{a} ends within {margin:g} of {b}", loss, equivalent, needs=_margin),
-    "crosses": ClaimType(
-        "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
-        loss,
-        _below,
-        parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
-    ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         loss,

@@ -103,15 +103,15 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     If two grids have the same model and steps, that of the figure `tuning` is written, else the first; if two arms of a
     grid have the same strategy, the arm with the lower loss.
     """
-    written: set[Path] = set()
+    texts: dict[Path, str] = {}
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
             if panel.kind == "grid" and panel.arms and (run_spec := panel.arms[0].run_spec):
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
-                if path not in written:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, _tuned_text(figure, panel))
-                    written.add(path)
+                texts.setdefault(path, _tuned_text(figure, panel))
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
 
 
 def _tuned_text(figure: Figure, panel: Panel) -> str:
