@@ -43,6 +43,40 @@ def checksum(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+def write_run(
+    directory: Path,
+    label: str,
+    seed: int,
+    delta: float,
+    *,
+    lr: float = 1e-3,
+    corpus: str = "c0ffee",
+    hidden: str = "same",
+    **data: int,
+) -> None:
+    """Write the files of a run; `hidden` is a setting in which arms may differ unexpectedly."""
+    points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed + delta) for i in range(1, 11)]
+    write_scalars(directory, "val/loss", points, wall_time=1.0)
+    config = {
+        "seed_everything": seed,
+        "run_dir": str(directory),
+        "model": {"scale": label, "optim": {"lr": lr}},
+        "data": {"shuffle_seed": seed, "index": f"{directory}/index", "seq_len": 64, "val_sequences": 512, **data},
+        "hidden": {"key": hidden},
+    }
+    (directory / "config.yaml").write_text(json.dumps(config))
+    summary = {
+        "label": label,
+        "seed": seed,
+        "tokens": 10_000,
+        "val_loss": points[-1][1],
+        "corpus_hash": corpus,
+        "tokenizer_sha256": "7001",
+        "torch": "2.13.0",
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+
+
 def main() -> int:
     """Parse the arguments of compare, and write a run."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -78,32 +112,14 @@ def main() -> int:
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
     for value, best in zip((args.lr, args.std), args.best or (), strict=False):
         delta += 0.05 * math.log(value / best) ** 2
-    points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
-    write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
+    corpus = args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash
+    hidden = args.scale if args.hidden == "differs" else "same"
+    write_run(args.run_dir, args.scale, args.seed, delta, lr=args.lr, corpus=corpus, hidden=hidden)
     for tag in ("lambda_max", "trace") if args.sharp else ():
         parts = {"all": 1.0} | ({} if args.scale == "nop" else {"scale_input": 0.1})
         for part, factor in parts.items():
             probes = [(tokens, factor * args.sharp / (1 + i)) for i, tokens in enumerate((0, 100, 1000, 10_000))]
             write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
-    config = {
-        "seed_everything": args.seed,
-        "run_dir": str(args.run_dir),
-        "model": {"scale": args.scale, "optim": {"lr": args.lr}},
-        "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index", "seq_len": 64, "val_sequences": 512},
-        # an unexpected difference between arms
-        "hidden": {"key": args.scale if args.hidden == "differs" else "same"},
-    }
-    (args.run_dir / "config.yaml").write_text(json.dumps(config))
-    summary = {
-        "label": args.scale,
-        "seed": args.seed,
-        "tokens": 10_000,
-        "val_loss": points[-1][1],
-        "corpus_hash": args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash,
-        "tokenizer_sha256": "7001",
-        "torch": "2.13.0",
-    }
-    (args.run_dir / "summary.json").write_text(json.dumps(summary))
     return 0
 
 

@@ -255,7 +255,6 @@ def test_refused_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
 def test_unknown_strategy_is_reported_before_incomplete_configs() -> None:
     with pytest.raises(ConfigError, match="unifed"):
         compare_command(["--a", "llama", "--b", "unifed"])

@@ -69,6 +69,8 @@ def test_interrupted_run_is_resumed_and_refused_under_a_different_torch(tmp_path
     (first.run_dir / "checkpoint").touch()
     first.log.write_text("of the first attempt\n")
     assert first.state() == "resume"
+    with pytest.raises(ConfigError, match="torch.*2.13.0.*2.14.0"):
+        job(tmp_path / "r", torch="2.14.0").prepare()
     run_jobs([first], parallel=1, console=quiet())
     assert first.state() == "complete" and (first.run_dir / "checkpoint").exists()
     assert first.log.read_text().startswith("of the first attempt\n") and "step 1/10" in first.log.read_text()
@@ -239,17 +241,6 @@ def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> N
     assert len(found.panels[0].series[1].arms) == 8
     assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
     assert other_one.verdicts[0].n == 2
-
-
-def test_unfinished_runs_of_a_different_version_are_kept(tmp_path: Path) -> None:
-    (figure,) = plan("heterogeneity")
-    run = figure.requests()[0]
-    old, new = (RunStore(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
-    old.prepare()
-    (old.run_dir / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match="torch.*2.13.0.*2.14.0"):
-        new.prepare()
-    assert (old.run_dir / "checkpoints").is_dir() and old.state() == "resume"
 
 
 def test_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

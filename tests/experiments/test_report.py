@@ -303,10 +303,10 @@ def test_incomparable_run_directories_are_refused(
     (tokens / "summary.json").write_text(edited)
     assert "tokenizer_sha256" in fails(runs / "llama0", tokens)
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
-    assert f"data.val_sequences of {val} is 9; expected None" in fails(runs / "llama0", val)
+    assert f"data.val_sequences of {val} is 9; expected 512" in fails(runs / "llama0", val)
     rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
     assert own_figure([runs / "llama0", rate]).warnings == (
-        f"The configs differ in optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
+        f"The configs differ in model.optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
     )
     named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
