@@ -113,7 +113,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
         end = panel.difference(*base.paired(arm)[::-1], confidence=TWO_SIDED)  # as in the table
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
         axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
-        mark = {"marker": "o"} if len(pair.tokens) == 1 else {}
+        mark: dict[str, Any] = {"marker": "o"} if len(pair.tokens) == 1 else {}
         axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label, **mark)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
