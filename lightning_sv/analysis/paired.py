@@ -125,14 +125,10 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
         confidence: coverage of the interval, between 0 and 1
 
     Raises:
-        NotTestableError: unequal or zero lengths, or numbers that are not finite
+        NotTestableError: numbers that are not finite
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        raise NotTestableError(
-            f"A paired difference needs two rows of equal length, got shapes {first.shape} and "
-            f"{second.shape}; give one number per seed and arm."
-        )
+    assert first.ndim == 1 and first.shape == second.shape and first.size, (first.shape, second.shape)
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise NotTestableError(
             f"A paired difference needs finite numbers, got A {first.tolist()} and B "
@@ -158,29 +154,21 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
     return float(t[i - 1] + share * (t[i] - t[i - 1]))
 
 
-def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
-    """tokens_A / tokens_B to the final loss of A: geometric mean over the pairs, interval from logarithms.
+def token_efficiency(
+    a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95, *, to_higher: bool = False
+) -> TokenEfficiency:
+    """tokens_A / tokens_B to a target loss: geometric mean over the pairs, interval from logarithms.
 
     Args:
         a: validation curves of arm A, one per seed; the last value of each is the target of its pair
         b: validation curves of arm B, same seeds in the same order
         confidence: coverage of the interval
+        to_higher: if True, the target is the higher one of both final losses, which both reach
     """
-    return _to_targets(a, b, [float(curve.values[-1]) for curve in a], confidence)
-
-
-def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
-    """tokens_A / tokens_B to the higher of both final losses, which both reach; else as `token_efficiency`."""
-    targets = [float(max(x.values[-1], y.values[-1])) for x, y in zip(a, b, strict=True)]
-    return _to_targets(a, b, targets, confidence)
-
-
-def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float) -> TokenEfficiency:
-    assert len(a) == len(b), (len(a), len(b))
-    if not a:
-        return TokenEfficiency((), (), None, None, None, "they share no seed")
+    ends = [(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
+    targets = [max(pair) if to_higher else pair[0] for pair in ends]
     alone = min(curve.tokens.size for curve in (*a, *b)) < 2
-    if alone or not all(math.isfinite(curve.values[-1]) for curve in (*a, *b)):
+    if alone or not np.isfinite(ends).all():
         why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
         nothing = (None,) * len(a)
         return TokenEfficiency(nothing, nothing, None, None, None, why)

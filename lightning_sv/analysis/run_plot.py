@@ -17,8 +17,10 @@ from lightning_sv.analysis.style import (
     human_tokens,
     new_figure,
     plain_style,
-    save,
     set_limits,
+    set_style,
+    set_token_axis,
+    write_picture,
 )
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
@@ -47,7 +49,10 @@ def draw_run(run: Run, path: str | Path) -> None:
     if branches:
         draw_branches(panels[1], branches)
     figure.suptitle(run.label, x=0.012, ha="left", fontsize=10, color=GREY)
-    save(figure, path)
+    for axes in panels:
+        set_token_axis(axes)
+        set_style(axes)
+    write_picture(figure, path)
 
 
 def branch_norms(run: Run) -> dict[str, Curve]:

@@ -59,13 +59,8 @@ def human_tokens(tokens: float) -> str:
 
 
 def colours(labels: Sequence[str]) -> list[str]:
-    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat.
-
-    Without `llama`, the first label (the baseline) is blue.
-    """
+    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat."""
     fixed = [_FIXED.get(label) for label in labels]
-    if BLUE not in fixed and fixed[0] is None:
-        fixed[0] = BLUE
     free = cycle([colour for colour in _FREE if colour not in fixed])
     return [next(free) if colour is None else colour for colour in fixed]
 
@@ -154,14 +149,6 @@ def set_token_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
     axes.set_xlabel("training tokens")
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    """Style every panel, label x with tokens, and write the file and its directory."""
-    for axes in figure.axes:
-        set_token_axis(axes)
-        set_style(axes)
-    write_picture(figure, path)
 
 
 def write_picture(figure: Figure, path: str | Path) -> None:

@@ -26,14 +26,12 @@ class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
     Attributes:
-        expected: if True, the comparison sets the key
         where: names of the two runs, e.g. `a-seed0, b-seed0`
     """
 
     key: str
     a: Any
     b: Any
-    expected: bool
     where: str
 
 
@@ -64,20 +62,18 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
     Raises:
         ConfigError: a value differs from that of the first one
     """
-    names = list(facts)
-    for key, one in facts[names[0]].items() if names else ():
-        for name in names[1:]:
-            if (other := facts[name][key]) != one:
-                how = f"used different {CORPUS_KEYS[key]}" if key in CORPUS_KEYS else "were validated on different sets"
+    first, *others = facts
+    for name in others:
+        for key, value in facts[name].items():
+            if value != (expected := facts[first][key]):
                 raise ConfigError(
-                    f"The {what} {names[0]} and {name} {how} ({key} {one} and {other}); compare {what} of one "
-                    f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
-                    f"{', or remove the older runs' if what == 'runs' else ''}."
+                    f"{key} of {name} is {value}; expected {expected}, that of {first}. Compare {what} of one corpus, "
+                    "tokenizer and validation set."
                 )
 
 
 def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
-    """Return the keys whose values differ from those of the first run, each different value once.
+    """Return the keys whose values unexpectedly differ from those of the first run, each different value once.
 
     Values equal to the seed of the run, or with its directory, count as equal.
 
@@ -102,20 +98,18 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
             if {str(a), str(b)} == {"None", _ABSENT}:  # a newer key that is not set
                 continue
-            if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
-                expected = any(key == k or key.startswith(f"{k}.") for k in own)
-                where = f"{reference_name}, {name}"
-                found[key, str(b)] = ConfigDifference(key, a, b, expected, where)
+            expected = any(key == k or key.startswith(f"{k}.") for k in own)
+            if a != b and not expected and not is_seed:
+                found.setdefault((key, str(b)), ConfigDifference(key, a, b, f"{reference_name}, {name}"))
     return sorted(found.values(), key=lambda difference: difference.key)
 
 
-def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
-    """Return warnings about differences between runs other than corpus and tokenizer."""
+def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
+    """Return warnings about differences between runs other than corpus and tokenizer; see `config_differences`."""
     warnings = [
         f"The configs differ in {d.key}: {' against '.join('the default' if x is None else str(x) for x in (d.a, d.b))}"
         f" ({d.where})."
-        for d in differences
-        if not d.expected
+        for d in config_differences(runs, asked)
     ]
     for what, values in {
         "end at different tokens": [str(run.tokens) for run in runs.values()],
@@ -161,7 +155,7 @@ def panel_warnings(panel: Panel) -> list[str]:
         runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
-            text = comparability_warnings(runs, config_differences(runs, asked))
+            text = comparability_warnings(runs, asked)
             found += [f"{panel.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
     if panel.sizes:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -24,12 +23,7 @@ from rich.table import Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
-from lightning_sv.experiments.comparability import (
-    ConfigDifference,
-    check_same_corpus,
-    comparability_warnings,
-    config_differences,
-)
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable, panel_table
@@ -39,7 +33,6 @@ from lightning_sv.experiments.run_store import RunStore, diverged, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.cli_args import to_args
-from lightning_sv.version import __version__
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +49,6 @@ class Comparison:
     runs: Mapping[str, Run]
     commands: Mapping[str, list[str]]
     reused: frozenset[str]
-    differences: tuple[ConfigDifference, ...]
     out: Path
 
     @property
@@ -71,7 +63,6 @@ class Comparison:
 
     def to_json(self) -> str:
         """Return all numbers and the commands that reproduce them."""
-        first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
         numbers = {
             "unit": "nats per token",
@@ -99,11 +90,7 @@ class Comparison:
                 }
                 for name, run in self.runs.items()
             ],
-            "config_differences": [d._asdict() for d in self.differences],
             "warnings": list(self.figure.warnings),
-            "corpus_hash": first["corpus_hash"],
-            "tokenizer_sha256": first["tokenizer_sha256"],
-            "versions": {"lightning_sv": __version__, **{package: version(package) for package in packages}},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         return json.dumps(numbers, indent=2, default=str)
@@ -166,12 +153,12 @@ def compare(
             job = runs.job(*arm.requests[k])
             by_name[f"{letter}-seed{seed}"] = arm.runs[k]
             commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
-    differences = config_differences(by_name, [key for arm in panel.spec.arms.values() for key in arm.overrides])
     check_same_corpus(by_name)
-    warnings = (*comparability_warnings(by_name, differences), *panel.warnings)
+    asked = [key for arm in panel.spec.arms.values() for key in arm.overrides]
+    warnings = (*comparability_warnings(by_name, asked), *panel.warnings)
     result = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
     reused = frozenset(job.name for job in complete)
-    comparison = Comparison(result, by_name, commands, reused, tuple(differences), out)
+    comparison = Comparison(result, by_name, commands, reused, out)
     write_report([result], out, "a comparison of your own")
     write_atomically(out / COMPARISON, comparison.to_json() + "\n")
     return comparison

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
@@ -27,15 +27,10 @@ class Pair:
     b: Arm
     difference: PairedDifference
 
-    @property
-    def per_seed(self) -> list[float]:
-        """B - A of each seed, nats per token."""
-        return [float(x) for x in self.b.losses - self.a.losses]
-
     @cached_property
     def efficiency(self) -> TokenEfficiency:
         """Tokens of both arms to the higher one of their final losses."""
-        return token_factor(self.a.curves, self.b.curves, TWO_SIDED)
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
 
     def sentence(self) -> str:
         """Return the verdict as a sentence."""
@@ -59,7 +54,7 @@ class Pair:
                 "verdict": f"B {word}" if resolved else word,
                 "resolved": resolved,
                 "smallest_resolvable": d.smallest_resolvable,
-                "per_seed": self.per_seed,
+                "per_seed": (self.b.losses - self.a.losses).tolist(),
             },
             "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
         }

@@ -12,7 +12,7 @@ from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
-from lightning_sv.errors import ConfigError, NotTestableError, unknown
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
@@ -94,11 +94,6 @@ class Series:
     arms: tuple[Arm, ...]
 
     @property
-    def ours(self) -> bool:
-        """If True, the strategy is not in the paper."""
-        return self.arms[0].ours
-
-    @property
     def baseline(self) -> bool:
         """If True, the others are compared with it."""
         return self.arms[0].baseline
@@ -106,7 +101,7 @@ class Series:
     @property
     def name(self) -> str:
         """Name in legends."""
-        return f"{self.label} (ours)" if self.ours else self.label
+        return f"{self.label} (ours)" if self.arms[0].ours else self.label
 
     @property
     def values(self) -> list[float]:
@@ -174,15 +169,8 @@ class Panel:
         return self.spec.kind
 
     def arm(self, label: str) -> Arm:
-        """Return the arm with a label.
-
-        Raises:
-            ConfigError: there is none
-        """
-        for arm in self.arms:
-            if arm.label == label:
-                return arm
-        raise ConfigError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
+        """Return the arm with a label, which must exist."""
+        return {arm.label: arm for arm in self.arms}[label]
 
     def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
         """Group arms by size; other panels have one group."""
@@ -227,9 +215,9 @@ class Panel:
 
     @property
     def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
-        """Series -> fits of its laws and the baseline's; and why there are none."""
+        """Series -> fits of its laws and the baseline's; and why there are none. Empty unless the kind is `scaling`."""
         found, notes, base = dict[str, list[ScalingFit]](), list[str](), self.baseline
-        for series in self.series if base else ():
+        for series in self.series if base and self.kind == "scaling" else ():
             try:
                 if base and not series.baseline:
                     found[series.label] = fit_series(base, series)

@@ -11,7 +11,7 @@ from matplotlib import rcParams
 
 from lightning_sv.analysis import run_plot, style
 from lightning_sv.analysis.run_plot import draw_run
-from lightning_sv.analysis.style import save
+from lightning_sv.analysis.style import write_picture
 from lightning_sv.runs.events import Curve, Run
 from tests.conftest import thinned
 
@@ -56,7 +56,8 @@ def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
         axes.plot([0, 1], [-0.00001, 0.00002])
         axes.set(title=f"How far from {name}? {name} ends 0.0123 lower\nand more", ylabel=f"{name} - {name}, nats")
-    style.save(figure, tmp_path / "a.png")
+        style.set_style(axes)
+    write_picture(figure, tmp_path / "a.png")
     for i, axes in enumerate(figure.axes):
         title, label = axes._left_title, axes.yaxis.label  # type: ignore[attr-defined]
         assert title.get_text().split() == f"How far from {name}? {name} ends 0.0123 lower and more".split()
@@ -68,7 +69,7 @@ def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
 def test_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    monkeypatch.setattr(run_plot, "save", lambda f, path: (figures.append(f), save(f, path)))
+    monkeypatch.setattr(run_plot, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]

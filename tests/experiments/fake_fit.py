@@ -43,10 +43,43 @@ def checksum(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+def write_run(
+    directory: Path,
+    label: str,
+    seed: int,
+    delta: float,
+    *,
+    lr: float = 1e-3,
+    corpus: str = "c0ffee",
+    hidden: str = "same",
+    **data: int,
+) -> None:
+    """Write the files of a run; `hidden` is a setting in which arms may differ unexpectedly."""
+    points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed + delta) for i in range(1, 11)]
+    write_scalars(directory, "val/loss", points, wall_time=1.0)
+    config = {
+        "seed_everything": seed,
+        "run_dir": str(directory),
+        "model": {"scale": label, "optim": {"lr": lr}},
+        "data": {"shuffle_seed": seed, "index": f"{directory}/index", "seq_len": 64, "val_sequences": 512, **data},
+        "hidden": {"key": hidden},
+    }
+    (directory / "config.yaml").write_text(json.dumps(config))
+    summary = {
+        "label": label,
+        "seed": seed,
+        "tokens": 10_000,
+        "val_loss": points[-1][1],
+        "corpus_hash": corpus,
+        "tokenizer_sha256": "7001",
+        "torch": "2.13.0",
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+
+
 def main() -> int:
     """Parse the arguments of compare, and write a run."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--config", action="append")
     parser.add_argument("--model.scale", dest="scale", required=True)
     parser.add_argument("--seed_everything", dest="seed", type=int, required=True)
     parser.add_argument("--run_dir", type=Path, required=True)
@@ -57,24 +90,13 @@ def main() -> int:
     parser.add_argument("--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
-    parser.add_argument("--model.backbone.name", dest="name")
-    parser.add_argument("--model.backbone.d_model", dest="d_model")
-    parser.add_argument("--trainer.max_steps", dest="steps", type=int)
-    parser.add_argument("--model.tokens_per_param", dest="ratio")
-    parser.add_argument("--data.global_batch", dest="batch")
-    parser.add_argument("--data.validations", dest="validations")
-    parser.add_argument("--model.compile", dest="compile")
-    parser.add_argument("--data.corpus.dir", dest="corpus")
-    parser.add_argument("--model.scale_options.placement_at.lm_head", dest="head")
-    parser.add_argument("--data.corpus.tokenizer", dest="tokenizer")
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
     parser.add_argument("--corpus_hash", default="c0ffee")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
-    parser.add_argument("--model.schedule.name", dest="schedule")
     parser.add_argument("--diverge_lr", type=float, default=math.inf, help="lowest rate that diverges")
-    args = parser.parse_args()
+    args, _ = parser.parse_known_args()  # other keys of fit do not change the losses
 
     print("step 1/10 train/loss 3.9", flush=True)
     if args.seed == args.hang_seed:
@@ -90,32 +112,14 @@ def main() -> int:
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
     for value, best in zip((args.lr, args.std), args.best or (), strict=False):
         delta += 0.05 * math.log(value / best) ** 2
-    points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
-    write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
+    corpus = args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash
+    hidden = args.scale if args.hidden == "differs" else "same"
+    write_run(args.run_dir, args.scale, args.seed, delta, lr=args.lr, corpus=corpus, hidden=hidden)
     for tag in ("lambda_max", "trace") if args.sharp else ():
         parts = {"all": 1.0} | ({} if args.scale == "nop" else {"scale_input": 0.1})
         for part, factor in parts.items():
             probes = [(tokens, factor * args.sharp / (1 + i)) for i, tokens in enumerate((0, 100, 1000, 10_000))]
             write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
-    config = {
-        "seed_everything": args.seed,
-        "run_dir": str(args.run_dir),
-        "model": {"scale": args.scale, "optim": {"lr": args.lr}},
-        "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index", "seq_len": 64, "val_sequences": 512},
-        # an unexpected difference between arms
-        "hidden": {"key": args.scale if args.hidden == "differs" else "same"},
-    }
-    (args.run_dir / "config.yaml").write_text(json.dumps(config))
-    summary = {
-        "label": args.scale,
-        "seed": args.seed,
-        "tokens": 10_000,
-        "val_loss": points[-1][1],
-        "corpus_hash": args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash,
-        "tokenizer_sha256": "7001",
-        "torch": "2.13.0",
-    }
-    (args.run_dir / "summary.json").write_text(json.dumps(summary))
     return 0
 
 

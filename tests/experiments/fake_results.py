@@ -1,10 +1,10 @@
 """Figures of synthetic runs, one panel of each kind."""
 
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_run_plot import synthetic
-from tests.experiments.fake_fit import write_scalars
+from tests.experiments import fake_fit
 
 
 def disk_full(_: int) -> None:
@@ -42,16 +42,10 @@ def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline:
     return Arm(label, tuple(runs), ours, baseline)
 
 
-def write_run(directory: Path, label: str, seed: int, *, lr: float = 1e-3, corpus: str = "c0ffee", **data: int) -> Path:
+def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
     """Write a run whose last loss is 3 + 0.01 seed, or 0.02, 0.04, 0.03 lower (seeds 0, 1, 2) if it is not llama."""
     directory.mkdir(parents=True)
-    gain = 0.0 if label == "llama" else (0.02, 0.04, 0.03)[seed]
-    points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed - gain) for i in range(1, 11)]
-    write_scalars(directory, "val/loss", points, wall_time=1.0)
-    config = {"seed_everything": seed, "model": {"scale": label}, "optim": {"lr": lr}, "data": {"seq_len": 64, **data}}
-    (directory / "config.yaml").write_text(json.dumps(config))
-    summary = {"label": label, "seed": seed, "corpus_hash": corpus, "tokenizer_sha256": "7001", "torch": "2.13.0"}
-    (directory / "summary.json").write_text(json.dumps(summary))
+    fake_fit.write_run(directory, label, seed, 0.0 if label == "llama" else -(0.02, 0.04, 0.03)[seed], **settings)
     return directory
 
 

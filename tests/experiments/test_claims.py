@@ -147,17 +147,6 @@ def test_one_pair_gives_no_verdict(kind: str) -> None:
             assert (found.verdict, found.n, found.low, found.p) == ("not resolved", 1, None, None)
 
 
-def test_crosses_has_an_early_and_a_final_part() -> None:
-    gap = 0.05 * (TOKENS / 2000 - 0.5)  # -0.0125 at a quarter, +0.025 at the end
-    early, end = judge_all("crosses", arm("a", gap), flat())
-    assert [early.claim, end.claim] == ["a is below b at 25% of the tokens", "b ends below a"]
-    assert early.verdict == end.verdict == "holds"
-    assert (early.estimate, end.estimate) == pytest.approx((-0.0125, -0.025))
-    assert words("crosses", arm("a", 0.02 * TOKENS / 2000), flat()) == ["contradicted", "holds"]  # it never led
-    assert words("crosses", arm("a", -gap), flat()) == ["contradicted", "contradicted"]
-    assert words("crosses", arm("a", gap), flat(), at=0.5) == ["equal within 0.01", "holds"]
-
-
 def test_widens_is_a_difference_of_differences() -> None:
     """It has a second part, the lead at the end."""
     change, lead = judge_all("widens", arm("a", -0.04 * TOKENS / 2000), flat(), at=0.5)

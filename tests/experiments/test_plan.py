@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
-from lightning_sv.cli.paper import cost
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.results import Figure, requests_of
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
@@ -20,12 +19,6 @@ from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
 
 ROOT = Path(__file__).parents[2]
-FIGURES = [
-    "candidates", "dense-scaling", "eps-clipping", "heterogeneity", "horizon", "iwd", "iwd-dp", "largest-rate",
-    "moe-scaling", "muon", "necessity", "or-theorem", "output-decay", "overhead",
-    "own-optimum", "param-ablation", "parts", "placement", "protocol", "protocol-rates", "qkv-dynamics",
-    "reparameterization", "routing", "served", "sgd", "sharpness", "tuning", "weight-decay", "wsd",
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +38,7 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
 def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figure]]) -> None:
     """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
-    assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
+    assert set(figures) <= set(figure_names()) and budget in budget_names()
     run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}
     assert len(run_specs) > 20
     for run_spec in run_specs.values():
@@ -70,18 +63,6 @@ def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, F
     panels = [panel for f in figures.values() for panel in f.panels if panel.spec.kind != "grid"]
     pairs = {len(arm.seeds) for panel in panels for arm in panel.arms}
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
-
-
-def test_cpu_budgets_keep_their_time(planned: tuple[str, dict[str, Figure]]) -> None:
-    """On two cores: all figures in 105 minutes, each in less than 25; cpu-long in 12 hours."""
-    budget, figures = planned
-    spec = load_budget(budget, ROOT / "conf")
-    total = cost(requests_of(list(figures.values())), spec)
-    minutes = {f.spec.name: cost(f.requests(), spec) / 120 for f in figures.values()}
-    if budget == "cpu":
-        assert total / 120 <= 105 and max(minutes.values()) < 25, minutes
-    if budget == "cpu-long":
-        assert total / 3600 / 2 <= 12
 
 
 def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
@@ -205,7 +186,7 @@ WRONG = [
     (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: leads, a: a, b: b, margin: 0.1, paper: x}]\n", "margin of a claim 'leads' is 0.1"),
-    (FIGURE + "  claims: [{kind: crosses, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
+    (FIGURE + "  claims: [{kind: widens, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
     (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; expected a share"),
     (
         FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",

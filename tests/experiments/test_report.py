@@ -165,9 +165,6 @@ def test_csv_files_have_all_numbers(report: Path) -> None:
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
     assert verdicts[3]["estimate"] == "" and verdicts[0]["p_corrected"] == "0.06"
-    tables = [panel.table for panel in given.panels if panel.table]
-    cells = [str(cell) for table in tables for row in table.rows for cell in row[1:]]
-    assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
 
 
 def test_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,16 +295,18 @@ def test_incomparable_run_directories_are_refused(
     assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
     assert "--labels is 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
     other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
-    assert "used different corpora" in fails(runs / "llama0", other)
+    assert f"corpus_hash of {other} is dead; expected c0ffee, that of {runs / 'llama0'}" in fails(
+        runs / "llama0", other
+    )
     tokens = write_run(tmp_path / "tokens", "hg", 0)
     edited = (tokens / "summary.json").read_text().replace("7001", "7002")
     (tokens / "summary.json").write_text(edited)
-    assert "used different tokenizers" in fails(runs / "llama0", tokens)
+    assert "tokenizer_sha256" in fails(runs / "llama0", tokens)
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
-    assert "validated on different sets (data.val_sequences None and 9)" in fails(runs / "llama0", val)
+    assert f"data.val_sequences of {val} is 9; expected 512" in fails(runs / "llama0", val)
     rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
     assert own_figure([runs / "llama0", rate]).warnings == (
-        f"The configs differ in optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
+        f"The configs differ in model.optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
     )
     named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]

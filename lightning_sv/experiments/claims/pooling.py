@@ -16,8 +16,8 @@ from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import VAL_LOSS, Run
 
-#: key of a summary that defines the unit of losses -> plural for messages
-CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
+#: keys of a summary that define the unit of losses
+CORPUS_KEYS = ("corpus_hash", "tokenizer_sha256")
 #: coverage of intervals of comparisons without a direction
 TWO_SIDED = 0.95
 

@@ -107,17 +107,14 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     axes = style.new_figure(panels=1).subplots()
     axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({pair.n for _, _, pair in pairs})
-    for i, (arm, (colour, line_style), pair) in enumerate(pairs):
+    for arm, (colour, line_style), pair in pairs:
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         end = panel.difference(*base.paired(arm)[::-1], confidence=TWO_SIDED)  # as in the table
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
-        if len(pair.tokens) == 1:  # a bar; bars of several arms are side by side
-            bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
-            axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
-            continue
         axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label)
+        mark: dict[str, Any] = {"marker": "o"} if len(pair.tokens) == 1 else {}
+        axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label, **mark)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
     style.set_limits(axes, lines, from_share=0.2, include=0.0)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
     If a run measured copying, there is one column per tag.
     """
-    rows: list[dict[str, Any]] = [
+    return [
         {
             "figure": figure.spec.name,
             "panel": panel.title,
@@ -69,8 +68,6 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
         for arm in panel.every or panel.arms
         for run in arm.runs
     ]
-    columns = dict.fromkeys(key for row in rows for key in row)
-    return [{key: row.get(key) for key in columns} for row in rows]
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -104,42 +101,27 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """Return the verdicts of evaluated figures as JSON; numbers that are not finite are null."""
-
-    def finite(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """Return the verdicts of evaluated figures as JSON."""
     made = [
         {
             "figure": figure.spec.name,
             "title": figure.spec.title,
             "command": figure.command,
             "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [{key: finite(value) for key, value in vars(verdict).items()} for verdict in figure.verdicts],
+            "verdicts": [vars(verdict) for verdict in figure.verdicts],
             "warnings": figure.warnings,
         }
         for figure in figures
     ]
-    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """Return one row per cell of the tables, because their columns differ."""
-    return [
-        {"figure": figure.spec.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
-        for figure in figures
-        for panel in figure.panels
-        if panel.table
-        for row in panel.table.rows
-        for column, value in zip(panel.table.columns[1:], row[1:], strict=True)
-    ]
+    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with the keys of the first one as header; an empty file without rows."""
+    """Write rows with all their keys as header; an empty file without rows."""
     rows = list(rows)
+    columns = dict.fromkeys(key for row in rows for key in row)
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -206,9 +188,8 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
     """Return (series, series of the baseline, fit of both) per series and form of the law."""
-    base = panel.baseline if panel.kind == "scaling" else None
-    fits, _ = panel.fits if base else ({}, [])
-    return [(x, base, fit) for x in panel.series if base and x.label in fits for fit in fits[x.label]]
+    base, (fits, _) = panel.baseline, panel.fits
+    return [(series, base, fit) for series in panel.series if base for fit in fits.get(series.label, ())]
 
 
 def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:

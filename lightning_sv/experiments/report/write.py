@@ -43,11 +43,11 @@ _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
 def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
     """Write a report into a directory.
 
-        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
+        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv
         and tuned/MODEL-STEPS.yaml for grids
 
     `report.html` is self-contained. `results.csv` has one row per run, `differences.csv` per difference to a baseline,
-    `verdicts.csv` per claim, and `tables.csv` per cell of tables.
+    and `verdicts.csv` per claim.
 
     Args:
         figures: figures with different names, at least one
@@ -70,7 +70,6 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         (RESULTS, tables.run_rows),
         ("differences.csv", tables.difference_rows),
         ("verdicts.csv", tables.verdict_rows),
-        ("tables.csv", tables.table_rows),
     ):
         write_csv(out / name, rows(figures))
 
@@ -104,15 +103,15 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     If two grids have the same model and steps, that of the figure `tuning` is written, else the first; if two arms of a
     grid have the same strategy, the arm with the lower loss.
     """
-    written: set[Path] = set()
+    texts: dict[Path, str] = {}
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
             if panel.kind == "grid" and panel.arms and (run_spec := panel.arms[0].run_spec):
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
-                if path not in written:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(path, _tuned_text(figure, panel))
-                    written.add(path)
+                texts.setdefault(path, _tuned_text(figure, panel))
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
 
 
 def _tuned_text(figure: Figure, panel: Panel) -> str:

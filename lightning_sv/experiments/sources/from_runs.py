@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_differences
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.pairs import described
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
@@ -59,7 +59,7 @@ def own_figure(
     checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
     if len(checked) > 1:
         check_same_corpus(checked)
-    warnings = comparability_warnings(checked, config_differences(checked, ()))
+    warnings = comparability_warnings(checked)
     for name, seeds in arms.items():
         shared = sorted(seeds.keys() & arms[first].keys())
         if not shared:

@@ -61,14 +61,9 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ConfigError: an unknown budget, an invalid key or value, or no pairs
+        ConfigError: an unknown budget, or an invalid key or value
     """
-    budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
-    if budget.seeds < 1:
-        raise ConfigError(
-            f"budget {name}: seeds is {budget.seeds}; expected a number of pairs, at least 2 to judge claims."
-        )
-    return budget
+    return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
