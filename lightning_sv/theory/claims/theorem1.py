@@ -23,21 +23,11 @@ def _faster() -> Finding:
 @claim("theorem1", _SOURCE, "invariant", _SETTING)
 def _invariant() -> Finding:
     """γ_j² − ‖w_j‖² = 1."""
-    drifts = []
+    worst = 0.0
     for teacher in TEACHERS:
-        states = flow(_F, teacher.matrix, TIMES).states
-        drifts.append([np.abs(gamma**2 - (w**2).sum(0) - 1).max() for w, gamma in states])
-    worst = float(np.max(drifts))
-    panel = Panel(
-        "The invariant is conserved (grey: tolerance)",
-        TIME,
-        r"largest $|\gamma_j^2 - \|w_j\|^2 - 1|$",
-        [Line("largest of all teachers", TIMES, np.maximum(np.max(drifts, axis=0), 1e-17))],
-        scale="xy",
-        level=1e-9,
-        limits=(1e-17, 1e-7),
-    )
-    return Finding(1.0, 1.0 + worst, worst, worst < 1e-9, "the integrator does not know the invariant", (panel,))
+        for w, gamma in flow(_F, teacher.matrix, TIMES).states:
+            worst = max(worst, float(np.abs(gamma**2 - (w**2).sum(0) - 1).max()))
+    return Finding(1.0, 1.0 + worst, worst, worst < 1e-9, "the integrator does not know the invariant")
 
 
 @claim("theorem1", "Appendix C.1, Step I", "L_g", "W(0) = 0")
