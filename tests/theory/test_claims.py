@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_sv.theory.claims import CLAIMS, heterogeneity, placement, reparameterization, weight_decay
 from lightning_sv.theory.claims.base import Finding
-from lightning_sv.theory.claims.instant import PAIRINGS, State
-from lightning_sv.theory.claims.shared_checks import early
+from lightning_sv.theory.claims.shared_checks import PAIRINGS, State, early
 from lightning_sv.theory.flow import difference_series, loss_ratio, stays_below
 from lightning_sv.theory.students import STUDENTS
 from tests.conftest import thinned

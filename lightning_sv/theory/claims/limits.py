@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.claims.instant import PAIRINGS
+from lightning_sv.theory.claims.shared_checks import PAIRINGS
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import FLOOR, MARGIN, TIMES, Curve, flow, loss_ratio
 from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel

@@ -5,8 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.claims.instant import at_an_instant
-from lightning_sv.theory.claims.shared_checks import early, throughout
+from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import STUDENTS, Exponential, Heterogeneous, OriginalSpace, ScaledInput
 from lightning_sv.theory.teachers import TEACHERS

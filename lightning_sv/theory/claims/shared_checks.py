@@ -1,20 +1,154 @@
-"""Checks shared by the theorems of several students: (ii) early, (iii) throughout."""
+"""Checks shared by the theorems of several students: (i) at an instant, (ii) early, (iii) throughout.
 
+The proofs of (i) use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard initialization
+preserves and a state off the trajectory may violate. `guard` is that number.
+"""
+
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_sv.theory.claims.base import Finding
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.flow import FLOOR, TIMES, difference_series, flow, stays_below
-from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
-from lightning_sv.theory.students import STUDENTS, exact
+from lightning_sv.theory.panels import TIME, Colour, Line, Panel, ratio_panel
+from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student, exact
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
 _F = STUDENTS["f"]
 #: above this time, the next terms of the series exceed the first
 FIT_UNTIL = 0.08
+
+
+class Rates(NamedTuple):
+    """dL/dt of a student and of the standard model f."""
+
+    student: float
+    standard: float
+
+    @property
+    def violates(self) -> bool:
+        """True if dL_student/dt ≤ dL_f/dt ≤ 0 is violated, beyond rounding."""
+        return self.student > self.standard + 1e-12 * (1 + abs(self.standard)) or self.standard > 0
+
+
+class State(NamedTuple):
+    """Parameters of the student, and the teacher."""
+
+    blocks: list[Array]
+    teacher: Array
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """A student, and the parameters of f with the same effective matrix and the same γ.
+
+    Args:
+        student: student to compare with f
+        guard_name: symbol of the guard
+        standard: function from a state of the student to f's parameters (W, γ)
+        guard: number that must be at least 1 in the proof
+    """
+
+    student: Student
+    guard_name: str
+    standard: Callable[[list[Array]], list[Array]]
+    guard: Callable[[list[Array]], float]
+
+    def rates(self, state: State) -> Rates:
+        """Return dL/dt of both."""
+        standard = _F.rate(self.standard(state.blocks), state.teacher)
+        return Rates(self.student.rate(state.blocks, state.teacher), standard)
+
+    def random(self, rng: np.random.Generator) -> State:
+        """Return a random state: parameters and teacher standard normal, c and d from 1 to 4."""
+        c, d = (int(n) for n in rng.integers(1, 5, 2))
+        blocks = [rng.standard_normal(block.shape) for block in self.student.initial(c, d)]
+        return State(blocks, rng.standard_normal((c, d)))
+
+    def smallest_violation(self, c: int, d: int, grid: Sequence[float]) -> tuple[State, Rates] | None:
+        """Return the violation closest to the standard initialization, among states with entries on a grid.
+
+        Closest in Σ|parameter − its start|, then in Σ|W*|; scale parameters are positive, W* is not 0.
+        """
+        start = self.student.initial(c, d)
+        shapes = [*start, np.zeros((c, d))]
+        choices = [
+            [value for value in grid if block.ndim == 2 or value > 0] for block in shapes for _ in range(block.size)
+        ]
+        first = np.concatenate([block.ravel() for block in start])
+
+        def size(entries: tuple[float, ...]) -> tuple[float, float]:
+            values = np.array(entries)
+            return float(np.abs(values[: first.size] - first).sum()), float(np.abs(values[first.size :]).sum())
+
+        for entries in sorted(itertools.product(*choices), key=size):
+            *blocks, teacher = split(np.array(entries, dtype=float), shapes)
+            state = State(blocks, teacher)
+            if state.teacher.any() and (rates := self.rates(state)).violates:
+                return state, rates
+        return None
+
+    def panel(self, title: str, lines: Sequence[Line], **limits: tuple[float, float]) -> Panel:
+        """Return log-log axes for the ratio of the rates as a function of the guard."""
+        ratio = f"$(dL_{{{self.student.name}}}/dt) \\,/\\, (dL_f/dt)$"
+        return Panel(title, f"{self.guard_name} of the state", ratio, lines, scale="xy", level=1.0, **limits)
+
+
+PAIRINGS = {
+    # DP (i): γ = γb and W_f = diag(γa) W_φ
+    "dp": Pairing(
+        STUDENTS["dp"],
+        "min γa²",
+        lambda blocks: [blocks[1][:, None] * blocks[0], blocks[2]],
+        lambda blocks: float((blocks[1] ** 2).min()),
+    ),
+    # OR (i): W_f = W_ψ and γ = β Norm(α); ρ is the weight of the preconditioner across γ
+    "or": Pairing(
+        STUDENTS["or"],
+        "ρ = β²d/‖α‖²",
+        lambda blocks: [blocks[0], OriginalSpace().gamma(*blocks[1:])],
+        lambda blocks: float(blocks[2][0] ** 2 / (blocks[1] * blocks[1]).mean()),
+    ),
+}
+
+
+def at_an_instant(name: str) -> Finding:
+    """Check (i) on the student's trajectory, and off it if the guard of the proof is at least 1."""
+    pairing, rng = PAIRINGS[name], np.random.default_rng(0)
+    on: list[State] = []
+    off: list[State] = []
+    for _ in range(40):
+        teacher = rng.standard_normal(rng.integers(1, 5, 2))
+        on += [State(blocks, teacher) for blocks in flow(pairing.student, teacher, np.linspace(0.05, 3, 20)).states]
+    while len(off) < 2000:
+        state = pairing.random(rng)
+        if pairing.guard(state.blocks) >= 1:
+            off.append(state)
+    violations, lines = 0, []
+    sets: dict[Colour, tuple[str, list[State]]] = {
+        "orange": ("off the trajectory, guarded", off),
+        "blue": ("on the trajectory", on),
+    }
+    for colour, (label, states) in sets.items():
+        rates = [pairing.rates(state) for state in states]
+        violations += sum(rate.violates for rate in rates)
+        moving = [(pairing.guard(s.blocks), r) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
+        ratio = [r.student / r.standard for _, r in moving]
+        lines.append(Line(label, [guard for guard, _ in moving], ratio, marks=True, colour=colour))
+    panel = pairing.panel(
+        f"(i) {pairing.student.name} descends at least as fast as f",
+        lines,
+        limits=(0.8, 1.5 * max(np.quantile(line.y, 0.999) for line in lines)),
+        x_limits=(0.8, 1.5 * max(np.quantile(line.x, 0.99) for line in lines)),
+    )
+    least = min(np.min(line.y) for line in lines)
+    note = f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
+    return Finding(0.0, violations, None, violations == 0, note, (panel,))
 
 
 def rational_teachers(count: int, seed: int = 0) -> list[Array]:
