@@ -22,9 +22,8 @@ class RouterMonitor(MetricAccumulator):
     moe/layer0/load/expert3: tokens of the expert over those of an equal distribution, so 1 when
     balanced; load_max and load_min are the maximum and minimum of a block. balance_loss is 1 when
     balanced and n_expert when collapsed; entropy is in nats, log(n_expert) for uniform probabilities.
-    Both are means over the micro-batches since the last write; load counts all their tokens.
-    dropped counts assignments that no expert received, which is always 0. A dense `PretrainModule`
-    writes nothing.
+    Both are means over the micro-batches since the last write; load counts all their tokens. A dense
+    `PretrainModule` writes nothing.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -78,10 +77,8 @@ class RouterMonitor(MetricAccumulator):
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
-        active = next(iter(self._mixtures.values())).n_active
         values = {
             "load": torch.stack([r.load for r in routings]),
-            "dropped": len(routings[0].logits) * active - torch.stack([r.load.sum() for r in routings]),
             "balance_loss": torch.stack([r.balance_loss for r in routings]) * n,
             "entropy": torch.stack([r.entropy for r in routings]) * n,
         }
@@ -92,14 +89,13 @@ class RouterMonitor(MetricAccumulator):
         sums, n = self.take()
         if not n:  # every step was skipped
             return
-        mean = {key: value if key in ("load", "dropped") else value / n for key, value in sums.items()}
-        load = mean["load"] / mean["load"].mean(-1, keepdim=True)
+        load = sums["load"] / sums["load"].mean(-1, keepdim=True)
         scalars: dict[str, float] = {}
-        for i, (place, row) in enumerate(zip(self._mixtures, load.tolist(), strict=True)):
+        for place, row in zip(self._mixtures, load.tolist(), strict=True):
             scalars |= {f"moe/{place}/load/expert{e}": value for e, value in enumerate(row)}
             scalars |= {f"moe/{place}/load_max": max(row), f"moe/{place}/load_min": min(row)}
-            for key in ("balance_loss", "entropy", "dropped"):
-                scalars[f"moe/{place}/{key}"] = float(mean[key][i])
-        for key in ("balance_loss", "entropy", "dropped"):
-            scalars[f"moe/mean/{key}"] = float(mean[key].mean())
+        for key in ("balance_loss", "entropy"):
+            mean = sums[key] / n
+            scalars |= {f"moe/{place}/{key}": value for place, value in zip(self._mixtures, mean.tolist(), strict=True)}
+            scalars[f"moe/mean/{key}"] = float(mean.mean())
         write_scalars(trainer, scalars)
