@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import lightning as L
@@ -118,8 +118,7 @@ class Sharpness(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint."""
-        known = {field.name for field in fields(_ProbeState)}  # older checkpoints also contain the step
-        self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
+        self._state = _ProbeState(**state_dict)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the subsets, and that a loss is available."""
