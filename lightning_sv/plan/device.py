@@ -92,24 +92,17 @@ def _fully_sharded(
     """
     weights, gradients, optimizer = step.parts(gpus)
     sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
-    root, block = step.parts()[0] - step.buffers - sum(sizes), max(sizes)
+    weights_of_all, gradients_of_all, _ = step.parts()
+    root, block = weights_of_all - step.buffers - sum(sizes), max(sizes)
     shards = round(gradients * sum(sizes) / (root + sum(sizes)))  # the blocks' part
-    if keep_gathered:
-        gathered, prefetched = sum(sizes), 0
-    else:
-        gathered, prefetched = block, block
+    gathered, prefetched = (sum(sizes), 0) if keep_gathered else (block, block)
+    # When a step has several micro-batches, its gradients are unsharded until the last one.
+    before, during, unreduced = (gradients_of_all, gradients_of_all, 0) if accumulate else (0, shards, root)
     moments = [
-        (0, root + root // 2 + gathered, step.activations),
-        (shards, 2 * root + gathered + prefetched + 2 * block, step.activations // len(sizes)),
-        (shards, 3 * root, 0),
+        (before, root + root // 2 + gathered, step.activations),
+        (during, root + unreduced + gathered + prefetched + 2 * block, step.activations // len(sizes)),
+        (during, 2 * root + unreduced, 0),
     ]
-    if accumulate:  # gradients are unsharded until the step's last micro-batch
-        full = step.parts()[1]
-        moments = [
-            (full, root + root // 2 + gathered, step.activations),
-            (full, root + gathered + prefetched + 2 * block, step.activations // len(sizes)),
-            (full, 2 * root, 0),
-        ]
     gradients, communication, activations = max(moments, key=sum)
     return GpuMemory(weights, gradients, optimizer, communication, activations)
 
