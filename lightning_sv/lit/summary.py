@@ -147,9 +147,8 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     table.add_row("training tokens", f"{summary['tokens']:,}")
     if summary["skipped_steps"]:
         table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
-    if summary["seconds"] is not None:
-        minutes, seconds = divmod(round(summary["seconds"]), 60)
-        table.add_row("time", f"{minutes}:{seconds:02d}")
+    minutes, seconds = divmod(round(summary["seconds"]), 60)
+    table.add_row("time", f"{minutes}:{seconds:02d}")
     if extended := lengths(summary):
         table.add_row("trainer.max_steps, leg by leg", " ".join(map(str, extended)))
     console.print(table)

@@ -114,7 +114,7 @@ def test_printed_commands_are_words_of_a_shell(tmp_path: Path) -> None:
     """Whatever a folder is called."""
     out, folder = io.StringIO(), tmp_path / "my runs;$x" / "it's"
     summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
-        "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": None, "legs": [],
+        "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": 1.0, "legs": [],
     }  # fmt: skip
     print_summary(Console(file=out, width=500), summary, folder)
     lines = {line.split()[0]: line.partition(" ")[2] for line in out.getvalue().splitlines() if line[:1].isalpha()}
