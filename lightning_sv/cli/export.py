@@ -9,9 +9,9 @@ from typing import Any
 from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import foldable
-from lightning_sv.interop.hf.convert import transformers
 from lightning_sv.interop.hf.save import check_unused, export, model_card
 from lightning_sv.nn import Backbone
+from lightning_sv.roles.fake import transformers
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import config_value
 from lightning_sv.runs.events import Run, read_run

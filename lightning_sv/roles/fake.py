@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -66,6 +67,22 @@ def _place(error: BaseException) -> str:
     return f"at {foreign[-1].filename}:{foreign[-1].lineno} (`{foreign[-1].line}`)"
 
 
+def transformers() -> ModuleType:
+    """Import transformers, which training does without.
+
+    Raises:
+        ConfigError: transformers is not installed
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
+        ) from error
+    module: ModuleType = transformers
+    return module
+
+
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """Build the model of a config.json, or of its directory, on fake tensors.
 
@@ -95,23 +112,19 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         ) from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ConfigError(f"{file} has no 'model_type'; expected the config.json of a transformers model.")
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(f"transformers is not installed, for {file} ({error}); install it.") from error
-    kind = written["model_type"]
-    foreign = kind not in transformers.CONFIG_MAPPING
+    module, kind = transformers(), written["model_type"]
+    foreign = kind not in module.CONFIG_MAPPING
     if foreign and "auto_map" in written and not trust_remote_code:
         raise ConfigError(
             f"{file}: model type {kind!r} needs custom code, which is not run; read that code, then pass "
             "--trust_remote_code."
         )
     if foreign and "auto_map" not in written:
-        raise ConfigError(f"{file}: transformers {transformers.__version__} has no model type {kind!r}.")
+        raise ConfigError(f"{file}: transformers {module.__version__} has no model type {kind!r}.")
     options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
     try:
-        config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
-        build = _builder(transformers, written, config)
+        config = module.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
+        build = _builder(module, written, config)
         return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # model code can raise anything
         why = " ".join(str(error).split())[:300]

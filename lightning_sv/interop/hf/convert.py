@@ -1,32 +1,15 @@
 """Conversion of a backbone to a transformers model with the same logits."""
 
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.interop.hf.families import Target, arguments, keys, target
 from lightning_sv.nn import Backbone, BackboneConfig
-
-
-def transformers() -> ModuleType:
-    """Import transformers, which only export and import need.
-
-    Raises:
-        ConfigError: transformers is not installed
-    """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
-        ) from error
-    module: ModuleType = transformers
-    return module
+from lightning_sv.roles.fake import transformers
 
 
 @torch.no_grad()
@@ -71,7 +54,7 @@ def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: floa
     ours, like = dict(folded.weights), folded.weights["embed.weight"]
     width = {"q_norm": config.head_width, "k_norm": config.head_width}
     norms = dict(folded.norms)
-    if to.qk_of == "outputs":
+    if to.qk_of_outputs:
         for path, gamma in folded.outputs.items():
             norms[path.replace("qkv.", "").replace("proj", "norm")] = gamma
     for path, gamma in norms.items():

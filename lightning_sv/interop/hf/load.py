@@ -12,10 +12,10 @@ from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
-from lightning_sv.interop.hf.convert import transformers
 from lightning_sv.interop.hf.families import keys
 from lightning_sv.interop.hf.save import compare
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
+from lightning_sv.roles.fake import transformers
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
 _SIZES = (

@@ -11,10 +11,11 @@ from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folding
-from lightning_sv.interop.hf.convert import to_hugging_face, transformers
+from lightning_sv.interop.hf.convert import to_hugging_face
 from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
+from lightning_sv.roles.fake import transformers
 
 #: largest relative difference of the logits attributed to rounding in float32
 TOLERANCE = 1e-4

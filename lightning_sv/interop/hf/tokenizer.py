@@ -8,7 +8,7 @@ from tokenizers import processors
 
 from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.hf.convert import transformers
+from lightning_sv.roles.fake import transformers
 
 #: text on which byte-level tokenizers differ
 _SAMPLE = "def f(x):\n\treturn  x + 12345  # it's naïve, 你好 🙂\n\n\n"

@@ -18,7 +18,7 @@ from lightning_sv.interop.groups import unwrapped
 from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.fake import model_from_config
+from lightning_sv.roles.fake import model_from_config, transformers
 from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
@@ -109,12 +109,8 @@ class Weights:
 
 
 def _opened(path: Path) -> Any:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ConfigError(
-            f"safetensors is not installed, for {path} ({error}); run make install-hf, or pip install safetensors."
-        ) from error
+    from safetensors import SafetensorError, safe_open
+
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -145,6 +141,7 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
         ConfigError: as `weight_decay_roles`; no config; or weights that are pickled, missing, damaged, quantized, or of
             other shapes than in the configuration
     """
+    transformers()  # requires safetensors
     weights = Weights(folder)  # before running code of the folder
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
     traced = TracedModel(model)
