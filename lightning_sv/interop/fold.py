@@ -76,11 +76,6 @@ class Folded(NamedTuple):
     #: share it
     outputs: dict[str, Tensor | None]
 
-    @property
-    def normalized(self) -> set[str]:
-        """Names of the branches with a normalized output, the same in every block."""
-        return {path.rpartition(".")[2] for path in self.outputs}
-
 
 @torch.no_grad()
 def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
@@ -178,14 +173,13 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
     (`nop`, `ap`). Output-side vectors stay 1.
 
     Args:
-        model: an initialized backbone: every scale vector is 1
+        model: an initialized backbone that passed `check_no_norm`: every scale vector is 1
         weights: weights other than scale vectors, by name in the state dict; changed in place
         norms: path of each RMSNorm -> its gamma, (d,)
 
     Raises:
-        ConfigError: the strategy normalizes outputs (`dnp`), or a vector cannot represent its gamma
+        ConfigError: a vector cannot represent its gamma
     """
-    check_no_norm(model)
     groups = _groups(model)
     for path, group in groups.items():
         gamma = norms[f"{path}.norm"]

@@ -165,9 +165,6 @@ def _check(model: nn.Module) -> None:
         raise ConfigError(f"this {name} has PEFT layers; apply the strategy before PEFT.")
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
-    for path, parameter in model.named_parameters():
-        if parameter.is_meta:
-            check_numbers(path, parameter)
 
 
 def _untie(model: nn.Module, undo: ExitStack) -> None:

@@ -63,7 +63,7 @@ class Target(NamedTuple):
     #: normalized branches that a plain model of this family lacks; if there are any, our own modelling code is
     #: exported with the weights
     output_norms: frozenset[str] = frozenset()
-    qk_of: str = ""  #: source of the gammas of q_norm and k_norm: 'norms', 'outputs' of the branches, or '' for neither
+    qk_of_outputs: bool = False  #: whether the gammas of q_norm and k_norm are those after the branches' outputs
 
 
 def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
@@ -76,7 +76,7 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
     Raises:
         ConfigError: no family of transformers has these norms or this router
     """
-    normalized = frozenset(folded.normalized) if folded else frozenset()
+    normalized = frozenset(path.rpartition(".")[2] for path in (folded.outputs if folded else ()))
     if config.router.balance == "bias":
         raise ConfigError(
             "model.backbone.router.balance is bias, which transformers' mixtures of experts do not support; expected "
@@ -92,14 +92,14 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
             "expert; set n_expert_shared to 0."
         )
     if config.post_norm:
-        return Target("Gemma3", normalized, "norms")
+        return Target("Gemma3", normalized)
     experts = "Moe" if config.n_expert else ""
     if config.qk_norm:
-        return Target(f"Qwen3{experts}", normalized, "norms")
+        return Target(f"Qwen3{experts}", normalized)
     plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
     gammas = folded.outputs.values() if folded else ()
     if plain and all(gamma is None or len(gamma) == config.head_width for gamma in gammas):
-        return Target(f"Qwen3{experts}", qk_of="outputs")
+        return Target(f"Qwen3{experts}", qk_of_outputs=True)
     return Target("Qwen2Moe" if experts else "Llama", normalized)
 
 
@@ -111,21 +111,7 @@ def keys(family: str, n_layer: int) -> dict[str, str]:
     }
 
 
-def hugging_face_config(config: BackboneConfig, max_positions: int = 4096, eot: int | None = None) -> dict[str, Any]:
-    """Return the arguments of the transformers config class of a model without normalized branches.
-
-    Args:
-        config: sizes of the backbone
-        max_positions: maximum sequence length
-        eot: see `arguments`
-
-    Raises:
-        ConfigError: see `target`
-    """
-    return arguments(config, target(config), max_positions, eot)
-
-
-def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None) -> dict[str, Any]:
+def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None = None) -> dict[str, Any]:
     """Return the arguments of the transformers config class.
 
     Args:
