@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import LlamaForCausalLM
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import to_hugging_face
@@ -14,7 +13,6 @@ from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import GEMMA, LLAMA_31, MOE, perturbed, thinned
 from tests.interop.wide import float64_throughout
-from tests.tolerances import assert_near
 
 
 def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
@@ -38,26 +36,7 @@ def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
 
 
-def test_exceptions_of_single_sites_are_folded_too(config: BackboneConfig) -> None:
-    tokens = torch.randint(0, config.vocab_size, (3, 24))
-    model = perturbed(Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "dp"})).double())
-    with torch.no_grad(), float64_throughout(LlamaForCausalLM):
-        expected = to_hugging_face(model)(tokens).logits
-    torch.testing.assert_close(model(tokens), expected, rtol=1e-9, atol=1e-12)
-
-
 UNGATED, UNSHARED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}, MOE | {"n_expert_shared": 0}
-
-
-@pytest.mark.parametrize("d_expert", [21, 24])  # aligned to 16 bytes or not: theirs must run as exported
-def test_exported_experts_of_any_width_run(d_expert: int, config: BackboneConfig) -> None:
-    model = Backbone(replace(config, **MOE, d_expert=d_expert))
-    tokens = torch.randint(0, config.vocab_size, (2, 16))
-    with torch.no_grad():
-        ours, theirs = model(tokens), to_hugging_face(model).eval()(tokens).logits
-        exact = model.double()(tokens)
-    for logits in (ours, theirs):  # the widths of all sums of two blocks and the head
-        assert_near(logits, exact, terms=700)
 
 
 def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) -> None:
