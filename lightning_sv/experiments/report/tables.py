@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,19 +102,23 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """Return the verdicts of evaluated figures as JSON."""
+    """Return the verdicts of evaluated figures as JSON; numbers that are not finite are null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     made = [
         {
             "figure": figure.spec.name,
             "title": figure.spec.title,
             "command": figure.command,
             "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [vars(verdict) for verdict in figure.verdicts],
+            "verdicts": [{key: finite(value) for key, value in vars(verdict).items()} for verdict in figure.verdicts],
             "warnings": figure.warnings,
         }
         for figure in figures
     ]
-    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False)
+    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
