@@ -174,6 +174,20 @@ def test_table_of_the_output_decay_equals_the_recording() -> None:
     assert all(ratio.partition(" ")[0] in page("decay") for ratio in ratios)
 
 
+def test_table_of_sgd_equals_the_recording() -> None:
+    """Lowest mean loss over the rates of each arm, and the difference of the fitted optima."""
+    losses: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows("cpu-sgd/results.csv"):
+        losses[row["arm"].partition(",")[0]][float(row["lr"])].append(float(row["val_loss"]))
+    found = {row["claim"].partition(" ")[0]: row for row in rows("cpu-sgd/verdicts.csv")}
+    for arm, loss, rate, difference in table(page("cpu-sgd"), "| parameterization"):
+        means = {lr: sum(values) / len(values) for lr, values in losses[arm].items()}
+        assert (loss, float(rate)) == (f"{min(means.values()):.3f}", min(means, key=means.__getitem__))
+        if arm in found:
+            words = interval(found[arm]) if found[arm]["low"] else f"{float(found[arm]['estimate']):+.3f}"
+            assert difference.startswith(f"{words}: {found[arm]['corrected']}")
+
+
 def test_results_table_equals_the_recording() -> None:
     """A row is an arm at its own optimum, a column a length."""
     expected: dict[str, list[str]] = defaultdict(list)
