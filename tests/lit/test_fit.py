@@ -152,7 +152,7 @@ WRONG = [
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
     (["--model.optim.name", "lion"], "known: adamw muon sgd"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-    (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
+    (["--config", "nothing.yaml"], "nothing.yaml does not exist"),
     (["--samples.tokens", "-1"], "samples.tokens is -1"),
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
