@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError
@@ -60,15 +61,14 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
         what: `runs` or `arms`, for messages
 
     Raises:
-        ConfigError: a value differs from that of the first one
+        ConfigError: two values differ
     """
-    first, *others = facts
-    for name in others:
-        for key, value in facts[name].items():
-            if value != (expected := facts[first][key]):
+    for (before, expected), (name, values) in pairwise(facts.items()):
+        for key, value in values.items():
+            if value != expected[key]:
                 raise ConfigError(
-                    f"{key} of {name} is {value}; expected {expected}, that of {first}. Compare {what} of one corpus, "
-                    "tokenizer and validation set."
+                    f"{key} of {name} is {value}; expected {expected[key]}, that of {before}. Compare {what} of one "
+                    "corpus, tokenizer and validation set."
                 )
 
 

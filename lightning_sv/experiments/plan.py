@@ -42,7 +42,7 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
     why_not = panel.skip_under.get(budget)
     if why_not is None and panel.lr is not None and budget not in panel.lr:
-        why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
+        why_not = f"no learning rate is tuned under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # arms of these kinds have the models of the panel

@@ -325,7 +325,7 @@ def test_sizes_of_a_law_need_one_corpus_and_warn_about_validation_sets(tmp_path:
     for run_spec, seed in figure.requests():
         if run_spec.model == "tiny":
             edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
-    with pytest.raises(ValueError, match="corpus_hash of .* is beef; expected c0ffee"):
+    with pytest.raises(ValueError, match="corpus_hash"):
         judged(figure, runs)
 
 

@@ -51,13 +51,14 @@ def fit(args: list[str], run: Path, *more: str) -> None:
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("name", thinned(CASES, [*list(CASES)[:1], "moe-bias"]))
 def test_resume_equals_uninterrupted_bit_for_bit(name: str, short_args: list[str], tmp_path: Path) -> None:
-    args, whole, resumed = [*short_args, *CASES[name]], tmp_path / "whole", tmp_path / "resumed"
+    args = [*short_args, *CASES[name]]
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     with leaving(resumed, STOP):
-        fit(args, whole)
+        fit(args, uninterrupted)
     assert load(resumed)["global_step"] == STOP
     fit(args, resumed)
-    checkpoint = same_checkpoint(whole, resumed)
-    curves = same_curves(whole, resumed)
+    checkpoint = same_checkpoint(uninterrupted, resumed)
+    curves = same_curves(uninterrupted, resumed)
     seen = [32 * 32 * step for step in range(1, STEPS + 1)]
     assert curves["train/loss"].tokens.tolist() == seen[3::4]
     for generator in ("torch", "numpy", "python"):
