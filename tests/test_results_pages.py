@@ -86,35 +86,42 @@ def test_differences_at_one_setting_equal_the_recording() -> None:
     assert sorted(quoted) == sorted(map(interval, rows("cpu-long-one-setting/differences.csv")))
 
 
-def protocol(arm: str, quantity: str) -> dict[str, str]:
+def protocol(folder: str, arm: str, quantity: str = "final loss") -> str:
     """Return the difference of one arm to llama at the paper's protocol."""
-    found = (row for row in rows("cpu-100-protocol/differences.csv") if row["panel"] == "Initial std 0.02, hg+dp+or")
-    return next(row for row in found if (row["arm"], row["quantity"]) == (arm, quantity))
+    found = (row for row in rows(f"{folder}/differences.csv") if row["panel"] != "Initial std 0.02")
+    return next(interval(row) for row in found if (row["arm"], row["quantity"]) == (arm, quantity))
 
 
-def test_readme_table_equals_the_recording() -> None:
-    """The first row is the paper's protocol, the others are the two panels of own-optimum after 45,000 steps."""
+def test_readme_table_equals_the_recordings() -> None:
+    """Two sizes at the paper's protocol, then the panel of own-optimum after 45,000 steps."""
     readme = (ROOT / "README.md").read_text().replace("−", "-")
     arms = re.findall(r"`([^`]+)`", readme.partition("| setting |")[2].partition("\n")[0])
-    panels = ("Each arm at its own optimum", "All arms at the optimum of llama")
-    for panel, (setting, *cells) in zip(panels, table(readme, "| setting |")[1:], strict=True):
-        found = {
-            row["arm"]: row
-            for row in rows("cpu-100/differences.csv")
-            if (row["figure"], row["panel"], row["quantity"]) == ("own-optimum", panel, "final loss")
-        }
-        assert cells == [interval(found[arm]) for arm in arms]
-        assert f", {found['unified']['n']} seeds" in setting
-    assert table(readme, "| setting |")[0][1:] == [interval(protocol(arm, "final loss")) for arm in arms]
+    own = {
+        row["arm"]: row
+        for row in rows("cpu-100/differences.csv")
+        if (row["figure"], row["panel"], row["quantity"])
+        == ("own-optimum", "Each arm at its own optimum", "final loss")
+    }
+    shown = table(readme, "| setting |")
+    assert [cells for _, *cells in shown] == [
+        *([protocol(folder, arm) for arm in arms] for folder in ("gpu-25", "cpu-100-protocol")),
+        [interval(own[arm]) for arm in arms],
+    ]
+    for folder, (setting, *_) in zip(("gpu-25", "cpu-100-protocol", "cpu-100"), shown, strict=True):
+        pairs = rows(f"{folder}/differences.csv")[0]["n"]
+        assert f", {pairs} seeds" in setting
 
 
 def test_protocol_tables_equal_the_recording() -> None:
     """The difference and its parts by kind of token, the losses of each seed, and the verdict."""
     parts = ("final loss", *(f"final loss, part of {kind}" for kind in ("repeat", "seen", "unseen")))
     arms = ("unified", "hg+dp+or")
-    assert [cells for _, *cells in table(page("results"), "| difference to `llama`, nats per token | `unified` |")] == [
-        [interval(protocol(arm, part)) for arm in arms] for part in parts
-    ]
+    for folder, head, columns in (
+        ("cpu-100-protocol", "| difference to `llama`, nats per token | `unified` |", arms),
+        ("gpu-25", "| difference to `llama` of `mini`", ("unified", "unified, dp at the lm_head", "hg+dp+or", "nop")),
+    ):
+        shown = [cells for _, *cells in table(page("results"), head)]
+        assert shown == [[protocol(folder, arm, part) for arm in columns] for part in parts]
     losses: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows("cpu-100-protocol/results.csv"):
         losses[row["seed"]][row["arm"]] = float(row["val_loss"])
@@ -135,20 +142,28 @@ def test_protocol_tables_equal_the_recording() -> None:
     ]  # fmt: skip
 
 
-def test_tables_of_the_interrupted_gpu_runs_equal_the_recording() -> None:
-    """Three seeds per cell; the differences of means that other pages quote."""
-    values: dict[tuple[str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows("gpu/gpu-25-interrupted.csv"):
-        values[row["scalar"], round(int(row["tokens"]) / 1e6, 1)][row["arm"]].append(float(row["value"]))
-    text = (ROOT / "results/gpu/README.md").read_text().replace("−", "-")
-    scalars = {"val/loss": ".3f", "copying/second_minus_first": ".2f"}
-    for part, (scalar, form) in zip(text.split("| tokens, millions |")[1:], scalars.items(), strict=True):
-        for tokens, *cells in table("|" + part, "|"):
-            found = values[scalar, float(tokens)]
-            assert cells == [" ".join(f"{v:{form}}" for v in found[arm]) for arm in ("llama", "unified")]
-    for tokens, quoted in ((10.6, "0.177 below"), (31.7, "0.038 below")):
-        arms = values["val/loss", tokens]
-        assert f"{(sum(arms['llama']) - sum(arms['unified'])) / 3:.3f} below" == quoted and quoted in page("results")
+def test_tables_of_the_proxy_equal_the_recording() -> None:
+    """Losses of each seed, verdicts, and how well and after how many tokens each run copies."""
+    runs: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in rows("gpu-25/results.csv"):
+        if row["figure"] == "protocol" and row not in runs[row["arm"]]:
+            runs[row["arm"]].append(row)
+    losses = {arm: {row["seed"]: f"{float(row['val_loss']):.4f}" for row in found} for arm, found in runs.items()}
+    arms = ("llama", "nop", "hg+dp+or", "unified", "unified, dp at the lm_head")
+    assert table(page("gpu-25"), "| seed |") == [
+        [seed, *(losses[arm][seed] for arm in arms)] for seed in ("10", "11", "12")
+    ]
+    judged = [row for row in rows("gpu-25/verdicts.csv") if row["low"]]
+    assert [cells[1:3] for cells in table(page("gpu-25"), "| claim |")] == [
+        [interval(row), row["corrected"]] for row in judged
+    ]
+    for arm, (_, formed, final) in zip(arms, table(page("copying"), "| strategy | formed"), strict=True):
+        points = [
+            [tuple(map(float, point.split(":"))) for point in row["copying/second_minus_first"].split()]
+            for row in sorted({row["seed"]: row for row in runs[arm]}.values(), key=lambda row: row["seed"])
+        ]
+        assert final == " ".join(f"{series[-1][1]:.2f}" for series in points)
+        assert formed == " ".join(f"{next(at for at, value in series if value < -0.5) / 1e6:.1f}" for series in points)
 
 
 def test_tables_of_the_settings_equal_the_recording() -> None:
@@ -207,12 +222,16 @@ def losses_by_rate(path: str, **only: str) -> dict[float, list[float]]:
     return dict(sorted(losses.items()))
 
 
-def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs() -> None:
-    losses = losses_by_rate("cpu-100/runs.csv", figure="protocol-rates", panel="Initial std 0.02", arm="llama")
+TUNING = {"figure": "protocol-rates", "panel": "Initial std 0.02", "arm": "llama"}
+
+
+@pytest.mark.parametrize(("budget", "path"), [("cpu-100", "cpu-100/runs.csv"), ("gpu-25", "gpu-25/results.csv")])
+def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs(budget: str, path: str) -> None:
+    losses = losses_by_rate(path, **TUNING)
     assert all(len(values) == 2 for values in losses.values())
     best = min(losses, key=lambda lr: sum(losses[lr]))
     spec = yaml.safe_load((ROOT / "conf/paper/protocol.yaml").read_text())
-    assert all(panel["lr"]["cpu-100"] == best for panel in spec["panels"][:3])
+    assert all(panel["lr"][budget] == best for panel in spec["panels"][:3])
     assert min(losses) < best < max(losses)
 
 
@@ -220,13 +239,10 @@ def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs() -> None:
     ("name", "head", "losses"),
     [
         ("copying", "| learning rate | seed 100", losses_by_rate("cpu-small/runs.csv")),
-        (
-            "results",
-            "| rate of `llama` at std 0.02",
-            losses_by_rate("cpu-100/runs.csv", figure="protocol-rates", panel="Initial std 0.02", arm="llama"),
-        ),
+        ("results", "| rate of `tiny` at std 0.02", losses_by_rate("cpu-100/runs.csv", **TUNING)),
+        ("results", "| rate of `mini` at std 0.02", losses_by_rate("gpu-25/results.csv", **TUNING)),
     ],
-    ids=["proxy", "protocol"],
+    ids=["small", "tiny", "mini"],
 )
 def test_table_of_tuning_runs_equals_the_recording(name: str, head: str, losses: dict[float, list[float]]) -> None:
     expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in losses.items()]

@@ -104,7 +104,7 @@ def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, mo
 
 def test_custom_budget_has_its_own_log(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only budgets of the repository use its log."""
-    assert set(BUDGETS) <= set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
+    assert set(BUDGETS) == set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
     (tmp_path / "conf/paper/budgets").mkdir(parents=True)
     for path in (ROOT / "conf").iterdir():
         if path.name != "paper":

@@ -13,7 +13,7 @@ from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")
 #: budgets whose verdicts LOG records
-BUDGETS = ("cpu", "cpu-100", "cpu-long", "cpu-small", "gpu", "paper")
+BUDGETS = ("cpu", "cpu-100", "cpu-long", "gpu", "gpu-25", "paper")
 _COLUMNS = (
     "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
     "commit", "corpus", "machine",
