@@ -153,6 +153,11 @@ def test_tables_of_the_proxy_equal_the_recording() -> None:
     assert table(page("gpu-25"), "| seed |") == [
         [seed, *(losses[arm][seed] for arm in arms)] for seed in ("10", "11", "12")
     ]
+    head_dp, unified = (
+        sum(float(row["val_loss"]) for row in found) / len(found)
+        for found in (runs["unified, dp at the lm_head"], runs["unified"])
+    )
+    assert f"{unified - head_dp:.3f} lower in `mini`" in page("readings")
     judged = [row for row in rows("gpu-25/verdicts.csv") if row["low"]]
     assert [cells[1:3] for cells in table(page("gpu-25"), "| claim |")] == [
         [interval(row), row["corrected"]] for row in judged
