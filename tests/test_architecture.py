@@ -172,7 +172,7 @@ def test_commands_of_pages_exist_and_make_targets_read_their_variables() -> None
                 assert name in ([*names, "PYTHON", "TORCH", "VENV"] if is_variable else targets), command
         elif words[:2] == [".venv/bin/python", "-m"]:
             assert find_spec(words[2]) is not None, command
-        elif words[0] not in ("git", "cd", "torchrun", "pip", "sbatch", "lm_eval", "aws"):
+        elif words[0] not in ("git", "cd", "torchrun", "pip", "sbatch", "lm_eval", "aws", "nvidia-cuda-mps-control"):
             assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
 
 

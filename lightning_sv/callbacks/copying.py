@@ -1,20 +1,18 @@
 """Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
-import time
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.held_out_probe import HeldOutProbe
+from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
+from lightning_sv.settings.data import DataConfig
 
 #: Tokens per forward pass; the float32 logits of a pass are kept in memory.
 TOKENS_PER_PASS = 16_384
@@ -101,12 +99,11 @@ def copying_losses(
     return means | {"second_minus_first": means["second_copy"] - means["first_copy"]}
 
 
-class CopyingMonitor(L.Callback):
+class CopyingMonitor(HeldOutProbe):
     """Log copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text, see `copying_losses`.
 
     A model predicts a repeated pair far better once it has formed an induction circuit, which looks up the token after
-    an earlier occurrence (arXiv:2209.11895). The curves show when that happens. Every measurement uses the same
-    sequences, samples no random numbers, and does not change weights or gradients.
+    an earlier occurrence (arXiv:2209.11895). The curves show when that happens.
 
     Args:
         points: number of measurements in a run, evenly spaced, the last at its end
@@ -121,16 +118,10 @@ class CopyingMonitor(L.Callback):
     def __init__(
         self, points: int = 24, sequences: int = 128, repeat_length: int | None = None, model: str | None = None
     ):
-        for key, value, least in (
-            ("points", points, 1),
-            ("sequences", sequences, 1),
-            ("repeat_length", repeat_length, 2),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
-        self.points, self.sequences, self.repeat_length, self.model = points, sequences, repeat_length, model
-        self._clock = StepTrigger("CopyingMonitor")
-        self._block: Tensor | None = None
+        super().__init__(points, sequences, model)
+        if repeat_length is not None and repeat_length < 2:
+            raise ConfigError(f"repeat_length of CopyingMonitor is {repeat_length}; expected at least 2.")
+        self.repeat_length = repeat_length
 
     def charts(self) -> Pages:
         """Return one page: the loss per kind of token, and on repeated text."""
@@ -145,45 +136,18 @@ class CopyingMonitor(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the data are token batches and that the repeated text fits into a sequence."""
-        data = data_of(trainer)
-        if data is None:
-            raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for CopyingMonitor.")  # type: ignore[attr-defined]
-        length = self.repeat_length or 2
+        super().setup(trainer, pl_module, stage)
+        data, length = data_of(trainer), self.repeat_length or 2
+        assert data is not None
         if data.seq_len < 2 * length - 1:
             raise ConfigError(
                 f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
                 "tokens in CopyingMonitor."
             )
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the sequences."""
-        self._clock.start(trainer)
-        self._clock.every = max(1, known_steps(trainer, "CopyingMonitor") // self.points)
-        data = data_of(trainer)
-        assert data is not None
-        self._block = data.held_out(self.sequences).to(pl_module.device)
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Measure when due, on every device, because a sharded model needs all of them."""
-        if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
-            return
-        data, settings = data_of(trainer), settings_of(pl_module)
-        assert self._block is not None and data is not None
-        start = time.perf_counter()
-        eot = data.eot if settings is not None and settings.mask_documents else None
-        length = self.repeat_length or (data.seq_len + 1) // 2
-        model = model_of(pl_module, self.model)
-        was_training = model.training
-        model.eval()
-        # Compiling for other shapes would take long, and might recompile the training step.
-        compiled = settings is not None and settings.compile != "none"
-        with (
-            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
-            trainer.precision_plugin.forward_context(),
-        ):
-            losses = copying_losses(model, self._block, length, eot)
-        model.train(was_training)
-        write_scalars(trainer, {f"copying/{key}": value for key, value in losses.items()})
-        pause_throughput(trainer, time.perf_counter() - start)
+    def measure(
+        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
+    ) -> dict[str, float]:
+        """Return `copying_losses`."""
+        losses = copying_losses(model, block, self.repeat_length or (data.seq_len + 1) // 2, eot)
+        return {f"copying/{key}": value for key, value in losses.items()}

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from pathlib import Path
 from typing import Any, Self
 
 import lightning as L
@@ -46,7 +47,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        corpus: CorpusConfig | str,
+        corpus: CorpusConfig | str | Path,
         seq_len: int,
         batch_size: int,
         global_batch: int | None = None,
@@ -55,8 +56,8 @@ class TokenDataModule(L.LightningDataModule):
         seed: int | None = None,
     ):
         super().__init__()
-        if isinstance(corpus, str):
-            corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
+        if not isinstance(corpus, CorpusConfig):
+            corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
             corpus, seq_len, global_batch or batch_size, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,

@@ -1,7 +1,6 @@
 """The loss by kind of token against brute force, hand-made models of both kinds, and a run."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks import CopyingMonitor
 from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
-from lightning_sv.cli.main import main
-from lightning_sv.runs.events import read_run
 
 V = 64
 
@@ -68,15 +65,6 @@ def test_copying_losses_kinds_add_up_to_the_mean_loss() -> None:
     expected = nn.functional.cross_entropy(model(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
     assert sum(share * losses[kind] for kind, share in shares.items()) == pytest.approx(expected.item(), rel=1e-5)
     assert token_losses(model, block).mean().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_copying_monitor_logs_and_leaves_the_run_as_it_is(run_args: list[str], tmp_path: Path) -> None:
-    probes = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor", "--trainer.callbacks.points", "3"]
-    for name, more in (("plain", []), ("probed", [*probes, "--trainer.callbacks.sequences", "4"])):
-        assert main(["fit", *run_args, *more, "--run_dir", str(tmp_path / name)]) == 0
-    plain, probed = (read_run(tmp_path / name) for name in ("plain", "probed"))
-    assert plain.val_loss == probed.val_loss
-    assert probed.curve("copying/second_minus_first").tokens.tolist() == [512, 1024, 1536]
 
 
 @pytest.mark.parametrize("key", ["points", "sequences", "repeat_length"])

@@ -61,7 +61,7 @@ def blocks(n: int = 12) -> Tensor:
 
 @pytest.fixture
 def data(corpus: Path) -> TokenDataModule:
-    return TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+    return TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0)
 
 
 def test_every_public_name_imports() -> None:

@@ -1,0 +1,95 @@
+"""Base of callbacks that measure a model on held-out sequences during a run."""
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
+from lightning_sv.errors import ConfigError
+from lightning_sv.scale.shapes import Int
+from lightning_sv.settings.data import DataConfig
+
+
+class HeldOutProbe(L.Callback):
+    """Measure the model on the same held-out sequences, at evenly spaced steps of a run.
+
+    A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`.
+
+    Args:
+        points: number of measurements in a run, the last at its end
+        sequences: number of held-out sequences per measurement, spread evenly over the validation split
+        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
+
+    Raises:
+        ConfigError: a value below 1
+    """
+
+    def __init__(self, points: int, sequences: int, model: str | None):
+        self.name = type(self).__name__
+        for key, value in (("points", points), ("sequences", sequences)):
+            if value < 1:
+                raise ConfigError(f"{key} of {self.name} is {value}; expected at least 1.")
+        self.points, self.sequences, self.model = points, sequences, model
+        self._clock = StepTrigger(self.name)
+        self._block: Tensor | None = None
+
+    def measure(
+        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
+    ) -> dict[str, float]:
+        """Return the scalars to log.
+
+        Args:
+            model: a module that maps (B, T) token ids to (B, T, V) logits, in evaluation mode
+            block: (B, T + 1) held-out token ids
+            data: settings of the data
+            eot: id of the end-of-text token if attention is restricted to a document
+        """
+        raise NotImplementedError
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that the data are token batches.
+
+        Raises:
+            ConfigError: they are not
+        """
+        if data_of(trainer) is None:
+            raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for {self.name}.")  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read the sequences."""
+        self._clock.start(trainer)
+        self._clock.every = max(1, known_steps(trainer, self.name) // self.points)
+        data = data_of(trainer)
+        assert data is not None
+        self._block = data.held_out(self.sequences).to(pl_module.device)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure when due, on every device, because a sharded model needs all of them."""
+        if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
+            return
+        data, settings = data_of(trainer), settings_of(pl_module)
+        assert self._block is not None and data is not None
+        start = time.perf_counter()
+        model = model_of(pl_module, self.model)
+        was_training = model.training
+        model.eval()
+        # Compiling for other shapes would take long, and might recompile the training step.
+        compiled = settings is not None and settings.compile != "none"
+        with (
+            torch.no_grad(),
+            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+            trainer.precision_plugin.forward_context(),
+        ):
+            eot = data.eot if settings is not None and settings.mask_documents else None
+            scalars = self.measure(model, self._block, data, eot)
+        model.train(was_training)
+        write_scalars(trainer, scalars)
+        pause_throughput(trainer, time.perf_counter() - start)
