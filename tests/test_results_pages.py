@@ -208,6 +208,24 @@ def test_table_of_sgd_equals_the_recording() -> None:
             assert difference.startswith(f"{words}: {found[arm]['corrected']}")
 
 
+def test_tables_of_the_largest_rate_equal_the_recording() -> None:
+    losses: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows("cpu-largest-rate/results.csv"):
+        losses[row["arm"].partition(", lr")[0]][float(row["lr"])].append(float(row["val_loss"]))
+    shown = table(page("cpu-largest-rate"), "| strategy | loss at")
+    for by_rate, (_, *cells) in zip(losses.values(), shown, strict=True):
+        means = {lr: sum(values) / len(values) for lr, values in sorted(by_rate.items())}
+        seeds = list(zip(*by_rate.values(), strict=True))
+        excess = sum(sum(of_seed) / len(of_seed) - min(of_seed) for of_seed in seeds) / len(seeds)
+        largest = max(lr for lr, loss in means.items() if loss <= min(means.values()) + 0.1)
+        assert cells == [*(f"{loss:.3f}" for loss in means.values()), f"{excess:.3f}", f"{largest:g}"]
+    verdicts = rows("cpu-largest-rate/verdicts.csv")
+    assert [cells[1:3] for cells in table(page("cpu-largest-rate"), "| claim: depends")] == [
+        [interval(row), row["corrected"]] for row in verdicts
+    ]
+    assert max(float(row["rise"]) for row in rows("cpu-largest-rate/rises.csv")) < 0.33
+
+
 def test_results_table_equals_the_recording() -> None:
     """A row is an arm at its own optimum, a column a length."""
     expected: dict[str, list[str]] = defaultdict(list)
