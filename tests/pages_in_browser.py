@@ -55,7 +55,7 @@ def check_site(page: Page) -> None:
         page.goto(f"file://{SITE}/index.html")
         page.locator("input.md-search__input").fill(words)
         first = page.locator(".md-search-result__link").first
-        first.wait_for(timeout=20000)
+        first.wait_for(timeout=60000)
         page.wait_for_timeout(1000)
         href = (page.locator(".md-search-result__link").first.get_attribute("href") or "").partition("#")[0]
         check(start in href, f"the search for {words!r} leads to {href.rpartition('site/')[2]}")
