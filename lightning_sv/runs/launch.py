@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -148,11 +149,14 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
-    """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives."""
+    """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives; only the main thread may do so."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = [signal.signal(number, interrupt) for number in caught]
     try:
