@@ -222,7 +222,7 @@ class PretrainCLI(LightningCLI):
             self.config_init["checkpoint"].signals = self._signals
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, MisconfigurationException) as error:
+        except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
             raise ConfigError(f"trainer: {error}") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":

@@ -35,3 +35,13 @@ def test_fewer_processes_than_devices_are_refused(
     error = refused("fit", *short_args, *two, "--run_dir", str(tmp_path / "run"))
     assert all(word in error for word in ("trainer.devices", "2 x 1", "srun", "torchrun"))
     assert not (tmp_path / "run").exists()
+
+
+def test_tasks_without_a_number_per_node_are_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """Lightning needs --ntasks-per-node."""
+    for name, value in (SRUN | {"SLURM_NTASKS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    assert "--ntasks-per-node=2" in refused("fit", *short_args, "--run_dir", str(tmp_path / "run"))
