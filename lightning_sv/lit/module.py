@@ -230,8 +230,9 @@ class PretrainModule(L.LightningModule):
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
         self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored, sync_dist=True)
         self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
-        self.val_nats.reset()
-        self.val_tokens.reset()
+        with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
+            self.val_nats.reset()
+            self.val_tokens.reset()
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""

@@ -102,6 +102,15 @@ def test_trainer_logs_losses_and_its_checkpoint_restores_the_module(data: TokenD
     assert predicted is not None and predicted[0].shape[1:] == (8, 300)
 
 
+def test_validated_module_trains_afterwards(data: TokenDataModule, tmp_path: Path) -> None:
+    made = module()
+    for split in ("validate", "test"):
+        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
+    run = trainer(tmp_path)
+    run.fit(made, data)
+    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+
+
 def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     whole, half, resumed = module(), module(), module()
     trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
