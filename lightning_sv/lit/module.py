@@ -137,9 +137,16 @@ class PretrainModule(L.LightningModule):
             tokens: token ids
             documents: (B, T) document numbers, to restrict attention to the same document; None for full attention
         """
-        self.configure_model()
+        if self.backbone is None:
+            self.configure_model()
+            self.net.to(self.device, self.dtype)  # those of an earlier `module.to(...)`
         logits: Tensor = self.net(tokens, documents)
         return logits
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, after building the backbone that they belong to."""
+        self.configure_model()
+        return super().load_state_dict(*args, **kwargs)
 
     def start_from(self, start: Start) -> None:
         """Use the weights of `start`, from the same model, instead of an initialization."""
@@ -153,7 +160,8 @@ class PretrainModule(L.LightningModule):
         seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
         # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self._start is None
-        with torch.device("meta") if meta else nullcontext():
+        # Tensors of inference mode could not be trained later.
+        with torch.inference_mode(False), torch.device("meta") if meta else nullcontext():
             self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
         if self._start is not None:
             self._start.load(self.backbone)

@@ -111,6 +111,18 @@ def test_validated_module_trains_afterwards(data: TokenDataModule, tmp_path: Pat
     assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
 
 
+def test_module_without_a_trainer_builds_its_backbone_when_it_is_needed(tmp_path: Path) -> None:
+    tokens = blocks()[:, :-1]
+    assert module().to("meta")(tokens.to("meta")).device.type == "meta"
+    assert module().double()(tokens).dtype == torch.float64
+    one, two = module(seed=1), module(seed=2)
+    with torch.inference_mode():
+        logits = one(tokens)
+    two.load_state_dict(one.state_dict())
+    torch.testing.assert_close(two(tokens), logits)
+    trainer(tmp_path).fit(one, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
 def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     whole, half, resumed = module(), module(), module()
     trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
