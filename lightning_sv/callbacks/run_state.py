@@ -39,8 +39,8 @@ def settings_of(module: L.LightningModule) -> PretrainConfig | None:
 
 def data_of(trainer: L.Trainer) -> DataConfig | None:
     """Return the token batches of a `TokenDataModule`; None for other data."""
-    batches: DataConfig | None = getattr(getattr(trainer, "datamodule", None), "batches", None)
-    return batches
+    batches = getattr(getattr(trainer, "datamodule", None), "batches", None)
+    return batches if isinstance(batches, DataConfig) else None
 
 
 def tokens_seen(trainer: L.Trainer) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import SumMetric
@@ -270,7 +271,7 @@ class PretrainModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             gradient_clip_val = None
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
-        norm = clip_by_role(self.net.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
+        norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             self.nonfinite.forget()  # the scaler skips expected fp16 overflows
@@ -315,5 +316,10 @@ class PretrainModule(L.LightningModule):
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Check that the settings match the checkpoint, see `checkpoint.settings.check_settings`."""
-        training = self.trainer.state.fn == "fit"
-        check_settings(checkpoint, self.settings, data_of(self.trainer), training=training)
+        training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
+        check_settings(checkpoint, self.settings, data, training=training, own_optimizer=self.has_own_optimizer)
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
+        return is_overridden("configure_optimizers", self, PretrainModule)

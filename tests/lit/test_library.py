@@ -29,6 +29,7 @@ from lightning_sv import (
     apply_strategy,
 )
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.nonfinite import NonFiniteError
 from tests.conftest import thinned
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -246,6 +247,79 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     trainer(tmp_path / "quiet").fit(quiet, loader)
     for key, value in quiet.state_dict().items():
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
+
+
+class OwnOptimizer(PretrainModule):
+    """A subclass with its own optimizer, which knows no roles."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class OwnStep(PretrainModule):
+    """A subclass with its own training step, which reports neither losses nor routings."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+
+
+def test_subclass_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
+    arguments: Any = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
+    whole, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
+    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
+    trainer(tmp_path / "a", keep, TrainingMonitor(1), gradient_clip_val=1.0, max_steps=2).fit(whole, data)
+    assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
+    trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
+    assert resumed.trainer.global_step == 4
+
+
+def test_subclass_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
+    made, monitor = OwnStep(backbone=MIXTURE, lr=0.01, seed=0), RouterMonitor(1)
+    trainer(tmp_path, monitor, TrainingMonitor(1)).fit(made, data)
+    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    assert {"train/loss", "moe/layer0/load_max"} <= tags
+    assert not any(child._forward_hooks for child in made.modules())
+    made.net.embed.weight.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        trainer(tmp_path / "nan").fit(made, data)
+
+
+class Silent(Foreign):
+    """A user's module whose training step returns nothing: manual optimization."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__(net)
+        self.automatic_optimization = False
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(block, batch_idx))
+        optimizer.step()
+
+
+class Frozen(Foreign):
+    """A user's module without an optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class OtherData(L.LightningDataModule):
+    """A user's data module, whose attribute `batches` is not ours."""
+
+    batches = 3
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Silent, Frozen])
+def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp_path: Path) -> None:
+    trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=OtherData())
+    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    assert "throughput/steps_per_s" in tags
+    assert ("lr" in tags) == (kind is Silent) and ("train/loss" in tags) == (kind is Frozen)
 
 
 @pytest.mark.parametrize(
