@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
+from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restart_between_steps
 from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
 from lightning_sv.lit.checkpoint.init_from import Start, check_origin
@@ -110,6 +112,7 @@ class PretrainModule(L.LightningModule):
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
         self._monitored = False  # a TrainingMonitor writes the losses to the loggers
+        self._in_bar = True  # Lightning's progress bar shows the losses, for which it waits for the device
         self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
     @classmethod
@@ -178,27 +181,37 @@ class PretrainModule(L.LightningModule):
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        tokens, documents = block[:, :-1], None
-        if self.settings.mask_documents:
-            data = data_of(self.trainer)
-            documents = None if data is None else document_ids(tokens, data.eot)
-        out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=block[:, 1:], with_routing=True)
+        tokens = _inputs(block)
+        out: tuple[Tensor, list[Routing]] = self.net(
+            tokens, self._documents(tokens), targets=block[:, 1:], with_routing=True
+        )
         return out
+
+    def _documents(self, tokens: Tensor) -> Tensor | None:
+        """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
+        data = None if self._trainer is None else data_of(self.trainer)
+        if not self.settings.mask_documents:
+            return None
+        if data is None:
+            raise ConfigError(
+                "mask_documents is True; expected a TokenDataModule, which knows where documents end. "
+                "Set mask_documents=False for other data."
+            )
+        return document_ids(tokens, data.eot)
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
         nats, routings = self.loss(block)
         if routings:
             totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
-            if self.trainer.world_size > 1:
+            if torch.distributed.is_initialized():
                 torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
         self.nonfinite.see(loss.detach())
-        if not self._monitored:
-            to_loggers = bool(self.trainer.loggers)
-            self.log("train/loss", nats.detach(), prog_bar=True, logger=to_loggers, batch_size=len(block))
+        to_loggers = bool(self.loggers) and not self._monitored
+        self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -222,7 +235,8 @@ class PretrainModule(L.LightningModule):
 
     def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
         """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        return self(block[:, :-1]).float().cpu()  # type: ignore[no-any-return]
+        tokens = _inputs(block)
+        return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss, nats per token, and val/perplexity."""
@@ -237,7 +251,7 @@ class PretrainModule(L.LightningModule):
         monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
         to_loggers = bool(self.trainer.loggers) and not monitored
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
-        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored, sync_dist=True)
+        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=self._in_bar, sync_dist=True)
         self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
         with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
             self.val_nats.reset()
@@ -283,6 +297,7 @@ class PretrainModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one."""
         self._monitored = is_monitored(self.trainer)
+        self._in_bar = not isinstance(self.trainer.progress_bar_callback, RunProgress)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
@@ -323,3 +338,11 @@ class PretrainModule(L.LightningModule):
     def has_own_optimizer(self) -> bool:
         """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
         return is_overridden("configure_optimizers", self, PretrainModule)
+
+
+def _inputs(block: Any) -> Tensor:
+    """Return the (B, T) inputs of a (B, T + 1) block, after a check of a user's batch."""
+    if not isinstance(block, Tensor) or block.ndim != 2 or block.is_floating_point():
+        found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
+        raise ConfigError(f"the batch is {found}; expected a (B, T + 1) tensor of token ids.")
+    return block[:, :-1]

@@ -3,6 +3,7 @@
 import csv
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,39 @@ def test_module_without_a_trainer_builds_its_backbone_when_it_is_needed(tmp_path
     two.load_state_dict(one.state_dict())
     torch.testing.assert_close(two(tokens), logits)
     trainer(tmp_path).fit(one, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float()])
+def test_batch_that_is_no_block_is_refused(batch: Any) -> None:
+    for step in (module().training_step, module().predict_step):
+        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)"):
+            step(batch, 0)
+
+
+def test_steps_run_without_a_trainer() -> None:
+    for config in (SIZES, MIXTURE):
+        made = module(backbone=config)
+        made.configure_model()
+        assert made.training_step(blocks(), 0)["loss"].isfinite()
+
+
+def test_predict_masks_documents_as_the_loss_does(data: TokenDataModule, tmp_path: Path) -> None:
+    made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
+    (logged,) = run.test(made, data, verbose=False)
+    logits: Any = run.predict(made, data)
+    targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
+    loss = nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), targets.flatten())
+    assert float(loss) == pytest.approx(logged["test/loss"], rel=1e-5)
+    with pytest.raises(ConfigError, match="mask_documents"):
+        trainer(tmp_path).fit(made, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_training_monitor_leaves_the_loss_to_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, monitor="train/loss", every_n_train_steps=1)
+    run = trainer(tmp_path, TrainingMonitor(1), keep)
+    run.fit(module(), data)
+    assert keep.best_model_path and {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
+    assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
 def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
