@@ -144,7 +144,9 @@ class CopyingMonitor(L.Callback):
         }
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the data are token batches and that the repeated text fits into a sequence."""
+        """Check before training that the data are token batches and that the repeated text fits into a sequence."""
+        if stage != "fit":
+            return
         data = data_of(trainer)
         if data is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for CopyingMonitor.")  # type: ignore[attr-defined]

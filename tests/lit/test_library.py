@@ -25,10 +25,12 @@ from lightning_sv import (
     PretrainModule,
     RouterMonitor,
     Sharpness,
+    TextSamples,
     TokenDataModule,
     TrainingMonitor,
     apply_strategy,
 )
+from lightning_sv.callbacks import CopyingMonitor
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.nonfinite import NonFiniteError
 from tests.conftest import thinned
@@ -362,6 +364,19 @@ def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp
 def test_callback_on_a_model_without_scale_vectors_or_loss_is_refused(callback: L.Callback, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         trainer(tmp_path, callback).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_training_callbacks_leave_validation_alone(tmp_path: Path) -> None:
+    run = trainer(tmp_path, Sharpness(), TextSamples(3), CopyingMonitor())
+    assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
+
+
+def test_checkpoint_inside_a_step_has_the_sums_of_complete_steps(data: TokenDataModule, tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, monitor="val/loss", filename="{step}", save_top_k=-1)
+    run = trainer(tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3)
+    run.fit(module(), data)
+    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)["callbacks"]["TrainingMonitor"]
+    assert int(state["sums"]["sequences"]) == 4
 
 
 def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
