@@ -10,7 +10,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -215,6 +221,27 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
     wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
         trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "distinct"),
+    [({"overfit_batches": 2}, 2), ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6)],
+)
+def test_epochs_repeat_their_batches_only_to_overfit(
+    changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    note = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, i: seen.append(str(batch.tolist())))
+    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(module(), data)
+    assert len(seen) == 6 and len(set(seen)) == distinct
+
+
+def test_data_module_is_read_without_a_trainer(data: TokenDataModule) -> None:
+    data.prepare_data()
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert next(iter(loader)).shape[1:] == (9,)
+    assert next(iter(data.train_dataloader())).shape == (2, 9)
 
 
 class Foreign(L.LightningModule):
