@@ -3,7 +3,9 @@
 import logging
 import math
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from inspect import currentframe
+from types import FrameType
 from typing import Any, Literal, Self
 
 import lightning as L
@@ -127,6 +129,17 @@ class PretrainModule(L.LightningModule):
             ConfigError: an unknown preset or argument
         """
         return cls(**preset(name, changes))
+
+    def save_hyperparameters(
+        self, *args: Any, ignore: Any = None, frame: FrameType | None = None, logger: bool = True
+    ) -> None:
+        """Save arguments as Lightning does, but configs as plain values, which loggers and weights_only=True need."""
+        here = currentframe()
+        frame = frame or (here and here.f_back)  # that of the caller, whose arguments are saved
+        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        plain = self.settings.plain()
+        if configs := {key: plain[key] for key, value in self.hparams.items() if is_dataclass(value) and key in plain}:
+            super().save_hyperparameters(configs, logger=logger)
 
     @property
     def net(self) -> Backbone:
@@ -261,9 +274,12 @@ class PretrainModule(L.LightningModule):
         """Return the optimizer and its per-step schedule."""
         settings = self.settings
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
+        trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
+            log.warning("%s is not part of the backbone and is not trained; override configure_optimizers", left[0])
         total = self.trainer.estimated_stepping_batches
         if not math.isfinite(total) or total < 0:
-            log.warning("max_steps and max_epochs are not set: the learning rate stays at its peak")
+            log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
         steps = int(total)
         scheduler = torch.optim.lr_scheduler.LambdaLR(

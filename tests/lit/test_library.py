@@ -336,6 +336,27 @@ def test_subclass_with_own_optimizer_trains_and_resumes(data: TokenDataModule, t
     assert resumed.trainer.global_step == 4
 
 
+class Wider(PretrainModule):
+    """A subclass that saves its arguments in the usual way, and has a layer of its own."""
+
+    def __init__(self, width: int = 1, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.save_hyperparameters()
+        self.extra = nn.Linear(width, width)
+
+
+def test_subclass_that_saves_its_arguments_is_logged_and_restored(
+    data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, keep = Wider(width=3, backbone=SIZES, lr=0.01), ModelCheckpoint(tmp_path)
+    trainer(tmp_path / "log", keep).fit(made, data)
+    assert "extra.weight is not part of the backbone" in caplog.text
+    (logged,) = (tmp_path / "log").rglob("hparams.yaml")
+    assert "d_model: 16" in logged.read_text()
+    restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
+    assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
+
+
 def test_subclass_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
     made, monitor = OwnStep(backbone=MIXTURE, lr=0.01, seed=0), RouterMonitor(1)
     trainer(tmp_path, monitor, TrainingMonitor(1)).fit(made, data)
