@@ -135,10 +135,11 @@ class CopyingMonitor(HeldOutProbe):
         }
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the data are token batches and that the repeated text fits into a sequence."""
+        """Check before training that the data are token batches and that the repeated text fits into a sequence."""
         super().setup(trainer, pl_module, stage)
         data, length = data_of(trainer), self.repeat_length or 2
-        assert data is not None
+        if stage != "fit" or data is None:
+            return
         if data.seq_len < 2 * length - 1:
             raise ConfigError(
                 f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "

@@ -53,12 +53,12 @@ class HeldOutProbe(L.Callback):
         raise NotImplementedError
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the data are token batches.
+        """Check before training that the data are token batches.
 
         Raises:
             ConfigError: they are not
         """
-        if data_of(trainer) is None:
+        if stage == "fit" and data_of(trainer) is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for {self.name}.")  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

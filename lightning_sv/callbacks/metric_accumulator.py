@@ -67,8 +67,7 @@ class MetricAccumulator(L.Callback):
         return {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of all devices; a collective, called after a step."""
-        assert not self._open, "inside a step"
+        """Return the sums of all devices over complete steps; a collective."""
         return {"sums": {} if self._trainer is None else self._reduced()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

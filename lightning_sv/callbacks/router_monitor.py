@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
@@ -38,6 +39,7 @@ class RouterMonitor(MetricAccumulator):
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
         self._seen: dict[str, Routing] = {}  # routing of the last micro-batch
+        self._hooks: list[RemovableHandle] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the mixtures of experts.
@@ -62,8 +64,19 @@ class RouterMonitor(MetricAccumulator):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add hooks to the experts of a custom module, which does not return its routings."""
         super().on_train_start(trainer, pl_module)
-        for name, module in self._mixtures.items() if settings_of(pl_module) is None else ():
-            module.register_forward_hook(partial(self._see, name))
+        if settings_of(pl_module) is None:
+            self._watch()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._seen = [], {}
+
+    def _watch(self) -> None:
+        self._hooks = [
+            module.register_forward_hook(partial(self._see, name)) for name, module in self._mixtures.items()
+        ]
 
     def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
         if module.training:
@@ -73,7 +86,11 @@ class RouterMonitor(MetricAccumulator):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last step."""
-        routings = list(self._seen.values()) if settings_of(pl_module) is None else outputs["routings"]
+        routings = outputs.get("routings") if isinstance(outputs, dict) else None
+        if routings is None:
+            if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
+                self._watch()
+            routings = list(self._seen.values())
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1

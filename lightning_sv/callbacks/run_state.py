@@ -39,8 +39,8 @@ def settings_of(module: L.LightningModule) -> PretrainConfig | None:
 
 def data_of(trainer: L.Trainer) -> DataConfig | None:
     """Return the token batches of a `TokenDataModule`; None for other data."""
-    batches: DataConfig | None = getattr(getattr(trainer, "datamodule", None), "batches", None)
-    return batches
+    batches = getattr(getattr(trainer, "datamodule", None), "batches", None)
+    return batches if isinstance(batches, DataConfig) else None
 
 
 def tokens_seen(trainer: L.Trainer) -> int:
@@ -69,11 +69,11 @@ def known_steps(trainer: L.Trainer, callback: str) -> int:
         callback: name of the callback that needs the number, for the error
 
     Raises:
-        ConfigError: only `max_time` ends the run
+        ConfigError: only `max_time` ends the run, or max_epochs over data of unknown length
     """
     total = total_steps(trainer)
     if total is None:
-        raise ConfigError(f"max_steps and max_epochs are not set; expected one of them. {callback} needs the number.")
+        raise ConfigError(f"max_steps is {trainer.max_steps}; expected the number of steps, which {callback} needs.")
     return total
 
 

@@ -121,8 +121,8 @@ class Sharpness(L.Callback):
         self._state = _ProbeState(**state_dict)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check the subsets, and that a loss is available."""
-        if self.loss is None:
+        """Check before training the subsets, and that a loss is available."""
+        if stage == "fit" and self.loss is None:
             settings = settings_of(pl_module)
             if settings is None or data_of(trainer) is None:
                 raise ConfigError(

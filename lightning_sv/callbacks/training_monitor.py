@@ -64,7 +64,10 @@ class TrainingMonitor(MetricAccumulator):
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
         n = len(batch) if isinstance(batch, Tensor) else 1
-        loss = outputs if isinstance(outputs, Tensor) else outputs.get("nats", outputs["loss"])
+        given = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        loss = given.get("nats", given.get("loss"))
+        if loss is None:  # a training_step may return nothing
+            loss, n = torch.zeros((), device=pl_module.device), 0
         if self.add({"loss": loss.detach() * n}, n, keep=not was_skipped(pl_module)):
             self._write(trainer, pl_module)
 
@@ -73,7 +76,7 @@ class TrainingMonitor(MetricAccumulator):
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         speed = steps / max(1e-9, now - self._since[0] - self._idle)
         module: Any = pl_module
-        scalars = {"lr": learning_rate(trainer)}
+        scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
         if hasattr(module, "grad_norm"):
             scalars["grad_norm"] = module.grad_norm
         if self._tokens is None:
@@ -83,7 +86,7 @@ class TrainingMonitor(MetricAccumulator):
             if self._flops is not None:
                 scalars["throughput/mfu"] = tokens * self._flops / self._peak
         scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
-        if n:  # not if every step was skipped
+        if n:  # not if every step was skipped, or without a loss
             self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
             scalars["skipped_steps"] = skipped
@@ -109,9 +112,10 @@ class TrainingMonitor(MetricAccumulator):
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
 
 
-def learning_rate(trainer: L.Trainer) -> float:
-    """Return the rate of the last step of a `PretrainModule`, else of the next step."""
-    return float(getattr(trainer.lightning_module, "step_lr", trainer.optimizers[0].param_groups[0]["lr"]))
+def learning_rate(trainer: L.Trainer) -> float | None:
+    """Return the rate of the last step of a `PretrainModule`, else of the next step; None without an optimizer."""
+    groups = trainer.optimizers[0].param_groups if trainer.optimizers else []
+    return float(getattr(trainer.lightning_module, "step_lr", groups[0]["lr"])) if groups else None
 
 
 def is_monitored(trainer: L.Trainer) -> bool:

@@ -99,10 +99,20 @@ class TokenLoader(DataLoader[Tensor]):
         seed: seed of the order
         num_workers: number of reader processes, which does not affect the order; 0 to read in this process
         pin_memory: if True, batches are in page-locked memory
+        epoch: number of the first epoch
+        repeat: if True, every epoch has the order of the first
     """
 
     def __init__(
-        self, sequences: Sequences, share: RankShare, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False
+        self,
+        sequences: Sequences,
+        share: RankShare,
+        *,
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        epoch: int = 0,
+        repeat: bool = False,
     ):
         self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
         # A private generator: otherwise each epoch would advance the global one.
@@ -114,13 +124,14 @@ class TokenLoader(DataLoader[Tensor]):
             worker_init_fn=_outlive_signals,
             generator=torch.Generator().manual_seed(seed),
         )
-        self._epoch, self._read = -1, 0
-        self._loaded = False
+        self.repeat = repeat
+        self._epoch, self._read = epoch or -1, 0
+        self._loaded = epoch > 0
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""
         if not self._loaded:
-            self._epoch, self._read = self._epoch + 1, 0
+            self._epoch, self._read = max(0, self._epoch + (not self.repeat)), 0
         self._loaded = False
         self.order.epoch, self.order.start = self._epoch, self._read
         # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.

@@ -259,8 +259,9 @@ class PretrainCLI(LightningCLI):
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
-            check_settings(checkpoint, model, data, training=True)
-            if not may_jump:
+            own = self.model.has_own_optimizer
+            check_settings(checkpoint, model, data, training=True, own_optimizer=own)
+            if not may_jump and not own:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)

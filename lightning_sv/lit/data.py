@@ -72,13 +72,15 @@ class TokenDataModule(L.LightningDataModule):
         return module
 
     def setup(self, stage: str) -> None:
-        """Set this device's part of a step, from the Trainer's devices and accumulation.
+        """Set this device's part of a step, from the Trainer's devices and accumulation; the whole step without one.
 
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
         trainer, batches = self.trainer, self.batches
-        assert trainer is not None
+        if trainer is None:  # the module is read by hand, or by Fabric
+            self._share = batches.share(1)
+            return
         accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
         if not self._is_fixed and batches.micro_batch is not None:
             batches.global_batch = batches.micro_batch * accumulate * devices
@@ -102,18 +104,22 @@ class TokenDataModule(L.LightningDataModule):
     @property
     def _on_cuda(self) -> bool:
         """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
-        assert self.trainer is not None
-        return bool(self.trainer.strategy.root_device.type == "cuda")
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def train_dataloader(self) -> TokenLoader:
-        """Return shuffled sequences; the loader's state_dict is the exact position in the corpus."""
-        batches = self.batches
+        """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
+
+        With the Trainer's overfit_batches, every epoch has the same order.
+        """
+        batches, trainer = self.batches, self.trainer
         return TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
             seed=(torch.initial_seed() if batches.seed is None else batches.seed) % 2**31,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
+            epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again
+            repeat=trainer is not None and trainer.overfit_batches > 0,
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":

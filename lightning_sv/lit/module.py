@@ -3,18 +3,23 @@
 import logging
 import math
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from inspect import currentframe
+from types import FrameType
 from typing import Any, Literal, Self
 
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
+from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restart_between_steps
 from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
 from lightning_sv.lit.checkpoint.init_from import Start, check_origin
@@ -109,6 +114,7 @@ class PretrainModule(L.LightningModule):
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
         self._monitored = False  # a TrainingMonitor writes the losses to the loggers
+        self._in_bar = True  # Lightning's progress bar shows the losses, for which it waits for the device
         self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
     @classmethod
@@ -124,6 +130,17 @@ class PretrainModule(L.LightningModule):
         """
         return cls(**preset(name, changes))
 
+    def save_hyperparameters(
+        self, *args: Any, ignore: Any = None, frame: FrameType | None = None, logger: bool = True
+    ) -> None:
+        """Save arguments as Lightning does, but configs as plain values, which loggers and weights_only=True need."""
+        here = currentframe()
+        frame = frame or (here and here.f_back)  # that of the caller, whose arguments are saved
+        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        plain = self.settings.plain()
+        if configs := {key: plain[key] for key, value in self.hparams.items() if is_dataclass(value) and key in plain}:
+            super().save_hyperparameters(configs, logger=logger)
+
     @property
     def net(self) -> Backbone:
         """The backbone, which exists from `configure_model` on."""
@@ -137,9 +154,16 @@ class PretrainModule(L.LightningModule):
             tokens: token ids
             documents: (B, T) document numbers, to restrict attention to the same document; None for full attention
         """
-        self.configure_model()
+        if self.backbone is None:
+            self.configure_model()
+            self.net.to(self.device, self.dtype)  # those of an earlier `module.to(...)`
         logits: Tensor = self.net(tokens, documents)
         return logits
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, after building the backbone that they belong to."""
+        self.configure_model()
+        return super().load_state_dict(*args, **kwargs)
 
     def start_from(self, start: Start) -> None:
         """Use the weights of `start`, from the same model, instead of an initialization."""
@@ -153,7 +177,8 @@ class PretrainModule(L.LightningModule):
         seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
         # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self._start is None
-        with torch.device("meta") if meta else nullcontext():
+        # Tensors of inference mode could not be trained later.
+        with torch.inference_mode(False), torch.device("meta") if meta else nullcontext():
             self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
         if self._start is not None:
             self._start.load(self.backbone)
@@ -169,27 +194,37 @@ class PretrainModule(L.LightningModule):
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        tokens, documents = block[:, :-1], None
-        if self.settings.mask_documents:
-            data = data_of(self.trainer)
-            documents = None if data is None else document_ids(tokens, data.eot)
-        out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=block[:, 1:], with_routing=True)
+        tokens = _inputs(block)
+        out: tuple[Tensor, list[Routing]] = self.net(
+            tokens, self._documents(tokens), targets=block[:, 1:], with_routing=True
+        )
         return out
+
+    def _documents(self, tokens: Tensor) -> Tensor | None:
+        """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
+        data = None if self._trainer is None else data_of(self.trainer)
+        if not self.settings.mask_documents:
+            return None
+        if data is None:
+            raise ConfigError(
+                "mask_documents is True; expected a TokenDataModule, which knows where documents end. "
+                "Set mask_documents=False for other data."
+            )
+        return document_ids(tokens, data.eot)
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
         nats, routings = self.loss(block)
         if routings:
             totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
-            if self.trainer.world_size > 1:
+            if torch.distributed.is_initialized():
                 torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
         self.nonfinite.see(loss.detach())
-        if not self._monitored:
-            to_loggers = bool(self.trainer.loggers)
-            self.log("train/loss", nats.detach(), prog_bar=True, logger=to_loggers, batch_size=len(block))
+        to_loggers = bool(self.loggers) and not self._monitored
+        self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -213,7 +248,8 @@ class PretrainModule(L.LightningModule):
 
     def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
         """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        return self(block[:, :-1]).float().cpu()  # type: ignore[no-any-return]
+        tokens = _inputs(block)
+        return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss, nats per token, and val/perplexity."""
@@ -228,18 +264,22 @@ class PretrainModule(L.LightningModule):
         monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
         to_loggers = bool(self.trainer.loggers) and not monitored
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
-        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored, sync_dist=True)
+        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=self._in_bar, sync_dist=True)
         self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
-        self.val_nats.reset()
-        self.val_tokens.reset()
+        with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
+            self.val_nats.reset()
+            self.val_tokens.reset()
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
         settings = self.settings
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
+        trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
+            log.warning("%s is not part of the backbone and is not trained; override configure_optimizers", left[0])
         total = self.trainer.estimated_stepping_batches
         if not math.isfinite(total) or total < 0:
-            log.warning("max_steps and max_epochs are not set: the learning rate stays at its peak")
+            log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
         steps = int(total)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -261,7 +301,7 @@ class PretrainModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             gradient_clip_val = None
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
-        norm = clip_by_role(self.net.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
+        norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             self.nonfinite.forget()  # the scaler skips expected fp16 overflows
@@ -273,6 +313,7 @@ class PretrainModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one."""
         self._monitored = is_monitored(self.trainer)
+        self._in_bar = not isinstance(self.trainer.progress_bar_callback, RunProgress)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
@@ -306,5 +347,18 @@ class PretrainModule(L.LightningModule):
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Check that the settings match the checkpoint, see `checkpoint.settings.check_settings`."""
-        training = self.trainer.state.fn == "fit"
-        check_settings(checkpoint, self.settings, data_of(self.trainer), training=training)
+        training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
+        check_settings(checkpoint, self.settings, data, training=training, own_optimizer=self.has_own_optimizer)
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
+        return is_overridden("configure_optimizers", self, PretrainModule)
+
+
+def _inputs(block: Any) -> Tensor:
+    """Return the (B, T) inputs of a (B, T + 1) block, after a check of a user's batch."""
+    if not isinstance(block, Tensor) or block.ndim != 2 or block.is_floating_point():
+        found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
+        raise ConfigError(f"the batch is {found}; expected a (B, T + 1) tensor of token ids.")
+    return block[:, :-1]

@@ -53,7 +53,8 @@ class NonFinite:
         Raises:
             NonFiniteError: a value is not finite, and steps are not skipped
         """
-        losses, self._losses = torch.stack(self._losses), []
+        # The training_step of a subclass may not call `see`; then only the norm is checked.
+        losses, self._losses = torch.stack(self._losses) if self._losses else norm.new_empty(0), []
         trainer = module.trainer
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         fine = torch.isfinite(losses).all() & torch.isfinite(norm)

@@ -37,9 +37,9 @@ class TextSamples(L.Callback):
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that the model and its tokenizer are known."""
+        """Check before training that the model and its tokenizer are known."""
         is_ours = settings_of(pl_module) is not None and data_of(trainer) is not None
-        if self._sampling is not None and not is_ours:
+        if stage == "fit" and self._sampling is not None and not is_ours:
             raise ConfigError("samples.tokens is set; expected a PretrainModule and a TokenDataModule for TextSamples.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -127,14 +127,14 @@ def clip_by_role(
 
     Args:
         parameters: the model's parameters, in order
-        optimizer: optimizer whose groups have a `role`
+        optimizer: optimizer whose groups have a `role`; groups without one are clipped together
         limit: maximum joint norm
         limits: role -> maximum norm of its gradients
 
     Returns:
         norm of all gradients before clipping
     """
-    role_of = {p: g["role"] for g in optimizer.param_groups if g["role"] in limits for p in g["params"]}
+    role_of = {p: g["role"] for g in optimizer.param_groups if g.get("role") in limits for p in g["params"]}
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in parameters:
         parts.setdefault(role_of.get(parameter, ""), []).append(parameter)

@@ -67,7 +67,9 @@ def fold_gradients(
 def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """Return the dtype of a product with `weight`: autocast's if enabled, else the weight's."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    if device == "meta" or not torch.is_autocast_enabled(device):  # torch raises an error for meta
+        return weight.dtype
+    return torch.get_autocast_dtype(device)
 
 
 class _FoldedProduct(torch.autograd.Function):

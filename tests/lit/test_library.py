@@ -3,13 +3,20 @@
 import csv
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -24,11 +31,14 @@ from lightning_sv import (
     PretrainModule,
     RouterMonitor,
     Sharpness,
+    TextSamples,
     TokenDataModule,
     TrainingMonitor,
     apply_strategy,
 )
+from lightning_sv.callbacks import CopyingMonitor
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.nonfinite import NonFiniteError
 from tests.conftest import thinned
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -102,6 +112,60 @@ def test_trainer_logs_losses_and_its_checkpoint_restores_the_module(data: TokenD
     assert predicted is not None and predicted[0].shape[1:] == (8, 300)
 
 
+def test_validated_module_trains_afterwards(data: TokenDataModule, tmp_path: Path) -> None:
+    made = module()
+    for split in ("validate", "test"):
+        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
+    run = trainer(tmp_path)
+    run.fit(made, data)
+    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+
+
+def test_module_without_a_trainer_builds_its_backbone_when_it_is_needed(tmp_path: Path) -> None:
+    tokens = blocks()[:, :-1]
+    assert module().to("meta")(tokens.to("meta")).device.type == "meta"
+    assert module().double()(tokens).dtype == torch.float64
+    one, two = module(seed=1), module(seed=2)
+    with torch.inference_mode():
+        logits = one(tokens)
+    two.load_state_dict(one.state_dict())
+    torch.testing.assert_close(two(tokens), logits)
+    trainer(tmp_path).fit(one, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float()])
+def test_batch_that_is_no_block_is_refused(batch: Any) -> None:
+    for step in (module().training_step, module().predict_step):
+        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)"):
+            step(batch, 0)
+
+
+def test_steps_run_without_a_trainer() -> None:
+    for config in (SIZES, MIXTURE):
+        made = module(backbone=config)
+        made.configure_model()
+        assert made.training_step(blocks(), 0)["loss"].isfinite()
+
+
+def test_predict_masks_documents_as_the_loss_does(data: TokenDataModule, tmp_path: Path) -> None:
+    made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
+    (logged,) = run.test(made, data, verbose=False)
+    logits: Any = run.predict(made, data)
+    targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
+    loss = nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), targets.flatten())
+    assert float(loss) == pytest.approx(logged["test/loss"], rel=1e-5)
+    with pytest.raises(ConfigError, match="mask_documents"):
+        trainer(tmp_path).fit(made, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_training_monitor_leaves_the_loss_to_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, monitor="train/loss", every_n_train_steps=1)
+    run = trainer(tmp_path, TrainingMonitor(1), keep)
+    run.fit(module(), data)
+    assert keep.best_model_path and {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
+    assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
+
+
 def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     whole, half, resumed = module(), module(), module()
     trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
@@ -157,6 +221,27 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
     wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
         trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "distinct"),
+    [({"overfit_batches": 2}, 2), ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6)],
+)
+def test_epochs_repeat_their_batches_only_to_overfit(
+    changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    note = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, i: seen.append(str(batch.tolist())))
+    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(module(), data)
+    assert len(seen) == 6 and len(set(seen)) == distinct
+
+
+def test_data_module_is_read_without_a_trainer(data: TokenDataModule) -> None:
+    data.prepare_data()
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert next(iter(loader)).shape[1:] == (9,)
+    assert next(iter(data.train_dataloader())).shape == (2, 9)
 
 
 class Foreign(L.LightningModule):
@@ -227,12 +312,119 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
 
 
+class OwnOptimizer(PretrainModule):
+    """A subclass with its own optimizer, which knows no roles."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class OwnStep(PretrainModule):
+    """A subclass with its own training step, which reports neither losses nor routings."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+
+
+def test_subclass_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
+    arguments: Any = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
+    whole, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
+    keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
+    trainer(tmp_path / "a", keep, TrainingMonitor(1), gradient_clip_val=1.0, max_steps=2).fit(whole, data)
+    assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
+    trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
+    assert resumed.trainer.global_step == 4
+
+
+class Wider(PretrainModule):
+    """A subclass that saves its arguments in the usual way, and has a layer of its own."""
+
+    def __init__(self, width: int = 1, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.save_hyperparameters()
+        self.extra = nn.Linear(width, width)
+
+
+def test_subclass_that_saves_its_arguments_is_logged_and_restored(
+    data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, keep = Wider(width=3, backbone=SIZES, lr=0.01), ModelCheckpoint(tmp_path)
+    trainer(tmp_path / "log", keep).fit(made, data)
+    assert "extra.weight is not part of the backbone" in caplog.text
+    (logged,) = (tmp_path / "log").rglob("hparams.yaml")
+    assert "d_model: 16" in logged.read_text()
+    restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
+    assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
+
+
+def test_subclass_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
+    made, monitor = OwnStep(backbone=MIXTURE, lr=0.01, seed=0), RouterMonitor(1)
+    trainer(tmp_path, monitor, TrainingMonitor(1)).fit(made, data)
+    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    assert {"train/loss", "moe/layer0/load_max"} <= tags
+    assert not any(child._forward_hooks for child in made.modules())
+    made.net.embed.weight.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        trainer(tmp_path / "nan").fit(made, data)
+
+
+class Silent(Foreign):
+    """A user's module whose training step returns nothing: manual optimization."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__(net)
+        self.automatic_optimization = False
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(block, batch_idx))
+        optimizer.step()
+
+
+class Frozen(Foreign):
+    """A user's module without an optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class OtherData(L.LightningDataModule):
+    """A user's data module, whose attribute `batches` is not ours."""
+
+    batches = 3
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Silent, Frozen])
+def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp_path: Path) -> None:
+    trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=OtherData())
+    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    assert "throughput/steps_per_s" in tags
+    assert ("lr" in tags) == (kind is Silent) and ("train/loss" in tags) == (kind is Frozen)
+
+
 @pytest.mark.parametrize(
     "callback", [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness()]
 )
 def test_callback_on_a_model_without_scale_vectors_or_loss_is_refused(callback: L.Callback, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         trainer(tmp_path, callback).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_training_callbacks_leave_validation_alone(tmp_path: Path) -> None:
+    run = trainer(tmp_path, Sharpness(), TextSamples(3), CopyingMonitor())
+    assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
+
+
+def test_checkpoint_inside_a_step_has_the_sums_of_complete_steps(data: TokenDataModule, tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, monitor="val/loss", filename="{step}", save_top_k=-1)
+    run = trainer(tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3)
+    run.fit(module(), data)
+    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)["callbacks"]["TrainingMonitor"]
+    assert int(state["sums"]["sequences"]) == 4
 
 
 def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:

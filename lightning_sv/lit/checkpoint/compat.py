@@ -32,7 +32,12 @@ def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, An
 
 
 def check_settings(
-    checkpoint: dict[str, Any], module: PretrainConfig, data: DataConfig | None, *, training: bool
+    checkpoint: dict[str, Any],
+    module: PretrainConfig,
+    data: DataConfig | None,
+    *,
+    training: bool,
+    own_optimizer: bool = False,
 ) -> None:
     """Check that a checkpoint has the settings of this run, over which its weights or state would silently win.
 
@@ -41,6 +46,7 @@ def check_settings(
         module: settings of the model
         data: settings of the data; None for custom data, which is not compared
         training: if True, also compare optimizer, schedule, batch and initial weights
+        own_optimizer: if True, a subclass has built the optimizer, whose state is not checked
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -58,7 +64,7 @@ def check_settings(
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
                 "settings, or start a new run."
             )
-    if training:
+    if training and not own_optimizer:
         _check_optimizer_state(
             checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
         )
