@@ -82,6 +82,15 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
 
+@pytest.mark.parametrize("strategy", ["nop", "ap", "hg"])
+def test_a_norm_that_the_model_also_returns_keeps_its_vector_unless_logits_define_the_function(strategy: str) -> None:
+    net = Net(lambda net, x: (plain(net, x), x.float()))
+    report = apply_strategy(net, strategy, IDS)
+    assert report.same_function and "norm.weight" in dict(report.notes)
+    logits = apply_strategy(Net(lambda net, x: {"logits": plain(net, x), "hidden": x}), strategy, IDS)
+    assert logits.same_function and not logits.notes
+
+
 def test_a_model_without_numbers_cannot_be_checked() -> None:
     with pytest.raises(ValueError, match="expected floating-point numbers"):
         apply_strategy(Net(lambda net, x: plain(net, x).argmax(-1)), "hg", IDS)

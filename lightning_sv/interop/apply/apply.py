@@ -16,7 +16,7 @@ from lightning_sv.interop.apply.change import Change, applied_modules, check_num
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.trace import DATA, PARAM, plain_output, tracing_state
+from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
@@ -190,8 +190,8 @@ def _outputs(traced: TracedModel) -> list[Tensor]:
     """
     model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
-        out = plain_output(model(*args, **kwargs))
-    leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
+        out = model(*args, **kwargs)
+    leaves = tree_leaves(logits_of(out))
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not numbers:
         raise ConfigError(
