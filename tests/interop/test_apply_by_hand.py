@@ -92,6 +92,8 @@ def test_a_norm_that_the_model_also_returns_keeps_its_vector_unless_logits_defin
 
 
 def test_a_model_without_numbers_cannot_be_checked() -> None:
+    with pytest.raises(ValueError, match="no finite output"):
+        apply_strategy(Net(lambda net, x: plain(net, x) * torch.nan), "hg", IDS)
     with pytest.raises(ValueError, match="expected floating-point numbers"):
         apply_strategy(Net(lambda net, x: plain(net, x).argmax(-1)), "hg", IDS)
 

@@ -103,6 +103,11 @@ def apply_strategy(
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         before = _outputs(traced)
+        if not any(leaf.isfinite().any() for leaf in before):
+            raise ConfigError(
+                f"{type(model).__name__} has no finite output for this example; expected some, to check that its "
+                "function is preserved. Initialize or load the weights first."
+            )
         change = Change(model, parsed, options or ScaleOptions(), sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
