@@ -124,6 +124,12 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
         assert torch.equal(again(ids, use_cache=False).logits, applied)
 
 
+def test_a_norm_before_a_tied_head_is_reported_if_the_strategy_has_no_vector_before_matrices() -> None:
+    for strategy, noted in (("nop", {"model.norm.weight"}), ("hg", set())):
+        report = apply_strategy(named("qwen2-tied"), strategy)
+        assert dict(report.notes).keys() == noted, strategy
+
+
 def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
     model = named("llama")
     report = apply_strategy(model, "hg+dp", options=ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}))

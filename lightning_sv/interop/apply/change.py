@@ -132,8 +132,10 @@ class Change:
     def _site(self, site: Site) -> None:
         """Move the site's vector to its matrices if the strategy requires it and they can absorb it; else keep it."""
         gamma = upcast(self.named[site.vector]) + (site.origin or 0.0)
-        moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
-        if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
+        moves = not self.row.scale_in
+        if not site.tied:  # of a tied matrix, _note_matrices reports the missing vector after it
+            moves = moves or self.strategy.per_branch or self.row.scale_out
+        if site.role == "input" and moves and site.stays and not site.matrices:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
         has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
         branches = sum(len(matrix.parts) for matrix in site.matrices)
