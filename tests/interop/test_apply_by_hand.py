@@ -50,6 +50,13 @@ def test_a_table_that_a_function_ties_has_no_vectors() -> None:
     assert not any(path.startswith("emb") for path in report.vectors)
 
 
+def test_a_matrix_that_two_norms_share_is_noted_once() -> None:
+    layers = [nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)]
+    layers[1][1].weight = layers[0][1].weight
+    report = apply_strategy(nn.Sequential(nn.Embedding(V, D), *layers), "hg+dp", IDS)
+    assert [name for name, _ in report.notes] == ["1.1.weight"]
+
+
 @dataclasses.dataclass(slots=True)
 class Slots:
     """An output that keeps its tensors in slots."""

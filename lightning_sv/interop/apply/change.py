@@ -102,7 +102,8 @@ class Change:
                 raise ConfigError(f"options.placement_at.{key} is {token!r}; expected one of {' '.join(PLACEMENTS)}.")
 
     def _note(self, name: str, what: str) -> None:
-        self.notes.append((name, what))
+        if (name, what) not in self.notes:  # several norms can share a tied matrix
+            self.notes.append((name, what))
 
     def _note_matrices(self, site: Site) -> None:
         """Note which matrices have no vectors of their own, and why."""
