@@ -175,6 +175,8 @@ def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> Non
         apply_strategy(other, strategy)
         other.load_state_dict(model.state_dict())
         assert torch.equal(logits(other), logits(model))
+        with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
+            torch.save(model, tmp_path / "pickled")
         copied = copy.deepcopy(model)
         applied = logits(model)
         assert torch.equal(logits(fold_applied(copied)), applied) and torch.equal(logits(model), applied)

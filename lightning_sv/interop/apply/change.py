@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -440,10 +441,13 @@ def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
 
-    def save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        state[prefix + name] = torch.zeros(0)
+    hooks = partial(_save_guard, name), partial(_load_guard, name)
+    return [model.register_state_dict_post_hook(hooks[0]), model.register_load_state_dict_pre_hook(hooks[1])]
 
-    def load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state.pop(prefix + name, None)
 
-    return [model.register_state_dict_post_hook(save), model.register_load_state_dict_pre_hook(load)]
+def _save_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    state[prefix + name] = torch.zeros(0)
+
+
+def _load_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    state.pop(prefix + name, None)
