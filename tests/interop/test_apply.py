@@ -124,6 +124,15 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
         assert torch.equal(again(ids, use_cache=False).logits, applied)
 
 
+def test_the_hint_of_a_refused_dnp_can_be_pasted() -> None:
+    with pytest.raises(ConfigError, match="holds several matrices") as refused:
+        apply_strategy(named("mixtral"), "unified")
+    options = eval(str(refused.value).rpartition("options=")[2].rstrip("."), {"ScaleOptions": ScaleOptions})
+    assert not apply_strategy(named("mixtral"), "unified", options=options).notes
+    with pytest.raises(ConfigError, match="expected ScaleOptions"):
+        apply_strategy(named("llama"), "hg", options={"lm_head": "bp"})  # type: ignore[arg-type]
+
+
 def test_a_norm_before_a_tied_head_is_reported_if_the_strategy_has_no_vector_before_matrices() -> None:
     for strategy, noted in (("nop", {"model.norm.weight"}), ("hg", set())):
         report = apply_strategy(named("qwen2-tied"), strategy)

@@ -123,7 +123,7 @@ def test_of_a_branch_that_only_training_reaches_the_roles_are_given() -> None:
 
 def test_dnp_needs_layers_that_are_called() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
-    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*matrix: dp"):
+    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*'matrix': 'dp'"):
         apply_strategy(net, "hg+dnp", IDS)
 
 

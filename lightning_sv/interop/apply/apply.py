@@ -72,7 +72,7 @@ def apply_strategy(
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling
         strategy: the strategy, for instance 'hg+dp+or+iwd'
         example: example inputs of the model, see `weight_decay_roles`
-        options: exceptions, by the last part of a matrix's name: {lm_head: bp}
+        options: exceptions, by the last part of a matrix's name: ScaleOptions(placement_at={'lm_head': 'bp'})
         untie_head: if True, a head tied to the embedding gets its own copy, which can have vectors
         known: roles by parameter name, for instance of a branch used only in training, which does not change
 
@@ -108,7 +108,7 @@ def apply_strategy(
                 f"{type(model).__name__} has no finite output for this example; expected some, to check that its "
                 "function is preserved. Initialize or load the weights first."
             )
-        change = Change(model, parsed, options or ScaleOptions(), sites, undo)
+        change = Change(model, parsed, ScaleOptions() if options is None else options, sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
@@ -119,7 +119,7 @@ def apply_strategy(
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
                     f"dnp normalizes the output of {path}, but this model uses its weight without "
-                    f"calling it. Use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
+                    f"calling it. Use dp, or options=ScaleOptions(placement_at={{{path.rpartition('.')[2]!r}: 'dp'}})."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):

@@ -87,6 +87,11 @@ class Change:
         undo.callback(model.__delattr__, APPLIED)
 
     def _check_options(self, sites: list[Site]) -> None:
+        if not isinstance(self.options, ScaleOptions):
+            raise ConfigError(
+                f"options is {self.options!r}; expected ScaleOptions of lightning_sv.scale, for instance "
+                "ScaleOptions(placement_at={'lm_head': 'dp'})."
+            )
         if self.options != ScaleOptions(self.options.placement_at):
             raise ConfigError(
                 f"options are {self.options.label()}; apply_strategy supports placement_at only. Build a Backbone "
@@ -246,7 +251,7 @@ class Change:
             raise ConfigError(
                 "dnp normalizes only outputs of plain nn.Linear layers that hold one matrix; "
                 f"{matrix.weight} {'holds several matrices' if several else f'belongs to a {type(layer).__name__}'}. "
-                f"Use dp, or options.placement_at {{{matrix.word}: dp}}."
+                f"Use dp, or options=ScaleOptions(placement_at={{{matrix.word!r}: 'dp'}})."
             )
         norm = OutputNorm(
             self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
@@ -440,7 +445,6 @@ def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
 
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
-
     hooks = partial(_save_guard, name), partial(_load_guard, name)
     return [model.register_state_dict_post_hook(hooks[0]), model.register_load_state_dict_pre_hook(hooks[1])]
 
