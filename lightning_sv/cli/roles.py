@@ -70,9 +70,9 @@ def print_roles(name: str, roles: Roles, policy: str) -> None:
         folds = "" if p.redundant is None else "yes" if p.redundant else "no"
         to = "" if p.decays_to is None else f"{p.decays_to:g}"
         shape, decays = "x".join(map(str, p.shape)), "yes" if p.decays(policy) else "no"
-        modules[".".join(words[:-2])].append(
-            (f"  {'.'.join(words[-2:])}", f"{len(parameters)}", shape, p.role, folds, to, decays)
-        )
+        module = ".".join(words[:-2])
+        indented = ("  " if module else "") + ".".join(words[-2:])
+        modules[module].append((indented, f"{len(parameters)}", shape, p.role, folds, to, decays))
     heading = ("parameter", "n", "shape", "role", "folds", "to", policy)
     rows = [heading, *(row for some in modules.values() for row in some)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heading))]

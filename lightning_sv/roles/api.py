@@ -140,8 +140,9 @@ class TracedModel:
 
     def _folds(self, name: str) -> bool:
         """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
+        logits = self.flow.graph.logits
         try:
-            ends = list(consumers(self.scaled[name], name, through_gates=True))
+            ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=logits))
         except UnknownConsumerError:  # behind a gate, which roles do not pass
             return False
         operands = [end.matrix for end in ends if end.matrix is not None]

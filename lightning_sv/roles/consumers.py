@@ -1,7 +1,7 @@
 """Consumers of a value: linear maps, selection of experts, and the output."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,9 @@ class Consumer:
     along_channels: bool = False  #: whether the linear map sums over the value's channels, and can absorb their factors
 
 
-def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool) -> Iterator[Consumer]:
+def consumers(
+    scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool, outputs: Collection[Node] = ()
+) -> Iterator[Consumer]:
     """Yield the consumers of all values that are linear in a scale vector, channel by channel.
 
     Values stay linear in the vector if coefficients are constants, parameters, or one number per position: views,
@@ -59,6 +61,7 @@ def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: 
         scaled: products of a normalized value and the scale vector, each with the vector's factor
         name: parameter name of the scale vector, for the error
         through_gates: if True, follow products with data
+        outputs: values that the model returns, which also consumes them
 
     Raises:
         UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
@@ -98,6 +101,7 @@ def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: 
                 "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
             )
         yield Consumer(user)
+    yield from (Consumer(value) for value in reached if value in outputs)
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:

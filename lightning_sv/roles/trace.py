@@ -96,11 +96,12 @@ class Walk:
 
 @dataclass
 class Graph:
-    """Nodes in the order of the pass, parameters by name, and the module's outputs."""
+    """Nodes in the order of the pass, parameters by name, the module's outputs, and those that define its function."""
 
     nodes: list[Node]
     parameters: dict[str, Node]
     outputs: set[Node]
+    logits: set[Node]
 
 
 class Tracer(TorchDispatchMode):
@@ -344,8 +345,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 'model accepts, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
                 "flex_attention, torch.cond or other higher-order operator elsewhere."
             ) from error
-        outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
-    return Graph(tracer.nodes, parameters, outputs)
+        outputs, logits = (
+            {tracer.find(t) for t in tree_iter(values) if isinstance(t, Tensor)}
+            for values in (plain_output(out), logits_of(out))
+        )
+    return Graph(tracer.nodes, parameters, outputs, logits)
 
 
 def plain_output(out: Any) -> Any:
@@ -357,3 +361,9 @@ def plain_output(out: Any) -> Any:
     if isinstance(out, (list, tuple)):
         return [plain_output(value) for value in out]
     return out
+
+
+def logits_of(out: Any) -> Any:
+    """Return a model's logits, or all its outputs if none are called logits, as `plain_output` does."""
+    plain = plain_output(out)
+    return plain["logits"] if isinstance(plain, dict) and "logits" in plain else plain

@@ -124,6 +124,21 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
         assert torch.equal(again(ids, use_cache=False).logits, applied)
 
 
+def test_the_hint_of_a_refused_dnp_can_be_pasted() -> None:
+    with pytest.raises(ConfigError, match="holds several matrices") as refused:
+        apply_strategy(named("mixtral"), "unified")
+    options = eval(str(refused.value).rpartition("options=")[2].rstrip("."), {"ScaleOptions": ScaleOptions})
+    assert not apply_strategy(named("mixtral"), "unified", options=options).notes
+    with pytest.raises(ConfigError, match="expected ScaleOptions"):
+        apply_strategy(named("llama"), "hg", options={"lm_head": "bp"})  # type: ignore[arg-type]
+
+
+def test_a_norm_before_a_tied_head_is_reported_if_the_strategy_has_no_vector_before_matrices() -> None:
+    for strategy, noted in (("nop", {"model.norm.weight"}), ("hg", set())):
+        report = apply_strategy(named("qwen2-tied"), strategy)
+        assert dict(report.notes).keys() == noted, strategy
+
+
 def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
     model = named("llama")
     report = apply_strategy(model, "hg+dp", options=ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}))
@@ -169,6 +184,8 @@ def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> Non
         apply_strategy(other, strategy)
         other.load_state_dict(model.state_dict())
         assert torch.equal(logits(other), logits(model))
+        with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
+            torch.save(model, tmp_path / "pickled")
         copied = copy.deepcopy(model)
         applied = logits(model)
         assert torch.equal(logits(fold_applied(copied)), applied) and torch.equal(logits(model), applied)

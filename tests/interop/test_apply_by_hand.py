@@ -50,6 +50,13 @@ def test_a_table_that_a_function_ties_has_no_vectors() -> None:
     assert not any(path.startswith("emb") for path in report.vectors)
 
 
+def test_a_matrix_that_two_norms_share_is_noted_once() -> None:
+    layers = [nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)]
+    layers[1][1].weight = layers[0][1].weight
+    report = apply_strategy(nn.Sequential(nn.Embedding(V, D), *layers), "hg+dp", IDS)
+    assert [name for name, _ in report.notes] == ["1.1.weight"]
+
+
 @dataclasses.dataclass(slots=True)
 class Slots:
     """An output that keeps its tensors in slots."""
@@ -82,7 +89,18 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
 
+@pytest.mark.parametrize("strategy", ["nop", "ap", "hg"])
+def test_a_norm_that_the_model_also_returns_keeps_its_vector_unless_logits_define_the_function(strategy: str) -> None:
+    net = Net(lambda net, x: (plain(net, x), x.float()))
+    report = apply_strategy(net, strategy, IDS)
+    assert report.same_function and "norm.weight" in dict(report.notes)
+    logits = apply_strategy(Net(lambda net, x: {"logits": plain(net, x), "hidden": x}), strategy, IDS)
+    assert logits.same_function and not logits.notes
+
+
 def test_a_model_without_numbers_cannot_be_checked() -> None:
+    with pytest.raises(ValueError, match="no finite output"):
+        apply_strategy(Net(lambda net, x: plain(net, x) * torch.nan), "hg", IDS)
     with pytest.raises(ValueError, match="expected floating-point numbers"):
         apply_strategy(Net(lambda net, x: plain(net, x).argmax(-1)), "hg", IDS)
 
@@ -105,7 +123,7 @@ def test_of_a_branch_that_only_training_reaches_the_roles_are_given() -> None:
 
 def test_dnp_needs_layers_that_are_called() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
-    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*matrix: dp"):
+    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*'matrix': 'dp'"):
         apply_strategy(net, "hg+dnp", IDS)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
+from lightning_sv.interop import apply_strategy
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
@@ -242,6 +243,8 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
     assert "different models" in refused(one)
+    apply_strategy(applied := named("llama"), "hg+dp+or")
+    assert "saved before fold_applied" in refused(saved("applied", applied))
     quantized = named("llama")
     quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
     assert "lm_head.weight" in refused(saved("fp8", quantized))

@@ -59,6 +59,15 @@ def test_the_table_collapses_layers(
     assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
 
 
+def test_a_parameter_of_the_model_itself_is_not_listed_below_a_module(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("model.norm.weight", "layers.0.norm.weight", "lm_head.weight")
+    print_roles("M", Roles(tuple(ModelParameter(name, (2,), "input", True, 0.0) for name in names)), "iwd")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  1  ")[0].rstrip() for line in lines[3:8]] == [
+        "model", "  norm.weight", "layers.*", "  norm.weight", "lm_head.weight",
+    ]  # fmt: skip
+
+
 def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

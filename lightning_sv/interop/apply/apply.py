@@ -16,7 +16,7 @@ from lightning_sv.interop.apply.change import Change, applied_modules, check_num
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.trace import DATA, PARAM, plain_output, tracing_state
+from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
@@ -72,7 +72,7 @@ def apply_strategy(
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling
         strategy: the strategy, for instance 'hg+dp+or+iwd'
         example: example inputs of the model, see `weight_decay_roles`
-        options: exceptions, by the last part of a matrix's name: {lm_head: bp}
+        options: exceptions, by the last part of a matrix's name: ScaleOptions(placement_at={'lm_head': 'bp'})
         untie_head: if True, a head tied to the embedding gets its own copy, which can have vectors
         known: roles by parameter name, for instance of a branch used only in training, which does not change
 
@@ -103,7 +103,12 @@ def apply_strategy(
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         before = _outputs(traced)
-        change = Change(model, parsed, options or ScaleOptions(), sites, undo)
+        if not any(leaf.isfinite().any() for leaf in before):
+            raise ConfigError(
+                f"{type(model).__name__} has no finite output for this example; expected some, to check that its "
+                "function is preserved. Initialize or load the weights first."
+            )
+        change = Change(model, parsed, ScaleOptions() if options is None else options, sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
@@ -114,7 +119,7 @@ def apply_strategy(
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
                     f"dnp normalizes the output of {path}, but this model uses its weight without "
-                    f"calling it. Use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
+                    f"calling it. Use dp, or options=ScaleOptions(placement_at={{{path.rpartition('.')[2]!r}: 'dp'}})."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):
@@ -190,8 +195,8 @@ def _outputs(traced: TracedModel) -> list[Tensor]:
     """
     model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
-        out = plain_output(model(*args, **kwargs))
-    leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
+        out = model(*args, **kwargs)
+    leaves = tree_leaves(logits_of(out))
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not numbers:
         raise ConfigError(

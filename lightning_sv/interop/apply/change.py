@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -86,6 +87,11 @@ class Change:
         undo.callback(model.__delattr__, APPLIED)
 
     def _check_options(self, sites: list[Site]) -> None:
+        if not isinstance(self.options, ScaleOptions):
+            raise ConfigError(
+                f"options is {self.options!r}; expected ScaleOptions of lightning_sv.scale, for instance "
+                "ScaleOptions(placement_at={'lm_head': 'dp'})."
+            )
         if self.options != ScaleOptions(self.options.placement_at):
             raise ConfigError(
                 f"options are {self.options.label()}; apply_strategy supports placement_at only. Build a Backbone "
@@ -102,7 +108,8 @@ class Change:
                 raise ConfigError(f"options.placement_at.{key} is {token!r}; expected one of {' '.join(PLACEMENTS)}.")
 
     def _note(self, name: str, what: str) -> None:
-        self.notes.append((name, what))
+        if (name, what) not in self.notes:  # several norms can share a tied matrix
+            self.notes.append((name, what))
 
     def _note_matrices(self, site: Site) -> None:
         """Note which matrices have no vectors of their own, and why."""
@@ -132,8 +139,10 @@ class Change:
     def _site(self, site: Site) -> None:
         """Move the site's vector to its matrices if the strategy requires it and they can absorb it; else keep it."""
         gamma = upcast(self.named[site.vector]) + (site.origin or 0.0)
-        moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
-        if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
+        moves = not self.row.scale_in
+        if not site.tied:  # of a tied matrix, _note_matrices reports the missing vector after it
+            moves = moves or self.strategy.per_branch or self.row.scale_out
+        if site.role == "input" and moves and site.stays and not site.matrices:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
         has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
         branches = sum(len(matrix.parts) for matrix in site.matrices)
@@ -242,7 +251,7 @@ class Change:
             raise ConfigError(
                 "dnp normalizes only outputs of plain nn.Linear layers that hold one matrix; "
                 f"{matrix.weight} {'holds several matrices' if several else f'belongs to a {type(layer).__name__}'}. "
-                f"Use dp, or options.placement_at {{{matrix.word}: dp}}."
+                f"Use dp, or options=ScaleOptions(placement_at={{{matrix.word!r}: 'dp'}})."
             )
         norm = OutputNorm(
             self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
@@ -436,11 +445,13 @@ def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
 
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
+    hooks = partial(_save_guard, name), partial(_load_guard, name)
+    return [model.register_state_dict_post_hook(hooks[0]), model.register_load_state_dict_pre_hook(hooks[1])]
 
-    def save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        state[prefix + name] = torch.zeros(0)
 
-    def load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state.pop(prefix + name, None)
+def _save_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    state[prefix + name] = torch.zeros(0)
 
-    return [model.register_state_dict_post_hook(save), model.register_load_state_dict_pre_hook(load)]
+
+def _load_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    state.pop(prefix + name, None)

@@ -23,6 +23,7 @@ from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
 _NUMBERS = ("F64", "F32", "F16", "BF16")
+_MISMATCH = "configuration and weights belong to different models, or the model was saved before fold_applied"
 #: transformers' operations from stored tensors to a parameter that keep each channel in place
 _STACKED = {"MergeModulelist", "Concatenate"}
 
@@ -171,12 +172,12 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
     if len(stored) != 1 or stored[0].pattern is not None:
         raise ConfigError(
             f"{name} is {'in a different form' if stored else 'missing'} in the weights; expected the parameters of "
-            "the configuration's model. A file is missing, or configuration and weights belong to different models."
+            f"the configuration's model. A file is missing, or {_MISMATCH}."
         )
     if weights.shape(stored[0].key) != shape:
         raise ConfigError(
             f"the shape of {name} is {list(weights.shape(stored[0].key))} in the weights; expected {list(shape)}, as "
-            "in the configuration. Configuration and weights belong to different models."
+            f"in the configuration. Perhaps {_MISMATCH}."
         )
     return stored[0].key
 
