@@ -39,7 +39,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):
-        raise ConfigError(f"--b_label is {len(labels)} names; expected {len(options.b)}, one per strategy of --arms.")
+        raise ConfigError(f"--b_label has {len(labels)} names; expected {len(options.b)}, one per strategy of --arms.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)

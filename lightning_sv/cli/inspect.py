@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
     name, vectors, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
     if not vectors:
-        raise ConfigError(f"{name} has no scale vectors.")
+        raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
     rows = [statistics(vector) for vector in vectors]
     families: dict[str, list[VectorStatistics]] = defaultdict(list)
     for row in rows:
@@ -86,7 +86,9 @@ def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", vectors_of_backbone(model), []
     if path.is_file():
-        raise ConfigError(f"{path} is a file; expected a folder with config.json and *.safetensors.")
+        raise ConfigError(
+            f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
+        )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", found.vectors, unread

@@ -217,7 +217,7 @@ def _named_end(folder: Path) -> str | None:
 def read_limited(path: Path) -> bytes:
     """Return the bytes of a tokenizer file, unless it is too large to be one."""
     if not path.is_file():
-        raise ConfigError(f"tokenizer={path} does not exist; expected 'bpe:N', 'gpt2' or the path of a file.")
+        raise ConfigError(f"tokenizer is {path}; expected 'bpe:N', 'gpt2' or the path of an existing file.")
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ConfigError(
             f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."

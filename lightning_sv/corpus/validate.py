@@ -89,13 +89,13 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if not is_file or hashlib.sha256(read_limited(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
-            f"Use that one{_by_layer(root)}, or prepare another folder."
+            f"Use that one{_by_layer(root)}, or prepare a different folder."
         )
 
 
 def _by_layer(root: Path) -> str:
     layer = root / LAYER
-    return f" (--config {layer} sets both)" if layer.is_file() else ""
+    return f" (--config {layer} sets it)" if layer.is_file() else ""
 
 
 def _check_split(manifest: Manifest, root: Path, name: str) -> None:

@@ -346,7 +346,7 @@ class PretrainCLI(LightningCLI):
         """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
         if not path:
-            raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
+            raise ConfigError(f"ckpt_path is not set; expected a checkpoint to validate. Add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
         self.batches.check(self.model.settings.backbone.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()

@@ -105,7 +105,11 @@ class Parser(ArgumentParser):
         """Raise ConfigError with the cause in one sentence."""
         text = str(ex or message)
         if missing := text.partition("arguments are required: ")[2]:
-            raise ConfigError(f"{missing} are not set; expected values, e.g. those of --config tiny-unified.") from ex
+            verb = "are" if "," in missing else "is"
+            hint = " Start from a complete config, e.g. --config tiny-unified." * ("model." in missing)
+            raise ConfigError(f"{missing} {verb} not set; expected a value.{hint}") from ex
+        if unknown := text.partition("unrecognized arguments: ")[2]:
+            raise ConfigError(f"{unknown} is unknown; expected --KEY VALUE.{self._suggestion(text)}") from ex
         sentence = self._sentence(text)
         raise ConfigError(f"{sentence}{'.' * (sentence[-1] != '?')}{self._suggestion(text)}") from ex
 

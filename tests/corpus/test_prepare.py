@@ -60,7 +60,7 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
     assert main(["prepare", "--config", layer]) == 0  # there already
     assert made.corpus_hash[:12] in capsys.readouterr().out
     args = ["fit", *(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
-    assert main(args) == 2 and f"--config {layer} sets both" in capsys.readouterr().err
+    assert main(args) == 2 and f"--config {layer} sets it" in capsys.readouterr().err
 
 
 def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:

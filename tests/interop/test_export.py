@@ -110,8 +110,8 @@ def test_refusals_say_why_and_write_nothing(
     new = str(tmp_path / "new")
     monkeypatch.chdir(used)
     assert "is the current directory" in refused(str(runs["plain"]), ".")
-    assert "There is no run directory" in refused(str(tmp_path / "no"), new)
-    assert "invalid choice: 'gguf'" in refused(str(runs["plain"]), "--to", "gguf", new)
+    assert "is not a folder" in refused(str(tmp_path / "no"), new)
+    assert "--to is 'gguf'; expected one of: 'hf'" in refused(str(runs["plain"]), "--to", "gguf", new)
     as_theirs = to_hugging_face
 
     def wrong(*args: object) -> torch.nn.Module:

@@ -24,7 +24,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
     (run / LAST).touch()
-    with pytest.raises(ValueError, match="already holds a run; choose another"):
+    with pytest.raises(ValueError, match="already contains a run; choose a different one"):
         acquire(run, None, again=again)
     acquire(run, str(run / LAST)).release()
     (run / LAST).unlink()
@@ -36,7 +36,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
             clear_unfinished(file.parent)
         assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
     else:
-        with pytest.raises(ValueError, match="already holds a run"):
+        with pytest.raises(ValueError, match="already contains a run"):
             acquire(run, None)
 
 
@@ -74,9 +74,9 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
     for other in (b / LAST, alone):
-        with pytest.raises(ValueError, match=f"run_dir {a} already holds a run, and {other} is not of it"):
+        with pytest.raises(ValueError, match=f"run_dir {a} already contains a run, and {other} is not its checkpoint"):
             chosen(a, other)
-        with pytest.raises(ValueError, match="is not of it"):
+        with pytest.raises(ValueError, match="is not its checkpoint"):
             acquire(a, str(other))
     with pytest.raises(ValueError, match="--run_dir"):
         chosen(None, alone)

@@ -129,12 +129,12 @@ def test_long_curves_are_read_whole(tmp_path: Path) -> None:
 
 def test_refused_directories(tmp_path: Path) -> None:
     """Absent, empty, unfinished, unreadable, and an unknown tag: each says what is wrong."""
-    with pytest.raises(ValueError, match="no run directory"):
+    with pytest.raises(ValueError, match="expected the directory of a run"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no TensorBoard scalars"):
         read_run(tmp_path, complete=False)
     write(tmp_path, [(10, 4.0)], wall_time=1.0)
-    with pytest.raises(ValueError, match="not complete"):
+    with pytest.raises(ValueError, match="expected a complete run"):
         read_run(tmp_path)
     assert read_run(tmp_path, complete=False).label == tmp_path.name
     finish(tmp_path)

@@ -55,8 +55,8 @@ def check_settings(
         where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
             raise ConfigError(
-                f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
-                "settings, or start a new run."
+                f"{where} is {now}; expected {then}, as in the checkpoint. Resume with the same settings, or start a "
+                "new run."
             )
     if training:
         _check_optimizer_state(
@@ -123,7 +123,9 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
+        raise ConfigError(
+            f"the checkpoint's optimizer state is damaged ({what}); resume from a different checkpoint."
+        ) from error
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:

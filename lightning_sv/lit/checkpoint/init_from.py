@@ -75,7 +75,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         where, then, now = first_difference(key, theirs[key], ours[key])
         if then != now:
             raise ConfigError(
-                f"model.init_from: {path} has {where} = {then}, this run has {now}; start from weights of the same "
+                f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
                 "model and tokenizer."
             )
     label, before = f"{model.strategy}{model.options.label()}", check_origin(made.get("origin"))
@@ -104,7 +104,7 @@ def check_origin(saved: Any) -> dict[str, Any] | None:
     try:
         return saved if saved is None else dict(json.loads(json.dumps(saved)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use another.") from error
+        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use a different one.") from error
 
 
 def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:
