@@ -46,6 +46,8 @@ _ABOUT_TYPES = re.compile(
     r"Parser key|Does not validate|Subtypes:|Errors:|Expected an? |Not a valid |Subclass types expect|"
     r"a (class path|dict) |Unable to load|Import path|Given value|$"
 )
+#: largest seed that NumPy accepts
+MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
 _START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
 
@@ -165,12 +167,15 @@ def _expected(hint: Any) -> str:
 
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:
-    """Reject values that jsonargparse accepts: a single value for a section, null, and numbers that are not finite."""
+    """Reject values that jsonargparse accepts: a value for a section, null, numbers out of range."""
     for group in parser._action_groups:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
         if value is not None and not isinstance(value, dict | Namespace):
             raise ConfigError(f"{section} is {value!r}; expected keys and values.")
+    seed = config.get("seed_everything")
+    if isinstance(seed, int) and not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"seed_everything is {seed}; expected a whole number from 0 to {MAX_SEED}.")
     for action in parser._actions:
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None

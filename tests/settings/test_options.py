@@ -64,6 +64,13 @@ WRONG = [
     (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
     (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
     *(
+        (
+            ["--seed_everything", seed],
+            f"error: seed_everything is {seed}; expected a whole number from 0 to 4294967295.\n",
+        )
+        for seed in ("-3", "4294967296")
+    ),
+    *(
         ([f"--trainer.{key}", value], f"error: {__name__}.{name} cannot be created: No module named 'absent'.\n")
         for key, value, name in (
             ("logger", f"{__name__}.AbsentLogger", "AbsentLogger"),
