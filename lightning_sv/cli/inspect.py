@@ -46,14 +46,14 @@ def run(argv: list[str]) -> int:
     parser = PlainParser(
         "inspect",
         "Statistics of the scale vectors of a trained model by role and depth: table, picture, JSON. Reads a run, or a "
-        "folder of transformers (config.json and safetensors, in blocks, without loading the model).",
-        json="Print everything as JSON.",
+        "folder written by transformers (config.json and *.safetensors). Weights are read in blocks.",
+        json="Print the statistics as JSON.",
     )
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
-    parser.add_argument("--png", type=Path, help="File of the picture.")
+    parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import."
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that a run may import."
     )
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":

@@ -50,15 +50,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
-    parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
     parser.add_argument(
         "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
-        help="Folders or CSV files of recordings with the losses of missing runs, e.g. results/cpu.",
+        help="Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu.",
     )  # fmt: skip
     parser.add_argument(
         "--no_log",
         action="store_true",
-        help=f"Do not record the verdicts in {LOG} (a custom budget: in OUT/{LOG.name}).",
+        help=f"Do not record the verdicts in {LOG} (for a custom budget, OUT/{LOG.name}).",
     )
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]

@@ -150,7 +150,7 @@ def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iter
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
         for name in (name for name in names if name not in known):
-            parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")
+            parser.add_argument(f"--{name}", type=kind, help="Key of a training run; ignored by this command.")
 
 
 def _expected(hint: Any) -> str:
