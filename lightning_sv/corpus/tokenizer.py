@@ -175,7 +175,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         eot: name of the end-of-text token; None for the name in the files next to a tokenizer.json
 
     Raises:
-        ConfigError: a missing file, a file of another kind, no end-of-text token, or GPT-2 without a network
+        ConfigError: a missing file, a file of a different kind, no end-of-text token, or GPT-2 without a network
     """
     path = _gpt2_file() if spec == "gpt2" else Path(spec).expanduser()
     return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))

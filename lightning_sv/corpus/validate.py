@@ -23,7 +23,7 @@ from lightning_sv.errors import ConfigError
 SHOWN_BYTES = 2 << 30
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
-# Wait at most this long for another process that hashes: half of the time that other ranks wait for this one.
+# Wait at most this long for a different process that hashes: half of the time that other ranks wait for this one.
 _WAIT_S = 300.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}

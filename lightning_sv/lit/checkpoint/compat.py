@@ -34,7 +34,7 @@ def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, An
 def check_settings(
     checkpoint: dict[str, Any], module: PretrainConfig, data: DataConfig | None, *, training: bool
 ) -> None:
-    """Check that a checkpoint has the settings of this run, over which its weights or state would silently win.
+    """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
     Args:
         checkpoint: entries of the checkpoint
@@ -67,7 +67,7 @@ def check_settings(
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
     """Check that a different number of steps does not change the learning rate of the next step.
 
-    Every change of its length bends a cosine; wsd before its decay continues unchanged.
+    A different length changes every rate of a cosine; wsd does not change before its decay.
 
     Args:
         checkpoint: entries of a checkpoint that passed `check_settings`
@@ -75,7 +75,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
         max_steps: number of steps of this run
 
     Raises:
-        ConfigError: states both rates and lengths
+        ConfigError: the rate would change; the message has both rates and lengths
     """
     step, segments = checkpoint["global_step"], Segments()
     segments.restore(checkpoint[CHECKPOINT_KEY].get("legs"))

@@ -1,4 +1,4 @@
-"""Initial weights from another run or from transformers."""
+"""Initial weights from a different run or from transformers."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ class Start(NamedTuple):
 
 
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
-    """Read the weights of `init_from`, if they make this model the same function as theirs.
+    """Read the weights of `init_from`, after checking that this model computes the same function with them.
 
     Args:
         init_from: checkpoint, run directory for its last one, or folder of transformers
@@ -100,7 +100,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
 
 
 def check_origin(saved: Any) -> dict[str, Any] | None:
-    """Return the origin in a checkpoint, None for a run of its own; raise ConfigError unless JSON can store it."""
+    """Return the origin in a checkpoint, None if it was initialized; raise ConfigError unless JSON can store it."""
     try:
         return saved if saved is None else dict(json.loads(json.dumps(saved)))
     except (TypeError, ValueError, RecursionError) as error:
