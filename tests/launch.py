@@ -37,7 +37,7 @@ class Ended(NamedTuple):
 
 
 def launch(module: str, *args: str, logs: Path, seconds: float, ranks: int = 2) -> Ended:
-    """Run `module` on so many ranks; after `seconds` what is left of them is aborted, and says where it was."""
+    """Run `module` on this number of ranks; after `seconds`, abort the rest, which then print their stack."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]

@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
-#: what a shell or make would read something into
+#: texts that a shell or make would interpret
 HOSTILE = """it's "$HOME" `touch a` $(touch b) $5 $$ \\ ; touch c # & | > d * ? ~ %\nü"""
 
 

@@ -1,4 +1,4 @@
-"""Preparation: what is written, that it is written once and whole, and what is refused."""
+"""Preparation: the written files, atomic and single writing, and refused inputs."""
 
 from __future__ import annotations
 

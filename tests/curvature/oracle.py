@@ -24,7 +24,7 @@ STRATEGY_ROWS = thinned(STRATEGIES, FEW)
 
 
 class Plain(nn.Module):
-    """Loss of a Backbone without its fused products, what has a backward of its own, or SDPA."""
+    """Return the loss of a Backbone without fused products, custom backward passes, or SDPA."""
 
     def __init__(self, model: Backbone):
         super().__init__()

@@ -20,7 +20,7 @@ from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family, find
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
-#: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
+#: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
 #: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
 ROUNDING = 64 * torch.finfo(torch.float32).eps

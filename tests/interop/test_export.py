@@ -215,7 +215,7 @@ def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: Back
         'from_pretrained("path/to/this/folder", experts_implementation="eager")'
         in (tmp_path / "out/README.md").read_text()
     )
-    assert "| text | a\\|(kind) |" in text  # what a run says of itself is no Markdown and no placeholder
+    assert "| text | a\\|(kind) |" in text  # the text of a run is neither Markdown nor a placeholder
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

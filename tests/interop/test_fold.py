@@ -27,7 +27,7 @@ STAY["moe"] |= {"lm_head.scale_out"}
 
 
 def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
-    """A model in float64 whose scale vectors have left 1, each by another amount, some to the negative."""
+    """Return a float64 model whose scale vectors differ from 1, each by a different amount; some are negative."""
     if family == "gemma" and ScaleStrategy.parse(text).placement_row.norm_out:
         options["placement_at"] = ONCE | options.get("placement_at", {})
     model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)

@@ -26,7 +26,7 @@ LONG = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-#: transformers' own models, with what is left to the importer: shared keys and values, tied heads, 1 + w
+#: transformers' own models, with the cases of the importer: shared keys and values, tied heads, 1 + w
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),

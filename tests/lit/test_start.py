@@ -1,4 +1,4 @@
-"""Runs that start from the weights of another: what they take over, what they record, what is refused."""
+"""Runs that start from the weights of a different run: inherited state, records, refused inputs."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from lightning_sv.runs.provenance import commit
 from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import LAST, contents, leaving, load, same_checkpoint, same_curves
 
-#: what a run may change that starts from another's weights
+#: changes that are allowed for a run that starts from other weights
 OTHER = [
     "--model.scale", "hg+dnp+or+nowd", "--model.backbone.name", "mine", "--model.backbone.init_std", "0.5",
     "--model.optim.name", "muon", "--model.optim.lr", "1e-3", "--model.schedule.name", "wsd", "--data.seed", "7",

@@ -1,6 +1,6 @@
 """Tiny models of transformers, one row a family, and beside each the truth about its parameters.
 
-The truth is written by hand from what the architecture is. `input`, `output` and so on are the ends of names, without
+The expected roles are from the architecture, by hand. `input`, `output` and so on are the ends of names, without
 numbers and '.weight'. What a row does not name is plain: *.bias is a bias, embeddings and the head are called so, the
 rest has two axes or more and is a matrix. `to_one` are vectors stored as w of a factor 1 + w; '*' is all of them.
 """

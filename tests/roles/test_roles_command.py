@@ -1,4 +1,4 @@
-"""`lightning-sv roles`: its table, its JSON, and what it refuses."""
+"""`lightning-sv roles`: its table, its JSON, and refused inputs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A directory is claimed as it was chosen: what another run has made of it meanwhile stays."""
+"""A directory is locked as it was selected: files that a different run wrote meanwhile are kept."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Run directories: resumed runs, long curves, and what is refused."""
+"""Run directories: resumed runs, long curves, and refused directories."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, caplog: pyte
     first.write_bytes(b"val/lost".join(whole.rsplit(b"val/loss", 1)))  # one altered record
     assert refused()
     first.write_bytes(whole[:-1])
-    write(tmp_path, points[3:], 200.0, start=30)  # what a kill cut is beyond the checkpoint
+    write(tmp_path, points[3:], 200.0, start=30)  # a kill cut only points after the checkpoint
     assert read_run(tmp_path).tokens == 40
     for size in (len(whole) // 2, 20):
         first.write_bytes(whole[:size])
@@ -128,7 +128,7 @@ def test_long_curves_are_read_whole(tmp_path: Path) -> None:
 
 
 def test_refused_directories(tmp_path: Path) -> None:
-    """Absent, empty, unfinished, unreadable, and an unknown tag: each says what is wrong."""
+    """Absent, empty, unfinished, unreadable, and an unknown tag: each error names the cause."""
     with pytest.raises(ValueError, match="expected the directory of a run"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no TensorBoard scalars"):

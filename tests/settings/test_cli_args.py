@@ -1,4 +1,4 @@
-"""Odd words of a command line: numbers out of range, bytes that are no text, terminals of another encoding."""
+"""Unusual arguments: numbers out of range, bytes that are not text, terminals with a different encoding."""
 
 import io
 import re
