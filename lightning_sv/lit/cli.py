@@ -223,7 +223,8 @@ class PretrainCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
-            raise ConfigError(f"trainer: {error}") from error
+            text = str(error).rstrip(".!")
+            raise ConfigError(f"trainer: {text}. Check the keys of trainer.") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
             name = f"{model.backbone.name}/{model.label}-seed{self.config['seed_everything']}"
