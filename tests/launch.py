@@ -2,7 +2,7 @@
 
 `python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks a
 store (torchrun's agent has one) and the ranks, which run a module as `python -m` does and leave through the
-interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python says where.
+interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python prints its stack.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _serve() -> None:
 
 
 def _fork_store() -> tuple[int, int]:
-    """Process id and port of the store where the ranks meet."""
+    """Process id and port of the store of the ranks."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     here, there = os.pipe()

@@ -123,7 +123,7 @@ case = functools.cache(Case)
 
 
 class Dense:
-    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two where there is room."""
+    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two if possible."""
 
     def __init__(self, matrix: Tensor, like: Sequence[Tensor] | None = None):
         self.matrix = matrix

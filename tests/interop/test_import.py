@@ -86,7 +86,7 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
 
 
 def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
-    """Gammas and matrices too, where the strategy is the one whose norms theirs has."""
+    """Gammas and matrices are equal too, if the strategy has the same norms."""
     for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():
         model = perturbed(Backbone(replace(config, **sizes)))
         to_hugging_face(model).save_pretrained(tmp_path / name)

@@ -84,7 +84,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def differences(one: Any, two: Any, path: str = "") -> list[str]:
-    """The places where two checkpoints differ in type, length, key or bit; NaN equals NaN."""
+    """Return the places at which two checkpoints differ in type, length, key or bit; NaN equals NaN."""
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
         return [place for key in one for place in differences(one[key], two[key], f"{path}.{key}")]
     if isinstance(one, list | tuple) and type(one) is type(two) and len(one) == len(two):

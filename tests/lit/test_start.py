@@ -67,7 +67,7 @@ def test_init_from_run_records_its_origin_and_resumes_without_it(
         "corpus_hash": json.loads((source / "summary.json").read_text())["corpus_hash"],
         "origin": None,
     }
-    # learned, for it goes on from where the source ended
+    # learned, because it continues from the end of the source
     assert run.curve("train/loss").values[0] < read_run(source).curve("train/loss").values[0] - 0.2
 
     branch = [*run_args, *OTHER, "--model.init_from", str(whole / LAST), "--run_dir", str(tmp_path / "branch")]

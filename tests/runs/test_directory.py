@@ -54,7 +54,7 @@ def test_a_summary_of_other_types_is_refused(tmp_path: Path, key: str, value: ob
 
 
 def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into a new directory it may go; without one, only a checkpoint in its own run's directory says where."""
+    """A checkpoint may resume into a new directory; without one, it must be in the directory of its run."""
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:
         (run / LAST).parent.mkdir(parents=True)

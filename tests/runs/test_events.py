@@ -37,7 +37,7 @@ def write(
 
 
 def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
-    """The later file wins where steps overlap, even when its name sorts first."""
+    """If steps overlap, the later file is used, even if its name sorts first."""
     write(tmp_path, [(20, 2.5), (30, 2.0), (40, 1.5)], wall_time=200.0)
     write(tmp_path, [(10, 4.0), (20, 9.0), (30, 9.0)], wall_time=100.0)
     finish(tmp_path)
@@ -57,7 +57,7 @@ def test_what_was_logged_beyond_a_resume_point_is_dropped(tmp_path: Path) -> Non
     # killed before its first checkpoint, that start has no successor
     write(tmp_path, [(22, 2.7)], 300.0, start=20, saved=22)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
-    # a file of an earlier version says no start
+    # a file of an earlier version has no start
     write(tmp_path, [(15, 3.5)], 400.0)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
 

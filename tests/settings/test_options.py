@@ -116,7 +116,7 @@ def test_a_run_without_files_is_told_which(command: list[str], capsys: pytest.Ca
 
 
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong input, exit code 2: a file where a folder should be, for whoever may write anywhere as well."""
+    """Wrong input gives exit code 2: a file instead of a folder, also for users who can write everywhere."""
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file/in"):
         assert main(["theory", "--out", str(out)]) == 2
