@@ -142,7 +142,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Return a function that runs a command, asserts that it is refused, and returns what it writes to stderr."""
+    """Return a function that runs a command, asserts that it is refused, and returns its stderr."""
 
     def run(*words: str) -> str:
         capsys.readouterr()

@@ -2,7 +2,7 @@
 
 `python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks a
 store (torchrun's agent has one) and the ranks, which run a module as `python -m` does and leave through the
-interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python says where.
+interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python prints its stack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ended(NamedTuple):
 
 
 def launch(module: str, *args: str, logs: Path, seconds: float, ranks: int = 2) -> Ended:
-    """Run `module` on so many ranks; after `seconds` what is left of them is aborted, and says where it was."""
+    """Run `module` on this number of ranks; after `seconds`, abort the rest, which then print their stack."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]
@@ -75,7 +75,7 @@ def _serve() -> None:
 
 
 def _fork_store() -> tuple[int, int]:
-    """Process id and port of the store where the ranks meet."""
+    """Process id and port of the store of the ranks."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     here, there = os.pipe()

@@ -87,7 +87,7 @@ def check_report(page: Page) -> None:
 
 
 def main() -> None:
-    """Run all checks, or say that there is no browser."""
+    """Run all checks, or print that no browser exists."""
     browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if not browser_path:
         print("skipped: no Chromium; install one, or set CHROMIUM to its path")

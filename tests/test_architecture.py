@@ -134,7 +134,7 @@ PAGES = [*sorted(ROOT.glob("[!.]*.md")), ROOT / "data/README.md", *sorted((ROOT 
 
 
 def commands(text: str) -> list[str]:
-    """What a page tells to type, in its blocks and in the first column of its tables."""
+    """Return the commands of a page, in its blocks and in the first column of its tables."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     found = [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""Run each block of docs/extend.md and use what it registers."""
+"""Run each block of docs/extend.md and use the registered object."""
 
 import re
 from pathlib import Path

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    """What make says it would run."""
+    """Run `make -n`, which prints the commands."""
     return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=ENV)
 
 
@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
-#: what a shell or make would read something into
+#: texts that a shell or make would interpret
 HOSTILE = """it's "$HOME" `touch a` $(touch b) $5 $$ \\ ; touch c # & | > d * ? ~ %\nü"""
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/models.md is what conf/model says and what is counted of it."""
+"""The table of docs/models.md against conf/model and the counted parameters."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """How near two ways to compute the same thing must be, on any machine.
 
-Float32 results differ between CPUs, thread counts and compilers, because sums are added in another order and products
-fused otherwise. What is compared is computed in float64, where nothing of that reaches the tolerance. What must run
-in a narrower format, because a kernel knows no other or because that is what is trained in, goes through `assert_near`.
+Float32 results differ between CPUs, thread counts and compilers, because the order of sums and the fusion of
+products differ. Values are compared in float64, so that these differences are below the tolerance. For a narrower
+format, if the kernel or the training needs it, there is `assert_near`.
 """
 
 import torch
@@ -13,16 +13,16 @@ def assert_near(found: Tensor, expected: Tensor, terms: float, size: Tensor | fl
     """Assert ||found - expected|| <= terms eps size, with the eps of the narrower of the two formats.
 
     A sum of n products is off by at most n eps/2 times the sum of their absolute values, in any order, fused or not
-    (Higham, Accuracy and Stability of Numerical Algorithms, eq. 3.5); errors of operations one after another add up.
+    (Higham, Accuracy and Stability of Numerical Algorithms, eq. 3.5); errors of successive operations add up.
     So `terms` is the length of the longest chain of additions and roundings behind one entry: twice a bound that no
-    machine exceeds where nothing cancels. A single entry may be what is left of a cancellation, with a relative error
-    of any size; a norm over all entries is not, unless the formula cancels as a whole, and then `size` says what does.
+    machine exceeds if nothing cancels. A single entry may be the rest of a cancellation, with a relative error of
+    any size. A norm over all entries is not, unless the formula itself cancels; then `size` is the norm of its terms.
 
     Args:
-        found: what is tested.
+        found: tested values.
         expected: the oracle's, in float64 or as wide as `found`.
-        terms: additions and roundings one after another.
-        size: norm of what is added up where that is not the norm of `expected`.
+        terms: successive additions and roundings.
+        size: norm of the summands, if it is not the norm of `expected`.
     """
     assert found.shape == expected.shape, (found.shape, expected.shape)
     eps = max(torch.finfo(x.dtype).eps for x in (found, expected))

@@ -28,7 +28,7 @@ class _Panel(NamedTuple):
 _PANELS = (
     _Panel("How large are input-side γ?", "γ, mean and 5% to 95%", lambda row: row.mean, "input", 1.0, True),
     _Panel("How large are output-side γ?", "γ, mean and 5% to 95%", lambda row: row.mean, "output", 1.0, True),
-    _Panel("Is γ large beside its matrices?", "median of ln(γ² / ‖w‖²)", lambda row: row.balance),
+    _Panel("Is γ large next to its matrices?", "median of ln(γ² / ‖w‖²)", lambda row: row.balance),
     _Panel("Do the branches of a norm scale channels alike?", "correlation of ln ‖w‖", lambda row: row.agreement),
 )
 

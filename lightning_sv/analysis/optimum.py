@@ -1,7 +1,7 @@
 """Optima of grids: a quadratic fit in the logarithms of the settings around the lowest loss.
 
 Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std). Its minimum is less biased than
-the lowest point, which is also low by chance. Points where training breaks down are left out. A minimum at the end of
+the lowest point, which is also low by chance. Points more than `CLIFF` above it are omitted. A minimum at the end of
 the grid, beyond it, or far from every run is rejected. A cross varies one setting at a time, with five points instead
 of nine; its paraboloid has no product of two settings.
 """

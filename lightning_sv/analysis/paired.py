@@ -190,8 +190,8 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
         raise NotTestableError(
-            f"The runs share no stretch of training: one begins to be validated after {first:,} tokens, another ends "
-            f"at {last:,}; compare runs of one budget."
+            f"The runs share no part of training: one has its first validation after {first:,} tokens, a different one "
+            f"ends at {last:,}; compare runs of one budget."
         )
     grids = [c.tokens[(first <= c.tokens) & (c.tokens <= last)] for c in curves]
     tokens = min((grid for grid in grids if grid.size), key=len)

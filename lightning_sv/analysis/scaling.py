@@ -50,7 +50,7 @@ class Law:
 
 @dataclass(frozen=True)
 class ScalingFit:
-    """Laws of one form for the baseline A and another arm B, and how they differ.
+    """Laws of one form for the baseline A and a different arm B, and how they differ.
 
     Attributes:
         offset: L_B - L_A at the geometric mean of the sizes, nats per token: below 0, B is lower

@@ -31,15 +31,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds; each arm has one run per seed."
     )
     parser.add_argument("--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".')
-    parser.add_argument("--b_args", default="", help="Arguments of each B, not of A.")
+    parser.add_argument("--b_args", default="", help="Arguments of the strategies B only.")
     parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")
-    parser.add_argument("--b_label", nargs="+", help="Names of the B, one per strategy, in order.")
+    parser.add_argument("--b_label", nargs="+", help="Names of the strategies B in tables and plots, in their order.")
     parser.add_places("Output directory, also for runs; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
     options, shared = parser.parse_known_args(argv)
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):
-        raise ConfigError(f"--b_label is {len(labels)} names; expected {len(options.b)}, one per strategy of --arms.")
+        raise ConfigError(f"--b_label has {len(labels)} names; expected {len(options.b)}, one per strategy of --arms.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)

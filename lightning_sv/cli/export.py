@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
     parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import."
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that the run may import."
     )
     options = parser.parse_args(argv)
     check_unused(options.dir)

@@ -46,21 +46,21 @@ def run(argv: list[str]) -> int:
     parser = PlainParser(
         "inspect",
         "Statistics of the scale vectors of a trained model by role and depth: table, picture, JSON. Reads a run, or a "
-        "folder of transformers (config.json and safetensors, in blocks, without loading the model).",
-        json="Print everything as JSON.",
+        "folder written by transformers (config.json and *.safetensors). Weights are read in blocks.",
+        json="Print the statistics as JSON.",
     )
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
-    parser.add_argument("--png", type=Path, help="File of the picture.")
+    parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import."
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that a run may import."
     )
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
     name, vectors, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
     if not vectors:
-        raise ConfigError(f"{name} has no scale vectors.")
+        raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
     rows = [statistics(vector) for vector in vectors]
     families: dict[str, list[VectorStatistics]] = defaultdict(list)
     for row in rows:
@@ -86,7 +86,9 @@ def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", vectors_of_backbone(model), []
     if path.is_file():
-        raise ConfigError(f"{path} is a file; expected a folder with config.json and *.safetensors.")
+        raise ConfigError(
+            f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
+        )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", found.vectors, unread

@@ -100,7 +100,7 @@ def _message(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, ConfigError):
         return printable(text), 2  # it may quote a file of unknown origin
     if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
-        return f"{error.filename} cannot be used ({error.strerror}); name another.", 2
+        return f"{error.filename} cannot be used ({error.strerror}); choose a different path.", 2
     if isinstance(error, OSError | ModuleNotFoundError):
         return f"{type(error).__name__}: {text}", 1
     if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache

@@ -50,24 +50,26 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
-    parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
     parser.add_argument(
         "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
-        help="Folders or CSV files of recordings with the losses of missing runs, e.g. results/cpu.",
+        help="Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu.",
     )  # fmt: skip
     parser.add_argument(
         "--no_log",
         action="store_true",
-        help=f"Do not record the verdicts in {LOG} (a custom budget: in OUT/{LOG.name}).",
+        help=f"Do not record the verdicts in {LOG} (for a custom budget, OUT/{LOG.name}).",
     )
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(ways) > 1:
-        raise ConfigError(f"paper: {' and '.join(ways)} exclude each other. Choose one.")
+        raise ConfigError(f"paper: {' and '.join(ways)} are set; expected one of them.")
     if options.json and {"--dry_run", "--slurm"} & set(ways):
-        raise ConfigError(f"paper: --json prints verdicts, and {ways[0]} has none. Remove one of them.")
+        raise ConfigError(
+            f"paper: --json and {ways[0]} are set; expected one of them, because {ways[0]} prints no verdicts."
+        )
     if options.submit and not options.slurm:
-        raise ConfigError("--submit submits the script of --slurm; add --slurm.")
+        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
     figures = [
@@ -96,7 +98,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)
     if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
-        raise ConfigError(f"paper: {out} has no run of these figures. Remove --no_train, or set their --out.")
+        raise ConfigError(
+            f"paper: {out} has no run of these figures. Remove --no_train, or set --out to the folder with their runs."
+        )
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
     log = [] if options.no_log else read_log(log_file)  # an invalid log is refused before hours of runs

@@ -26,11 +26,11 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--gpus", type=number(int, most=1_000_000), required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}.")
-    parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU, by default the model's.")
+    parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu.")
     parser.add_argument("--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy.")
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4.")
-    speed.add_argument("--run", type=Path, help="Run directory with the MFU to use.")
+    speed.add_argument("--run", type=Path, help="Run directory; use the MFU that this run has logged.")
     options, rest = parser.parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
     mfus: tuple[float, ...] = MFUS

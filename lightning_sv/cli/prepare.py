@@ -12,7 +12,7 @@ from lightning_sv.settings.parser import Parser, ignore_keys
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write the corpus, print its content; return the exit code."""
-    parser = Parser(prog="lightning-sv prepare", description="Convert text to shards.", parser_mode="omegaconf+")
+    parser = Parser(prog="lightning-sv prepare", description="Convert text to token shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")

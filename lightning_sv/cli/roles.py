@@ -24,13 +24,13 @@ def run(argv: list[str]) -> int:
         "roles",
         "The role of every parameter of a transformers model, from one forward pass without weights. Also prints name "
         "patterns for optimizers.",
-        json="Print everything as JSON.",
+        json="Print roles and patterns as JSON.",
     )
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
-    parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Scale vectors that decay.")
+    parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Decay policy of scale vectors.")
     parser.add_argument(
         "--role", "--known", dest="known", action="append", default=[], metavar="NAME=ROLE",
-        help="Role of a parameter; repeatable.",
+        help="Set the role of a parameter; repeatable.",
     )  # fmt: skip
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     options = parser.parse_args(argv)

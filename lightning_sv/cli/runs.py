@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, list the runs; return the exit code."""
-    parser = PlainParser("runs", "List runs: data, strategy, rate, steps, loss.", json="Print JSON.")
-    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Folders; runs by default.")
+    parser = PlainParser("runs", "List runs: data, strategy, rate, steps, loss.", json="Print the list as JSON.")
+    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Folders; by default runs/.")
     options = parser.parse_args(argv)
     rows = []
     for folder in options.folder:

@@ -37,17 +37,19 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         json="Print the numbers as JSON on stdout.",
     )
     parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with its own optimum.")
-    parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
-    parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; three or more.")
+    parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; an optimum needs three.")
+    parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; an optimum needs three.")
     parser.add_argument("--seeds", type=number(int, 1, 1000), default=2, help="Runs per point, on seeds 100, 101, ...")
     parser.add_places("Output directory, also for runs; runs/sweep/MODEL-DATA/STRATEGIES by default.")
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
-        raise ConfigError("sweep: no setting varies; set --lr, --init_std, or both.")
+        raise ConfigError("sweep: --lr and --init_std are not set; expected several values for one of them.")
     for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
         if key in axes:
-            raise ConfigError(f"--{key} is {value}, and --{AXES[key]} varies it. Remove one of them.")
+            raise ConfigError(
+                f"--{key} is {value}; expected no value, because --{AXES[key]} is set. Remove one of them."
+            )
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # needed to parse a run
     arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     figure = swept_figure(arms, axes, shared, options.seeds, model)

@@ -129,7 +129,7 @@ class Manifest:
         """Read the manifest of a prepared corpus.
 
         Raises:
-            ConfigError: the manifest is missing, damaged, has another format version, or names a file outside `dir`
+            ConfigError: the manifest is missing, damaged, has a different format version, or names a file outside `dir`
         """
         path = Path(dir) / FILENAME
         if not path.is_file():

@@ -82,7 +82,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / FILENAME).is_file():
-        raise ConfigError(f"dir={config.dir} exists but has no prepared corpus; choose another dir, or delete it.")
+        raise ConfigError(
+            f"dir is {config.dir}, which contains no prepared corpus; expected a new folder. Choose a different one, "
+            "or delete it."
+        )
     manifest = Manifest.load(target)
     differing = [
         f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
@@ -92,14 +95,14 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if differing:
         raise ConfigError(
             f"dir={config.dir} has a corpus with other settings ({'; '.join(differing)}); "
-            "choose another dir, or delete it."
+            "choose a different dir, or delete it."
         )
     # The tokenizer file of that name may have changed, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
     if changes := changed_text(manifest):
         raise ConfigError(
             f"dir={config.dir} has a corpus whose text has changed since: {changes}. Delete it to prepare it again, or "
-            f"choose another dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
+            f"choose a different dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
         )
     return manifest
 

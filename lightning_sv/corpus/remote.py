@@ -28,7 +28,7 @@ def is_remote(dir: str | Path) -> bool:
 def local_folder(dir: str | Path) -> Path:
     """Return the folder of a corpus; an address such as s3://bucket/corpus is downloaded first.
 
-    The copy lies in $LIGHTNING_SV_CACHE, or ~/.cache/lightning_sv, in a folder named after the corpus and its hash.
+    The copy is in $LIGHTNING_SV_CACHE, or ~/.cache/lightning_sv, in a folder named after the corpus and its hash.
     Later runs use it again. Credentials are those that the client of the store finds, e.g. AWS_ACCESS_KEY_ID.
 
     Args:

@@ -166,11 +166,11 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ConfigError: the position belongs to another corpus, seed, length or batch, or is inside a step
+            ConfigError: the position belongs to a different corpus, seed, length or batch, or is inside a step
         """
         current = self.state_dict()
         if set(state) != set(current):
-            raise ConfigError("the checkpoint's data position has another format; start a new run.")
+            raise ConfigError("the checkpoint's data position has a different format; start a new run.")
         if state["corpus_hash"] != current["corpus_hash"]:
             raise ConfigError(
                 f"the corpus is {current['corpus_hash'][:12]}; expected {str(state['corpus_hash'])[:12]}, as in the "

@@ -175,7 +175,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         eot: name of the end-of-text token; None for the name in the files next to a tokenizer.json
 
     Raises:
-        ConfigError: a missing file, a file of another kind, no end-of-text token, or GPT-2 without a network
+        ConfigError: a missing file, a file of a different kind, no end-of-text token, or GPT-2 without a network
     """
     path = _gpt2_file() if spec == "gpt2" else Path(spec).expanduser()
     return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))
@@ -217,7 +217,7 @@ def _named_end(folder: Path) -> str | None:
 def read_limited(path: Path) -> bytes:
     """Return the bytes of a tokenizer file, unless it is too large to be one."""
     if not path.is_file():
-        raise ConfigError(f"tokenizer={path} does not exist; expected 'bpe:N', 'gpt2' or the path of a file.")
+        raise ConfigError(f"tokenizer is {path}; expected 'bpe:N', 'gpt2' or the path of an existing file.")
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ConfigError(
             f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."

@@ -23,7 +23,7 @@ from lightning_sv.errors import ConfigError
 SHOWN_BYTES = 2 << 30
 #: file next to manifest.json that `check_corpus` writes after it has hashed all shards
 STAMP = "verified.json"
-# Wait at most this long for another process that hashes: half of the time that other ranks wait for this one.
+# Wait at most this long for a different process that hashes: half of the time that other ranks wait for this one.
 _WAIT_S = 300.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
@@ -89,13 +89,13 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if not is_file or hashlib.sha256(read_limited(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
-            f"Use that one{_by_layer(root)}, or prepare another folder."
+            f"Use that one{_by_layer(root)}, or prepare a different folder."
         )
 
 
 def _by_layer(root: Path) -> str:
     layer = root / LAYER
-    return f" (--config {layer} sets both)" if layer.is_file() else ""
+    return f" (--config {layer} sets it)" if layer.is_file() else ""
 
 
 def _check_split(manifest: Manifest, root: Path, name: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONF = Path("conf")
-#: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; another logged
+#: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; a different logged
 #: scalar against tokens; a table
 PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]
 
@@ -174,7 +174,7 @@ class Tuned:
 
     Attributes:
         source: command, seeds and commit of the runs
-        optim: file of conf/optim of the runs; panels with another one do not use the optima
+        optim: file of conf/optim of the runs; panels with a different one do not use the optima
         schedule: file of conf/schedule of the runs, likewise
         d_model: width of the model; other widths have the initial std times sqrt(d_model / width)
         arms: strategy -> key of `fit` -> value

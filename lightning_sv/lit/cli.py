@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 COMMANDS = ("fit", "validate")
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
-FILE is YAML, or a name in conf/experiment, e.g. tiny-unified, whose comments explain its keys. Later values win.
+FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Comments there explain the keys. Later values win.
 
   --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
   --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory
@@ -66,9 +66,9 @@ FILE is YAML, or a name in conf/experiment, e.g. tiny-unified, whose comments ex
   --model.scale STRATEGY    e.g. llama, unified or hg+dp+or
   --model.optim.lr X        peak learning rate
   --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`
-  --trainer.max_steps N     by default the steps of --model.tokens_per_param
+  --trainer.max_steps N     optimizer steps; by default they follow from --model.tokens_per_param
   --trainer.callbacks+=CLASS, --trainer.logger CLASS
-                            Lightning's, or your own; --trainer.callbacks.help CLASS lists its options
+                            class of Lightning, or your own; --trainer.callbacks.help CLASS lists its options
   --json                    print the results as JSON
   --print_config            print the config and exit
 
@@ -223,7 +223,8 @@ class PretrainCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
-            raise ConfigError(f"trainer: {error}") from error
+            text = str(error).rstrip(".!")
+            raise ConfigError(f"trainer: {text}. Check the keys of trainer.") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
             name = f"{model.backbone.name}/{model.label}-seed{self.config['seed_everything']}"
@@ -347,7 +348,7 @@ class PretrainCLI(LightningCLI):
         """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
         if not path:
-            raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
+            raise ConfigError(f"ckpt_path is not set; expected a checkpoint to validate. Add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
         self.batches.check(self.model.settings.backbone.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()

@@ -160,7 +160,7 @@ def choose_micro_batch(
 ) -> str | None:
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
-    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a run may resume with another one.
+    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may change it.
 
     Args:
         run: settings of the model and its training
@@ -188,7 +188,7 @@ def choose_micro_batch(
 
 
 def _memory(device: torch.device) -> int | None:
-    """Return the total memory of a device, not its free memory, so that identical devices choose alike."""
+    """Return the total memory of a device, not its free memory, so that identical devices choose the same size."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None

@@ -77,7 +77,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     """Lightning's FSDP2 strategy over all devices of all nodes.
 
     It reads the checkpoints of every other strategy, and writes them too, unless `save_distributed_checkpoint`.
-    Lightning's own numbers the optimizer's states in the order of the model, torch in the order of the
+    Lightning's own strategy numbers the optimizer's states in the order of the model, torch in the order of the
     parameter groups. Here it is torch's, so that a run moves between one device, DDP and FSDP2.
 
     Args:
@@ -237,7 +237,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return checkpoint
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return an optimizer's state dict with parameter names for numbers."""
+        """Return an optimizer's state dict with parameter names instead of numbers."""
         names = {id(parameter): name for name, parameter in self.lightning_module.named_parameters()}  # type: ignore[union-attr]
         here = (names[id(p)] for group in optimizer.param_groups for p in group["params"])
         name = dict(zip(chain.from_iterable(g["params"] for g in saved["param_groups"]), here, strict=True))

@@ -31,11 +31,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
-            raise ConfigError(
-                f"tokens is {self.tokens}, top_k is {self.top_k} and temperature is {self.temperature}; expected "
-                "tokens and top_k of at least 1, and a finite temperature of at least 0."
-            )
+        if self.tokens < 1:
+            raise ConfigError(f"tokens is {self.tokens}; expected at least 1.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k is {self.top_k}; expected at least 1.")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}; expected a finite number of at least 0.")
 
 
 @torch.no_grad()

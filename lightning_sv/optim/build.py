@@ -55,7 +55,7 @@ def configured_groups(groups: list[ParameterGroup], config: OptimConfig, lr: flo
     ):
         if absent := [role for role in named if role not in roles]:
             raise ConfigError(
-                f"model.optim.{key} names {absent[0]!r}; expected roles with trained parameters: {' '.join(roles)}"
+                f"model.optim.{key} names {absent[0]!r}; expected roles with trained parameters: {' '.join(roles)}."
             )
     return [_by_role(group, config, lr) for group in groups]
 

@@ -226,7 +226,9 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
     if max_steps == "-1":
         return run.steps_for_budget(data.tokens_per_step)
     if not max_steps.isdecimal() or int(max_steps) < 1:
-        raise ConfigError(f"trainer.max_steps is {max_steps}; expected at least 1, or -1 for the budget.")
+        raise ConfigError(
+            f"trainer.max_steps is {max_steps}; expected at least 1, or -1 to follow model.tokens_per_param."
+        )
     return int(max_steps)
 
 
@@ -275,7 +277,7 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
         ConfigError: mfu is not in (0, 1]
     """
     if not 0 < mfu <= 1:
-        raise ConfigError(f"the MFU is {mfu}; expected a number above 0 and at most 1 (0.4 is 40%).")
+        raise ConfigError(f"--mfu is {mfu}; expected a number above 0 and at most 1 (0.4 is 40%).")
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 
@@ -291,5 +293,7 @@ def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> floa
     """
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():
-        raise ConfigError("the run of --run has too few positive values of throughput/mfu; pass --mfu instead.")
+        raise ConfigError(
+            "--run has too few positive values of throughput/mfu; expected a run on a GPU. Pass --mfu instead."
+        )
     return float(len(warm) / (1 / warm).sum())

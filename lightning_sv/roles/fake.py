@@ -120,7 +120,10 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             "--trust_remote_code."
         )
     if foreign and "auto_map" not in written:
-        raise ConfigError(f"{file}: transformers {module.__version__} has no model type {kind!r}.")
+        raise ConfigError(
+            f"model_type in {file} is {kind!r}; expected one of transformers {module.__version__}. "
+            "Update transformers, or correct the file."
+        )
     options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
     try:
         config = module.AutoConfig.from_pretrained(file.parent if foreign else file, **options)

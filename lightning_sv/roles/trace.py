@@ -341,9 +341,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         except Exception as error:
             why = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the traced forward pass failed ({type(error).__name__}: {why}); pass an example that the "
-                'model accepts, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
-                "flex_attention, torch.cond or other higher-order operator elsewhere."
+                f"the traced forward pass failed ({type(error).__name__}: {why}); expected an example that the "
+                "model accepts, and a model without flex_attention, torch.cond and other higher-order operators. In "
+                'transformers, call model.set_attn_implementation("sdpa") first.'
             ) from error
         outputs, logits = (
             {tracer.find(t) for t in tree_iter(values) if isinstance(t, Tensor)}

@@ -48,7 +48,9 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            raise ConfigError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
+            raise ConfigError(
+                f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
+            ) from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ConfigError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):

@@ -111,11 +111,11 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     """
     directory = Path(run_dir)
     if not directory.is_dir():
-        raise ConfigError(f"There is no run directory {directory}; check the path.")
+        raise ConfigError(f"{directory} is not a folder; expected the directory of a run. Check the path.")
     if complete and not is_complete(directory):
-        raise ConfigError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
+        raise ConfigError(f"{directory} has no {SUMMARY}; expected a complete run. Check the path, or resume the run.")
     if complete and not is_begun(directory):
-        raise ConfigError(f"{directory} has no {CONFIG}; give a run directory of `fit`.")
+        raise ConfigError(f"{directory} has no {CONFIG}; expected the directory of a run of `fit`.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
     label, seed = _label(directory, config, summary), _seed(config, summary)
@@ -187,8 +187,7 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
     segments = sorted(map(_read_segment, event_files(directory)), key=lambda segment: segment.began)
     if not any(segment.points for segment in segments):
         raise ConfigError(
-            f"{directory} has no TensorBoard scalars (events.out.tfevents.*); give the directory of a run that has "
-            "logged something."
+            f"{directory} has no TensorBoard scalars (events.out.tfevents.*); expected a run that has logged a value."
         )
     curves: dict[str, dict[int, float]] = {}
     cut = []

@@ -99,15 +99,15 @@ class Job:
             return "new"
         if not record.is_file():
             why = f"is not empty and not a run of this comparison (no {COMMAND})"
-            raise ConfigError(f"{self.run_dir} {why}; choose another output directory.")
+            raise ConfigError(f"{self.run_dir} {why}; choose a different output directory.")
         try:
             before = json.loads(record.read_text())
         except (ValueError, RecursionError):
             before = None
         if change := _change(before, self.record()):
             raise ConfigError(
-                f"{self.run_dir} holds a run of another command ({change}); remove it or choose another output "
-                "directory."
+                f"{self.run_dir} contains a run of a different command ({change}); remove it, or choose a "
+                "different output directory."
             )
         return "complete" if is_complete(self.run_dir) else "resume"
 

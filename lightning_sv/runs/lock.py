@@ -73,9 +73,9 @@ def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
     if not (begun or saved) or (again and not saved):
         return
     if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
-        other = f", and {ckpt_path} is not of it" if ckpt_path else ""
+        other = f", and {ckpt_path} is not its checkpoint" if ckpt_path else ""
         what = "delete it, or resume it with --ckpt_path last" if saved else "or delete it: it has no checkpoint"
-        raise ConfigError(f"run_dir {path} already holds a run{other}; choose another, {what}.")
+        raise ConfigError(f"run_dir {path} already contains a run{other}; choose a different one, {what}.")
 
 
 def _absolute(path: str | Path) -> Path:
@@ -86,7 +86,7 @@ def _absolute(path: str | Path) -> Path:
 def find_last_checkpoint(run_dir: str | None) -> str | None:
     """Return the checkpoint for `--ckpt_path last`: that of `run_dir`, or None to start a new run."""
     if run_dir is None:
-        raise ConfigError("ckpt_path 'last' needs a run_dir with a checkpoint; add --run_dir.")
+        raise ConfigError("run_dir is not set; expected the run to resume, because ckpt_path is 'last'. Add --run_dir.")
     last = Path(run_dir) / LAST
     return str(last) if last.exists() else None
 
@@ -109,7 +109,9 @@ def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> Fil
     try:
         held.acquire(timeout=LOCK_SECONDS)
     except Timeout:
-        raise ConfigError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+        raise ConfigError(
+            f"run_dir {run_dir} is in use by a different run; wait for it, or choose a different one."
+        ) from None
     except NotImplementedError:
         log.warning("%s cannot be locked; do not start a second run in it", run_dir)
     _check_free(run_dir, ckpt_path, again)

@@ -53,7 +53,9 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
     for given in paths:
         path = given if given.is_file() else given / RESULTS
         if not path.is_file():
-            raise ConfigError(f"--results_from: there is no {path}; give the folder of a report, e.g. results/cpu.")
+            raise ConfigError(
+                f"--results_from: {path} does not exist; expected the folder of a report, e.g. results/cpu."
+            )
         with csv_rows(path) as reader:
             if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
                 raise ConfigError(

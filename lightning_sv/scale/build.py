@@ -221,7 +221,7 @@ class ScaleBuilder:
                 if key not in known:
                     raise ConfigError(
                         f"scale_options.{option} names {key!r}; expected a {kind}. "
-                        f"This model has: {' '.join(sorted(known)) or 'none'}"
+                        f"This model has: {' '.join(sorted(known)) or 'none'}."
                     )
         canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
         if canonical != self.strategy:

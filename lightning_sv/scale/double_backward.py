@@ -19,7 +19,7 @@ def reference_gradients(
         grad: gradient of the result
     """
     with torch.enable_grad():
-        # Views, so that an input computed from another input counts as independent of it.
+        # Views, so that an input computed from a different input counts as independent of it.
         views = [None if t is None else t.view_as(t) for t in inputs]
         differentiable = [t for t in views if t is not None and t.requires_grad]
         gradients = iter(torch.autograd.grad(plain(*views), differentiable, grad, create_graph=True, allow_unused=True))

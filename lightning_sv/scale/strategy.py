@@ -119,7 +119,7 @@ class ScaleStrategy:
         if isinstance(text, ScaleStrategy):
             return text
         if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"scale strategy {text!r} is empty; {_known()}")
+            raise ConfigError(f"the strategy is {text!r}; expected words joined by '+', {_known()}.")
         tokens = [token.strip() for token in text.split("+")]
         tokens = [token if ":" in token else token.lower() for token in tokens]
         if len(tokens) == 1 and tokens[0] in PRESETS:
@@ -129,7 +129,7 @@ class ScaleStrategy:
             axis = _axis_of(token, text)
             if axis in chosen:
                 raise ConfigError(
-                    f"scale strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {token!r}; keep one."
+                    f"the strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {token!r}; keep one."
                 )
             chosen[axis] = token
         return cls(**chosen)
@@ -206,7 +206,7 @@ def _row(axis: str, token: str) -> Any:
     if ":" in token:
         row = _imported(token)
         if _axis_of_row(row) != axis:
-            raise ConfigError(f"scale token {token!r} is not a {axis}; {_known()}")
+            raise ConfigError(f"word {token!r} of the strategy is not a {axis}; {_known()}.")
         if axis == "parameterization":
             check_parameterization(row)
         return row
@@ -224,10 +224,10 @@ def _axis_of(token: str, text: str) -> str:
             return axis
     every = [name for table in AXES.values() for name in table]
     if token in PRESETS:
-        raise ConfigError(f"preset {token!r} in {text!r} sets all four axes and cannot be combined with other tokens.")
+        raise ConfigError(f"preset {token!r} in {text!r} sets all four axes; remove the other words.")
     near = difflib.get_close_matches(token, [*every, *PRESETS], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ConfigError(f"unknown token {token!r}{hint} in scale strategy {text!r}; {_known()}")
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"word {token!r} of the strategy {text!r} is unknown; {_known()}.{hint}")
 
 
 def _axis_of_row(row: Any) -> str:
@@ -249,7 +249,7 @@ def _imported(token: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # the user's module can raise anything on import
         raise ConfigError(
-            f"scale token {token!r} cannot be imported ({error}); expected 'package.module:Name' "
+            f"word {token!r} of the strategy cannot be imported ({error}); expected 'package.module:Name' "
             "with the package on PYTHONPATH."
         ) from error
 

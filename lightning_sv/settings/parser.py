@@ -46,6 +46,8 @@ _ABOUT_TYPES = re.compile(
     r"Parser key|Does not validate|Subtypes:|Errors:|Expected an? |Not a valid |Subclass types expect|"
     r"a (class path|dict) |Unable to load|Import path|Given value|$"
 )
+#: largest seed that NumPy accepts
+MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
 _START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
 
@@ -105,7 +107,11 @@ class Parser(ArgumentParser):
         """Raise ConfigError with the cause in one sentence."""
         text = str(ex or message)
         if missing := text.partition("arguments are required: ")[2]:
-            raise ConfigError(f"{missing} are not set; expected values, e.g. those of --config tiny-unified.") from ex
+            verb = "are" if "," in missing else "is"
+            hint = " Start from a complete config, e.g. --config tiny-unified." * ("model." in missing)
+            raise ConfigError(f"{missing} {verb} not set; expected a value.{hint}") from ex
+        if unknown := text.partition("unrecognized arguments: ")[2]:
+            raise ConfigError(f"{unknown} is unknown; expected --KEY VALUE.{self._suggestion(text)}") from ex
         sentence = self._sentence(text)
         raise ConfigError(f"{sentence}{'.' * (sentence[-1] != '?')}{self._suggestion(text)}") from ex
 
@@ -144,7 +150,7 @@ def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iter
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
         for name in (name for name in names if name not in known):
-            parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")
+            parser.add_argument(f"--{name}", type=kind, help="Key of a training run; ignored by this command.")
 
 
 def _expected(hint: Any) -> str:
@@ -161,12 +167,15 @@ def _expected(hint: Any) -> str:
 
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:
-    """Reject values that jsonargparse accepts: a single value for a section, null, and numbers that are not finite."""
+    """Reject values that jsonargparse accepts: a value for a section, null, numbers out of range."""
     for group in parser._action_groups:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
         if value is not None and not isinstance(value, dict | Namespace):
             raise ConfigError(f"{section} is {value!r}; expected keys and values.")
+    seed = config.get("seed_everything")
+    if isinstance(seed, int) and not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"seed_everything is {seed}; expected a whole number from 0 to {MAX_SEED}.")
     for action in parser._actions:
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None

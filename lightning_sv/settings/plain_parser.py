@@ -55,7 +55,12 @@ class PlainParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of printing the usage and exiting."""
         message = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
-        raise ConfigError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
+        message = re.sub(
+            r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1 is \2; expected one of: \3", message
+        )
+        message = re.sub(r"^argument (\S+): expected (.*) argument.*", r"\1 has no value; expected \2", message)
+        message = re.sub(r"^the following arguments are required: (.*)", r"\1 is not set; expected a value", message)
+        raise ConfigError(f"{self.prog.split()[-1]}: {message}. See {self.prog} --help.")
 
 
 def number(kind: type[float], least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:

@@ -109,7 +109,9 @@ def check_trainer_keys(given: Any) -> None:
             f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected at least 0, or null for no clipping."
         )
     if given["max_steps"] != -1 and given["max_steps"] < 1:
-        raise ConfigError(f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 for the budget.")
+        raise ConfigError(
+            f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 to follow model.tokens_per_param."
+        )
     if str(given["precision"]) in _HALF_WEIGHTS:
         log.warning(
             "trainer.precision %s loses small changes of a scale vector near 1; bf16-mixed keeps them",

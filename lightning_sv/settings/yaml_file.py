@@ -82,10 +82,19 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     try:
         content = _parse(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
-        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where} is not valid YAML: {_problem(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{where} is a {type(content).__name__}; expected keys and values.")
     return deepcopy(content)
+
+
+def _problem(error: Exception) -> str:
+    """Return what is wrong with a text, and the line, without the parser's quotation of the text."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    hint = ". Indent with spaces, not tabs." if "'\\t'" in problem else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}"
 
 
 @lru_cache(maxsize=64)  # a figure's plan reads the same ten files a hundred times

@@ -168,7 +168,7 @@ def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
         contrast = BlockDesign(draw(rng, 15, 6)).difference("0", "1")
         at_zero += contrast.p_within(0.02) < 0.05
         at_the_margin += replace(contrast, mean=contrast.mean + 0.02).p_within(0.02) < 0.05
-    assert at_the_margin / n == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / n))  # never more than it says
+    assert at_the_margin / n == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / n))  # never more than stated
     assert at_zero / n > 0.75  # and it can be shown at all: 0.84 by the formula, less the pairs taken by themselves
     interval = contrast.at(0.9)
     assert interval.low is not None and interval.high is not None

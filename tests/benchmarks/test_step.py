@@ -1,4 +1,4 @@
-"""The benchmark of training steps, on models so small that it takes seconds: what it writes, skips and counts."""
+"""The benchmark of training steps, on small models, in seconds: its output, skipped cases and counts."""
 
 import json
 from pathlib import Path

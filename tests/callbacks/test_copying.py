@@ -13,7 +13,7 @@ V = 64
 
 
 class Induction(nn.Module):
-    """Predicts what followed the latest earlier occurrence of the present token, and any token where there is none."""
+    """Predicts what followed the latest earlier occurrence of the present token, and any token if there is none."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         b, t = tokens.shape

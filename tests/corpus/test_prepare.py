@@ -1,4 +1,4 @@
-"""Preparation: what is written, that it is written once and whole, and what is refused."""
+"""Preparation: the written files, atomic and single writing, and refused inputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
 
 
 def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `prepare` leaves says all that training must know: tokenizer, and a vocabulary that holds its ids."""
+    """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that contains its ids."""
     made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
     files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
@@ -60,7 +60,7 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
     assert main(["prepare", "--config", layer]) == 0  # there already
     assert made.corpus_hash[:12] in capsys.readouterr().out
     args = ["fit", *(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
-    assert main(args) == 2 and f"--config {layer} sets both" in capsys.readouterr().err
+    assert main(args) == 2 and f"--config {layer} sets it" in capsys.readouterr().err
 
 
 def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
@@ -79,7 +79,7 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
 
 
 def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
-    """Equal for equal content made elsewhere; another for other shards."""
+    """The hash is equal for equal content in a different folder, and different for other shards."""
     again = prepare(replace(config, dir=str(tmp_path / "again")), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash

@@ -81,7 +81,7 @@ def test_local_folder_of_a_changed_shard_is_refused(url: str, s3: Any, corpus: P
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     s3.put_object(Bucket=BUCKET, Key=f"mine/corpus/train/{shard.name}", Body=bytes(content))
-    for _ in range(2):  # what was downloaded before is kept, the changed shard is not
+    for _ in range(2):  # earlier downloads are kept, except the changed shard
         with pytest.raises(ConfigError, match=f"train/{shard.name} does not match its sha256"):
             remote_module.local_folder(url)
 

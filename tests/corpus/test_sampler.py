@@ -93,7 +93,7 @@ def test_a_resumed_stream_is_the_uninterrupted_one(corpus: Path, workers: int, s
         running = stream(before, stop_at_len)
         batches = list(islice(running, point))
         state = before.state_dict()
-        after = loader(corpus, num_workers=2 - workers)  # another number of workers
+        after = loader(corpus, num_workers=2 - workers)  # a different number of workers
         after.load_state_dict(state)
         assert after.state_dict() == state  # saved again before a batch was taken
         batches += islice(stream(after, stop_at_len), total - point)

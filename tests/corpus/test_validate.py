@@ -245,7 +245,7 @@ def test_damage_after_a_check_is_found_despite_equal_size_and_time(copy: Path) -
 
 
 def test_one_of_two_simultaneous_checks_hashes(copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads stand for two nodes that share a disk: they exclude each other by the lock of a file as well."""
+    """Two threads simulate two nodes that share a disk; the file lock excludes one while the other hashes."""
     both = Barrier(2)
 
     def wait(*args: Any, **settings: Any) -> AbstractContextManager[None]:

@@ -24,7 +24,7 @@ STRATEGY_ROWS = thinned(STRATEGIES, FEW)
 
 
 class Plain(nn.Module):
-    """Loss of a Backbone without its fused products, what has a backward of its own, or SDPA."""
+    """Return the loss of a Backbone without fused products, custom backward passes, or SDPA."""
 
     def __init__(self, model: Backbone):
         super().__init__()
@@ -123,7 +123,7 @@ case = functools.cache(Case)
 
 
 class Dense:
-    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two where there is room."""
+    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two if possible."""
 
     def __init__(self, matrix: Tensor, like: Sequence[Tensor] | None = None):
         self.matrix = matrix

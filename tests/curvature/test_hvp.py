@@ -46,7 +46,7 @@ def test_difference_product_in_float32_leaves_the_model_unchanged() -> None:
     parameters[0].grad = torch.ones_like(parameters[0])
     before = [p.detach().clone() for p in parameters]
     v = torch.randn(len(c.hessian))
-    with torch.no_grad():  # where callbacks run
+    with torch.no_grad():  # as in callbacks
         product = DifferenceProduct(loss, parameters)
         found, want = flat(product(split_like(v, parameters))), c.hessian @ v.double()
     assert (found - want).norm() < 5e-3 * want.norm()

@@ -1,4 +1,4 @@
-"""Eigenvalues, traces and norms against dense matrices, and their errors against what they promise."""
+"""Eigenvalues, traces and norms against dense matrices, and their errors against the stated ones."""
 
 import math
 

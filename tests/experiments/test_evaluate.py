@@ -216,7 +216,7 @@ def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> Non
     assert shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
     other = planned("other").panels[0].arms[0].run_spec
-    assert other is not None and "init_std" not in other.details  # tuned under another schedule
+    assert other is not None and "init_std" not in other.details  # tuned under a different schedule
 
 
 @pytest.mark.long

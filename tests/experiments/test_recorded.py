@@ -120,7 +120,7 @@ def test_the_command_takes_recordings(
     assert not (tmp_path / "out/runs").exists()
     assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     for other, message in (
-        (tmp_path, r"--results_from: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
+        (tmp_path, r"--results_from: .*results.csv does not exist; expected the folder of a report"),
         (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; expected a report of this version"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -284,8 +284,8 @@ def test_incomparable_run_directories_are_refused(
         return error
 
     (tmp_path / "empty").mkdir()
-    assert "no run directory" in fails(tmp_path / "nowhere")
-    assert "not complete" in fails(tmp_path / "empty")
+    assert "expected the directory of a run" in fails(tmp_path / "nowhere")
+    assert "expected a complete run" in fails(tmp_path / "empty")
     bare = write_run(tmp_path / "bare", "llama", 0)
     for file in bare.glob("*tfevents*"):
         file.unlink()
@@ -293,7 +293,7 @@ def test_incomparable_run_directories_are_refused(
     assert "are both 'llama' with seed 0; remove one" in fails(runs / "llama0", runs / "llama0")
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
     assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
-    assert "--labels is 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
+    assert "--labels has 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
     other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     assert f"corpus_hash of {other} is dead; expected c0ffee, that of {runs / 'llama0'}" in fails(
         runs / "llama0", other

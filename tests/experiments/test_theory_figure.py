@@ -24,7 +24,7 @@ def test_figure_11_has_the_recorded_claims() -> None:
 
 
 def test_recorded_claims_are_the_current_ones() -> None:
-    """A new or changed claim needs another `make theory`."""
+    """A new or changed claim needs a new `make theory`."""
     recorded = [(row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())]
     assert sorted(recorded) == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
     assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})

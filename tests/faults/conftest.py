@@ -1,6 +1,6 @@
-"""Faults: what was tried and what the program recovered from; a table at the end of the session.
+"""Faults: the tried ones and the recovery of the program, in a table at the end of the session.
 
-`make test-faults` runs what is marked `faults`; with FAULTS_JSON=PATH the table is also written there.
+`make test-faults` runs the tests marked `faults`; with FAULTS_JSON=PATH the table is also written there.
 """
 
 from __future__ import annotations

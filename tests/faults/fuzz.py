@@ -1,4 +1,4 @@
-"""Inputs nobody meant: strategies that mutate what is right, and how each is tried."""
+"""Invalid inputs: Hypothesis strategies that mutate valid ones, and how each is tried."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: 
     finally:
         if process.poll() is None or any(map(is_alive, pids.values())):
             os.killpg(process.pid, signal.SIGKILL)
-    # rank 0 is killed by Lightning where another fails
+    # Lightning kills rank 0 if a different rank fails
     fine = code == (1 if fails == "0" else -signal.SIGKILL)
     fine &= fails == "killed" or ("RuntimeError: a rank fails" in output)
     assert fine, (code, output)

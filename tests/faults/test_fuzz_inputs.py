@@ -55,7 +55,7 @@ VALUES = ODD.filter(lambda value: not isinstance(value, int) or value < 100 or v
 
 
 def parse(args: list[str]) -> None:
-    # The library prints what it resolves on the way.
+    # The library prints resolved values.
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

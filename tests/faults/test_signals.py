@@ -38,7 +38,7 @@ def args(short_args: list[str]) -> list[str]:
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a scontrol on PATH writes its arguments; it fails where there is a file `fail` beside."""
+    """Return the file with the arguments of a scontrol on PATH, which fails if a file `fail` is next to it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program, calls = folder / "scontrol", folder / "calls"

@@ -84,7 +84,7 @@ def stream(vocab: int, n: int) -> Tensor:
 
 
 def draw_uniform(model: Backbone) -> None:
-    """Draw the matrices anew, the same on any machine: the last bit of normal numbers is another on other CPUs."""
+    """Sample matrices that are equal on every machine: the last bit of normal numbers depends on the CPU."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

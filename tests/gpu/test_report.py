@@ -40,7 +40,7 @@ def test_runner_failing_and_hanging_stages_leave_the_others(tmp_path: Path) -> N
     assert report["good"]["figures"] == {"seven": 7, "known": None}
     assert "the card fell out" in markdown.page(runner.report)
     again = Runner(tmp_path, tmp_path / "work", "cpu", True, 4.0, stages=stages, tell=told.append)
-    assert again.run()["stages"] == report  # what was done is not repeated, and there is no time for the rest
+    assert again.run()["stages"] == report  # finished stages are not repeated, and no time is left for the others
     assert told[-1] == "good: in the report already"
 
 

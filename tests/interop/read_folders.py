@@ -47,7 +47,7 @@ def by_ctranslate2(folder: Path) -> dict[str, Any]:
 def tried(reader: Any, folder: Path) -> dict[str, Any]:
     try:
         return reader(folder)
-    except Exception as error:  # what a test expects of some
+    except Exception as error:  # some tests expect it
         return {"error": f"{type(error).__name__}: {error}"}
 
 

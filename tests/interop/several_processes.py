@@ -1,6 +1,6 @@
 """Applied models under DDP and FSDP2: `torchrun --nproc-per-node 2 -m tests.interop.several_processes`.
 
-Each is trained for some steps on half of every batch, and beside it the same model on all of it in one process.
+Each is trained for some steps on half of every batch, and the same model on the full batch in one process.
 """
 
 import warnings
@@ -75,7 +75,7 @@ def the_losses_are_those_of_one_process(name: str, strategy: str) -> None:
 
 @torch.no_grad()
 def scale_vectors_keep_their_digits(name: str, strategy: str) -> None:
-    """1 + 1e-3 is seen as another gamma than 1, which it is not in bf16 (spacing 4e-3 to 8e-3), in no other group."""
+    """A gamma of 1 + 1e-3 differs from 1 only in the vectors' own group, because bf16 has a spacing of 4e-3 to 8e-3."""
     ids, policy = torch.arange(4, 20)[None], MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     changes = []
     for own_group in (True, False):

@@ -1,4 +1,4 @@
-"""A strategy on the models of other people: the same function, trained as the strategy says, and taken away again."""
+"""A strategy on existing models: the same function, trained under the strategy, and folded again."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family, find
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
-#: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
+#: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
 #: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
 ROUNDING = 64 * torch.finfo(torch.float32).eps
@@ -94,7 +94,7 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
     if family.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
 ])  # fmt: skip
 def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, family: Family) -> None:
-    model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign beside a norm that no matrix reads
+    model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign at a norm without a matrix
     before = logits(model)
     with unchanged(model, values=False):
         report = apply_strategy(model, strategy)

@@ -1,4 +1,4 @@
-"""A strategy on models written by hand, where what is not seen in time would change them without a word."""
+"""A strategy on models written by hand, in which an undetected case would change the outputs silently."""
 
 import copy
 import dataclasses
@@ -23,7 +23,7 @@ Read = Callable[["Net", Tensor], Any]
 
 
 class Net(nn.Module):
-    """An embedding, a norm with a trained gamma, a matrix and a head; what is done with them is `read`."""
+    """An embedding, a norm with a trained gamma, a matrix and a head; `read` combines them."""
 
     def __init__(self, read: Read, width: int = V):
         super().__init__()

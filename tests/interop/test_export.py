@@ -40,7 +40,9 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert type(model).__name__ == "LlamaForCausalLM" and model.config.max_position_embeddings == 32
     end = tokenizer.eos_token_id
-    assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == end  # where it stops
+    assert (
+        model.generation_config.eos_token_id == model.generation_config.pad_token_id == end
+    )  # the token at which it stops
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
     words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0", "--json"]
     assert main(["generate", str(runs["plain"]), *words]) == 0
@@ -52,7 +54,7 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
     shown = ("`hg+dp+or`", loss, "| text | files:", "| class | `LlamaForCausalLM` |", "All of its")
     assert all(words in text for words in shown) and "eager" not in text
     capsys.readouterr()
-    for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # what both tell to type
+    for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # commands in both pages
         code = page.partition("```python\n")[2].partition("```")[0]
         exec(code.replace("path/to/this/folder", str(out)).replace('"exported"', repr(str(out))))
         assert "def " in capsys.readouterr().out
@@ -110,8 +112,8 @@ def test_refusals_say_why_and_write_nothing(
     new = str(tmp_path / "new")
     monkeypatch.chdir(used)
     assert "is the current directory" in refused(str(runs["plain"]), ".")
-    assert "There is no run directory" in refused(str(tmp_path / "no"), new)
-    assert "invalid choice: 'gguf'" in refused(str(runs["plain"]), "--to", "gguf", new)
+    assert "is not a folder" in refused(str(tmp_path / "no"), new)
+    assert "--to is 'gguf'; expected one of: 'hf'" in refused(str(runs["plain"]), "--to", "gguf", new)
     as_theirs = to_hugging_face
 
     def wrong(*args: object) -> torch.nn.Module:
@@ -177,7 +179,7 @@ def test_the_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
 def test_a_run_begins_with_an_exported_model(
     runs: dict[str, Path], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a learning rate of next to nothing the loss is that of the exported run, under another strategy."""
+    """At a tiny learning rate, the loss under a different strategy equals that of the exported run."""
     folder, run = tmp_path / "exported", tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0
     small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
@@ -215,7 +217,7 @@ def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: Back
         'from_pretrained("path/to/this/folder", experts_implementation="eager")'
         in (tmp_path / "out/README.md").read_text()
     )
-    assert "| text | a\\|(kind) |" in text  # what a run says of itself is no Markdown and no placeholder
+    assert "| text | a\\|(kind) |" in text  # the text of a run is neither Markdown nor a placeholder
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

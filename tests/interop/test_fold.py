@@ -16,7 +16,7 @@ from tests.conftest import EVERY_STRATEGY, GEMMA, LLAMA_31, MOE, perturbed
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": MOE}
 #: what Q/K-norm cannot go with, normalizes already
 ONCE = {"q_proj": "dp", "k_proj": "dp"}
-#: of each family the vectors that stay where everything is normalized that can be, by the last words of their paths
+#: vectors of each family that stay if every possible output is normalized, by the last words of their paths
 STAY = {
     "dense": {"q_proj.scale_out", "k_proj.scale_out", "gate_proj.scale_out", "lm_head.scale_out"},
     "gemma": {"q_norm.scale", "k_norm.scale", "attn_post_norm.scale", "ffn_post_norm.scale"},
@@ -27,7 +27,7 @@ STAY["moe"] |= {"lm_head.scale_out"}
 
 
 def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
-    """A model in float64 whose scale vectors have left 1, each by another amount, some to the negative."""
+    """Return a float64 model whose scale vectors differ from 1, each by a different amount; some are negative."""
     if family == "gemma" and ScaleStrategy.parse(text).placement_row.norm_out:
         options["placement_at"] = ONCE | options.get("placement_at", {})
     model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)

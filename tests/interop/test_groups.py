@@ -23,7 +23,7 @@ def qwen3() -> nn.Module:
 
 
 def shrunk(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
-    """Names of what a step without gradients makes smaller."""
+    """Return the names of parameters that a step without gradients makes smaller."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

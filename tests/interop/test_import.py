@@ -26,7 +26,7 @@ LONG = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-#: transformers' own models, with what is left to the importer: shared keys and values, tied heads, 1 + w
+#: transformers' own models, with the cases of the importer: shared keys and values, tied heads, 1 + w
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
@@ -86,7 +86,7 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
 
 
 def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
-    """Gammas and matrices too, where the strategy is the one whose norms theirs has."""
+    """Gammas and matrices are equal too, if the strategy has the same norms."""
     for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():
         model = perturbed(Backbone(replace(config, **sizes)))
         to_hugging_face(model).save_pretrained(tmp_path / name)

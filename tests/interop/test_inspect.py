@@ -1,4 +1,4 @@
-"""What is said of scale vectors, against formulas on whole tensors; what is read, and what is refused."""
+"""Statistics of scale vectors against formulas on full tensors; the reads, and refused inputs."""
 
 import json
 import struct

@@ -40,7 +40,7 @@ def test_it_takes_the_names_of_plain_and_applied_models(tmp_path: Path) -> None:
     assert shrunk(model, trainer(model, tmp_path).create_optimizer()) == truth(model)
     applied = named("llama")
     apply_strategy(applied, "hg+dp+or+iwd")
-    # without gradients and with 1 - lr wd = 0.95, a decayed 0 and a frozen one stay what they are
+    # without gradients and with 1 - lr wd = 0.95, a decayed 0 and a frozen parameter do not change
     trained = {name for name, p in applied.named_parameters() if p.requires_grad and p.any()}
     found = shrunk(applied, trainer(applied, tmp_path).create_optimizer())
     assert found == {name for name in trained if "scale_out" not in name}

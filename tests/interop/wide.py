@@ -11,9 +11,9 @@ import torch
 
 @contextlib.contextmanager
 def float64_throughout(theirs: type) -> Iterator[None]:
-    """Let the code of a transformers model mean float64 where it says float32: its norms and its RoPE.
+    """Use float64 instead of float32 in the code of a transformers model: in its norms and its RoPE.
 
-    Its formulas stay its own. Models must be built inside, where their frequencies are computed.
+    Its formulas do not change. Models must be built inside, because their frequencies are computed then.
 
     Args:
         theirs: the model's class.

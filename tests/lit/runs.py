@@ -23,7 +23,7 @@ LAST = "checkpoints/last.ckpt"
 UNREAD = tuple(
     f".loops.fit_loop.epoch_progress.{of}.{name}" for of in ("total", "current") for name in ("ready", "started")
 )
-#: what the clock and the machine decide
+#: values that depend on the clock and the machine
 MEASURED = ("throughput/", "memory/")
 
 
@@ -84,7 +84,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def differences(one: Any, two: Any, path: str = "") -> list[str]:
-    """The places where two checkpoints differ in type, length, key or bit; NaN equals NaN."""
+    """Return the places at which two checkpoints differ in type, length, key or bit; NaN equals NaN."""
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
         return [place for key in one for place in differences(one[key], two[key], f"{path}.{key}")]
     if isinstance(one, list | tuple) and type(one) is type(two) and len(one) == len(two):
@@ -105,7 +105,7 @@ def same_checkpoint(whole: Path, other: Path) -> dict[str, Any]:
 
 
 def same_curves(whole: Path, other: Path, complete: bool = True) -> Mapping[str, Curve]:
-    """Assert that all that is logged is the same, step by step, but for what is measured; return the curves."""
+    """Assert that all logged values except measurements are equal in every step; return the curves."""
     a, b = (read_run(path, complete=complete).curves for path in (whole, other))
     assert a.keys() == b.keys()
     for tag in a:

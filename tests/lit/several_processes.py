@@ -37,7 +37,7 @@ MODELS: dict[str, list[str]] = {
 STOPPED_ONCE = ("unified", "moe-muon")
 #: keeps its weights gathered through the micro-batches of a step
 KEPT = "moe"
-#: goes on where one process stopped
+#: continues the run of one process
 MOVED = "muon"
 #: the strategies that are shipped, on a CPU
 STRATEGIES = {"ddp": Path("conf/trainer/ddp.yaml"), "fsdp": Path("conf/trainer/fsdp.yaml")}

@@ -35,7 +35,7 @@ CASES |= {
 
 
 class Dice(L.Callback):
-    """Draws from every generator in every micro-batch, and logs what it drew, as exact as a float is."""
+    """Sample from every generator in every micro-batch, and log the samples exactly."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
         values = {"torch": float(torch.rand(())), "numpy": np.random.normal(), "python": random.gauss(0.0, 1.0)}

@@ -1,4 +1,4 @@
-"""A mixture of experts in a run: what is optimized, what moves the biases, what is logged."""
+"""A mixture of experts in a run: optimized parameters, updates of the biases, logged values."""
 
 from pathlib import Path
 from typing import Any

@@ -95,7 +95,7 @@ def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
         return kind(model)
     theirs = to_hugging_face(model)
     assert type(theirs) is kind
-    if kind is Gemma3ForCausalLM:  # scaled embeddings are another model to an optimizer; the paper's Gemma has none
+    if kind is Gemma3ForCausalLM:  # an optimizer treats scaled embeddings differently; the paper's Gemma has none
         theirs.model.embed_tokens.embed_scale.fill_(1.0)
         theirs.model.embed_tokens.weight.data.copy_(model.embed.weight)
     return theirs

@@ -1,4 +1,4 @@
-"""One run directory, however it is spelt; a run that is resumed from another folder finds its corpus."""
+"""One run directory for all spellings of its path; a run resumed from a different folder finds its corpus."""
 
 from pathlib import Path
 

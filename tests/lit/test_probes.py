@@ -48,7 +48,7 @@ def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[s
 def probed_run(
     request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[str], Path, Path, str]:
-    """Arguments of a family, its probed run, the same as a kill after step 3 leaves it, and what was said."""
+    """Arguments of a family, its probed run, the same run after a kill in step 3, and the output."""
     folder = tmp_path_factory.mktemp(request.param)
     more = [*FAMILIES[request.param], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
     said = io.StringIO()

@@ -51,7 +51,7 @@ def test_two_processes_equal_one_and_share_checkpoints(
             continue
         assert_same_run(one, two, after=STOP_AT + 1 if name == MOVED else 0)
         assert (tmp_path / name / "parameters.csv").read_text() == (alone / name / "parameters.csv").read_text()
-    # one process goes on where two stopped; another micro-batch, so other accumulation
+    # one process continues the run of two, with a different micro-batch and so a different accumulation
     stopped = tmp_path / "moe-muon" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)

@@ -78,7 +78,7 @@ def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
     torch.testing.assert_close(read["optimizer_states"][0]["state"], states, rtol=0, atol=0)
     torch.testing.assert_close(read["state_dict"], whole["state_dict"], rtol=0, atol=0)
 
-    # and refuses what is incomplete
+    # and refuses incomplete checkpoints
     broken = tmp_path / "broken.ckpt"
     shutil.copytree(run / LAST, broken)
     data = next(broken.glob("*.distcp"))

@@ -1,4 +1,4 @@
-"""Runs that start from the weights of another: what they take over, what they record, what is refused."""
+"""Runs that start from the weights of a different run: inherited state, records, refused inputs."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from lightning_sv.runs.provenance import commit
 from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import LAST, contents, leaving, load, same_checkpoint, same_curves
 
-#: what a run may change that starts from another's weights
+#: changes that are allowed for a run that starts from other weights
 OTHER = [
     "--model.scale", "hg+dnp+or+nowd", "--model.backbone.name", "mine", "--model.backbone.init_std", "0.5",
     "--model.optim.name", "muon", "--model.optim.lr", "1e-3", "--model.schedule.name", "wsd", "--data.seed", "7",
@@ -67,7 +67,7 @@ def test_init_from_run_records_its_origin_and_resumes_without_it(
         "corpus_hash": json.loads((source / "summary.json").read_text())["corpus_hash"],
         "origin": None,
     }
-    # learned, for it goes on from where the source ended
+    # learned, because it continues from the end of the source
     assert run.curve("train/loss").values[0] < read_run(source).curve("train/loss").values[0] - 0.2
 
     branch = [*run_args, *OTHER, "--model.init_from", str(whole / LAST), "--run_dir", str(tmp_path / "branch")]
@@ -86,17 +86,17 @@ def test_init_from_run_records_its_origin_and_resumes_without_it(
     before = contents(whole)
     capsys.readouterr()
     assert main(["fit", *run_args, *OTHER, "--ckpt_path", str(whole / LAST)]) == 2
-    assert f"was trained with init_from = {source}, this run has None" in capsys.readouterr().err
+    assert f"init_from is None; expected {source}, as in the checkpoint" in capsys.readouterr().err
     assert contents(whole) == before
 
 
 DIFFERENT = [
-    (["--model.scale", "llama"], "scale = hg+dnp+or, this run has llama"),
-    (["--model.scale", "hg+dnp+er"], "scale = hg+dnp+or, this run has hg+dnp+er"),  # the same shapes
-    (["--model.scale_options.placement_at.lm_head", "dp"], "scale_options.placement_at.lm_head = None, this run"),
-    (["--model.backbone.d_model", "64"], "backbone.d_model = 32, this run has 64"),
-    (["--model.backbone.n_head", "4"], "backbone.n_head = 2, this run has 4"),
-    (["--model.backbone.rope_theta", "500"], "backbone.rope_theta = 10000.0, this run has 500.0"),
+    (["--model.scale", "llama"], "scale is llama; expected hg+dnp+or, as in"),
+    (["--model.scale", "hg+dnp+er"], "scale is hg+dnp+er; expected hg+dnp+or, as in"),  # the same shapes
+    (["--model.scale_options.placement_at.lm_head", "dp"], "scale_options.placement_at.lm_head is dp; expected None"),
+    (["--model.backbone.d_model", "64"], "backbone.d_model is 64; expected 32, as in"),
+    (["--model.backbone.n_head", "4"], "backbone.n_head is 4; expected 2, as in"),
+    (["--model.backbone.rope_theta", "500"], "backbone.rope_theta is 500.0; expected 10000.0, as in"),
     (["--model.init_from", "nowhere"], "checkpoint is nowhere"),
     (["--model.init_from", __file__], "is not a readable checkpoint"),
 ]
@@ -120,7 +120,7 @@ def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
     source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
-    assert "has tokenizer_sha256 = " in refused(*fit, str(source))  # a bpe:300 of its own text
+    assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
     for entry, damage, said in (

@@ -1,4 +1,4 @@
-"""What a person meets in TensorBoard: which charts come first, and what tells runs apart."""
+"""TensorBoard's pages: the order of the charts, and the names of runs."""
 
 from pathlib import Path
 

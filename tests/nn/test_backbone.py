@@ -222,7 +222,7 @@ def test_compile_block_compiles_once_for_any_depth(
         for eager, fast in zip(plain.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(fast.grad, eager.grad, rtol=1e-9, atol=1e-12)
         compilations.append(counter.frame_count)
-    assert compilations[0] == compilations[1] > 0  # the deeper model takes what was compiled for the other
+    assert compilations[0] == compilations[1] > 0  # the deeper model reuses the compilation of the other
     # what else this process compiles, a benchmark's peers for instance, keeps PyTorch's defaults
     assert {key: getattr(torch._inductor.config, key) for key in INDUCTOR} == before != INDUCTOR
 
@@ -286,7 +286,7 @@ def test_qk_norm_with_dnp_is_refused(text: str, config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match="model.backbone.qk_norm"):
         meta_backbone(replace(config, qk_norm=True), text)
     options = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
-    meta_backbone(replace(config, **GEMMA), text, options)  # what the message advises
+    meta_backbone(replace(config, **GEMMA), text, options)  # as the message advises
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
@@ -299,7 +299,7 @@ def test_grouped_query_attention_equals_copied_keys_and_values(text: str, config
     copied.load_state_dict(
         {name: expanded(value, copied.state_dict()[name]) for name, value in model.state_dict().items()}
     )
-    for name in ("k_proj", "v_proj"):  # what a vector is made of may depend on its width
+    for name in ("k_proj", "v_proj"):  # the parameters of a vector may depend on its width
         ours, theirs = (net.layers[0].attn.qkv.vectors(name)[1] for net in (model, copied))
         if ours is not None:
             theirs.set_gamma(expanded(ours(), theirs()))

@@ -43,7 +43,7 @@ def test_linear_cross_entropy_equals_the_definition(
     ours = linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps)
     exact = oracle(x, weight, targets, gamma_in, gamma_out, eps)
     torch.testing.assert_close(ours, exact, rtol=1e-12, atol=0)
-    first = torch.autograd.grad(3 * ours, leaves, retain_graph=True)  # a loss is scaled where micro-batches add up
+    first = torch.autograd.grad(3 * ours, leaves, retain_graph=True)  # a loss is scaled if micro-batches add up
     for fast, plain in zip(first, torch.autograd.grad(3 * exact, leaves, retain_graph=True), strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
     direction = [torch.randn_like(leaf) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""The memory that a plan foretells, against what the allocator gives out in real steps on the CPU."""
+"""The memory of a plan against the bytes of the allocator in real steps on the CPU."""
 
 import json
 from collections.abc import Callable

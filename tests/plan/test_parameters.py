@@ -1,4 +1,4 @@
-"""The ledger beside the paper's printed figures."""
+"""Parameter counts against the numbers in the paper."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Hours, checkpoint, data, strategies; what is refused, and the SLURM script."""
+"""Hours, checkpoint, data, strategies; refused inputs, and the SLURM script."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_shards_are_rounded_up_and_buckets_are_a_copy_of_the_gradients(tmp_path:
 def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
     for share in (1, 7, 10, 60):
         divisors = [d for d in range(1, share + 1) if share % d == 0]
-        for at_once in (0, 100):  # what the whole share spares
+        for at_once in (0, 100):  # saved by the full share
             for limit in (3, 7, 20, 25, 60, 95, 300):
                 peak = {d: 5 + 3 * d - at_once * (d == share) for d in divisors}
                 best = max((d for d in divisors if peak[d] <= limit), default=None)
@@ -157,9 +157,9 @@ REFUSED = [
     ([], "--gpus"),
     (["--gpus", "0"], "--gpus is 0;"),
     (["--gpus", "two"], "--gpus is two"),
-    (["--gpus", "2", "--mfu", "40"], "the MFU is 40.0;"),
+    (["--gpus", "2", "--mfu", "40"], "--mfu is 40.0;"),
     (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
-    (["--gpus", "2", "--run", "nowhere"], "no run directory"),
+    (["--gpus", "2", "--run", "nowhere"], "is not a folder; expected the directory of a run"),
     (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
     (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
     (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),

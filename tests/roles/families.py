@@ -1,7 +1,7 @@
-"""Tiny models of transformers, one row a family, and beside each the truth about its parameters.
+"""Tiny models of transformers, one row per family, and the expected roles of their parameters.
 
-The truth is written by hand from what the architecture is. `input`, `output` and so on are the ends of names, without
-numbers and '.weight'. What a row does not name is plain: *.bias is a bias, embeddings and the head are called so, the
+The expected roles are from the architecture, by hand. `input`, `output` and so on are the ends of names, without
+numbers and '.weight'. Names give the others: *.bias is a bias, embeddings and the head are called so, the
 rest has two axes or more and is a matrix. `to_one` are vectors stored as w of a factor 1 + w; '*' is all of them.
 """
 
@@ -232,7 +232,7 @@ OTHERS = [
         output="embeddings.norm", kept="head.norm", auto="AutoModelForMaskedLM"),
     Family("vit", {"image_size": 8, "patch_size": 4}, input="layernorm_before layernorm_after layernorm",
         bias="position_embeddings", other="cls_token", auto="AutoModelForImageClassification"),
-    # an image beside tokens
+    # an image and tokens
     Family("llava", {"text_config": {"model_type": "llama"} | SIZES,
         "vision_config": {"model_type": "clip_vision_model"} | VISION, "image_token_index": 60},
         input=f"{LLAMA} layer_norm1 layer_norm2", output="pre_layrnorm post_layernorm", other="class_embedding",

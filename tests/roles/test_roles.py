@@ -18,14 +18,14 @@ from tests.conftest import GEMMA, MOE, thinned
 from tests.roles.families import FAMILIES, OTHERS, Family, ends_in, find
 
 EVERY = FAMILIES + OTHERS
-#: what is checked at every run: norms before, after and within, experts, state spaces, images
+#: families that every run checks: norms before, after and within, experts, state spaces, images
 FEW = {
     "llama", "gemma3_text", "gpt2", "olmo2", "qwen3_moe", "mamba2", "bert", "vit",
 }  # fmt: skip
 
 
 def checked(family: Family, model: nn.Module) -> Roles:
-    """Compare what is found of `model` with the family's row."""
+    """Compare the roles of `model` with the family's row."""
     roles = weight_decay_roles(model)
     found: dict[str, list[object]] = {}
     truth: dict[str, list[object]] = {}
@@ -127,7 +127,7 @@ def test_transformer_encoder_of_torch(norm_first: bool) -> None:
 
 
 class Mixed(nn.Module):
-    """Parts that no list of names knows, and a choice of what the forward does with them."""
+    """Modules with unusual names, and a choice of forward functions."""
 
     def __init__(self, how: str = "plain"):
         super().__init__()
@@ -209,7 +209,7 @@ def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
 
 def test_a_norm_that_something_else_reads_too_is_no_input_norm() -> None:
     roles = weight_decay_roles(Mixed("mixed"), IDS, dict.fromkeys([*TRUTH], "other") | {"gamma": "other"})
-    assert roles["gamma"].role == "other"  # what is known goes before the trace
+    assert roles["gamma"].role == "other"  # given roles have priority over the trace
     known = {name: role for name, role in TRUTH.items() if name != "gamma"}
     assert weight_decay_roles(Mixed("mixed"), IDS, known)["gamma"].role == "output"
 
@@ -265,7 +265,7 @@ NORMED = {
     "difference": lambda w, x: (x - (mean := _mean(x))) * torch.rsqrt(_square(x) - mean * mean) * w,
     "difference of powers": lambda w, x: w * (x - _mean(x)) / (_square(x) - _mean(x).pow(2)).clamp_min(1e-6).sqrt(),
 }
-#: those of what is not normalized, or normalized only afterwards
+#: those of values that are not normalized, or normalized only afterwards
 UNNORMED = {
     "before a norm": lambda w, x: (w * x) / _square(w * x).sqrt(),
     "of another": lambda w, x: w * x * torch.rsqrt(_square(x.tanh())),
@@ -428,7 +428,7 @@ def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: s
 
 
 class Counting(nn.Module):
-    """Counts in its buffers, and keeps a table that grows with what it reads."""
+    """Count in buffers, and keep a table that grows with the inputs."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()

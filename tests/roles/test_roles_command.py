@@ -1,4 +1,4 @@
-"""`lightning-sv roles`: its table, its JSON, and what it refuses."""
+"""`lightning-sv roles`: its table, its JSON, and refused inputs."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: py
     edit(config, num_attention_heads=5, num_key_value_heads=3)
     assert "the traced forward pass failed" in refused(model_dir) or "the model cannot be built" in refused(model_dir)
     edit(config, model_type="no-such-type")
-    assert "has no model type 'no-such-type'" in refused(model_dir)
+    assert "is 'no-such-type'; expected one of transformers" in refused(model_dir)
     edit(config, model_type=None)
     assert "'model_type'" in refused(model_dir)
     config.write_text("{")

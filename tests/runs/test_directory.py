@@ -1,4 +1,4 @@
-"""A directory is claimed as it was chosen: what another run has made of it meanwhile stays."""
+"""A directory is locked as it was selected: files that a different run wrote meanwhile are kept."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
     (run / LAST).touch()
-    with pytest.raises(ValueError, match="already holds a run; choose another"):
+    with pytest.raises(ValueError, match="already contains a run; choose a different one"):
         acquire(run, None, again=again)
     acquire(run, str(run / LAST)).release()
     (run / LAST).unlink()
@@ -36,7 +36,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
             clear_unfinished(file.parent)
         assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
     else:
-        with pytest.raises(ValueError, match="already holds a run"):
+        with pytest.raises(ValueError, match="already contains a run"):
             acquire(run, None)
 
 
@@ -54,7 +54,7 @@ def test_a_summary_of_other_types_is_refused(tmp_path: Path, key: str, value: ob
 
 
 def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into a new directory it may go; without one, only a checkpoint in its own run's directory says where."""
+    """A checkpoint may resume into a new directory; without one, it must be in the directory of its run."""
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:
         (run / LAST).parent.mkdir(parents=True)
@@ -74,9 +74,9 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
     for other in (b / LAST, alone):
-        with pytest.raises(ValueError, match=f"run_dir {a} already holds a run, and {other} is not of it"):
+        with pytest.raises(ValueError, match=f"run_dir {a} already contains a run, and {other} is not its checkpoint"):
             chosen(a, other)
-        with pytest.raises(ValueError, match="is not of it"):
+        with pytest.raises(ValueError, match="is not its checkpoint"):
             acquire(a, str(other))
     with pytest.raises(ValueError, match="--run_dir"):
         chosen(None, alone)

@@ -1,4 +1,4 @@
-"""Run directories: resumed runs, long curves, and what is refused."""
+"""Run directories: resumed runs, long curves, and refused directories."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def write(
 
 
 def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
-    """The later file wins where steps overlap, even when its name sorts first."""
+    """If steps overlap, the later file is used, even if its name sorts first."""
     write(tmp_path, [(20, 2.5), (30, 2.0), (40, 1.5)], wall_time=200.0)
     write(tmp_path, [(10, 4.0), (20, 9.0), (30, 9.0)], wall_time=100.0)
     finish(tmp_path)
@@ -57,7 +57,7 @@ def test_what_was_logged_beyond_a_resume_point_is_dropped(tmp_path: Path) -> Non
     # killed before its first checkpoint, that start has no successor
     write(tmp_path, [(22, 2.7)], 300.0, start=20, saved=22)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
-    # a file of an earlier version says no start
+    # a file of an earlier version has no start
     write(tmp_path, [(15, 3.5)], 400.0)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
 
@@ -80,7 +80,7 @@ def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, caplog: pyte
     first.write_bytes(b"val/lost".join(whole.rsplit(b"val/loss", 1)))  # one altered record
     assert refused()
     first.write_bytes(whole[:-1])
-    write(tmp_path, points[3:], 200.0, start=30)  # what a kill cut is beyond the checkpoint
+    write(tmp_path, points[3:], 200.0, start=30)  # a kill cut only points after the checkpoint
     assert read_run(tmp_path).tokens == 40
     for size in (len(whole) // 2, 20):
         first.write_bytes(whole[:size])
@@ -128,13 +128,13 @@ def test_long_curves_are_read_whole(tmp_path: Path) -> None:
 
 
 def test_refused_directories(tmp_path: Path) -> None:
-    """Absent, empty, unfinished, unreadable, and an unknown tag: each says what is wrong."""
-    with pytest.raises(ValueError, match="no run directory"):
+    """Absent, empty, unfinished, unreadable, and an unknown tag: each error names the cause."""
+    with pytest.raises(ValueError, match="expected the directory of a run"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no TensorBoard scalars"):
         read_run(tmp_path, complete=False)
     write(tmp_path, [(10, 4.0)], wall_time=1.0)
-    with pytest.raises(ValueError, match="not complete"):
+    with pytest.raises(ValueError, match="expected a complete run"):
         read_run(tmp_path)
     assert read_run(tmp_path, complete=False).label == tmp_path.name
     finish(tmp_path)

@@ -1,4 +1,4 @@
-"""The record of a run that another command started: command.json."""
+"""The record of a run that a different command started: command.json."""
 
 import errno
 from pathlib import Path

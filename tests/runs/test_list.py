@@ -1,4 +1,4 @@
-"""`lightning-sv runs`: what is listed, finished or not, damaged or hostile."""
+"""`lightning-sv runs`: the listed runs, finished or not, damaged or hostile."""
 
 import json
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_output_that_is_lost_is_no_error(
         assert sys.stdout.encoding == stream.encoding
     assert sys.stdout is stream
     assert capsys.readouterr().err.count("stdout cannot be written") == 1
-    stream.close()  # which writes what is left
+    stream.close()  # which writes the rest
 
 
 @pytest.mark.parametrize("words", [["--help"], ["params", "--config", "conf/model/tiny.yaml"]])

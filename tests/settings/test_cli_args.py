@@ -1,4 +1,4 @@
-"""Odd words of a command line: numbers out of range, bytes that are no text, terminals of another encoding."""
+"""Unusual arguments: numbers out of range, bytes that are not text, terminals with a different encoding."""
 
 import io
 import re
@@ -80,7 +80,7 @@ def test_no_option_is_accepted_and_ignored(words: list[str], capsys: pytest.Capt
 
 @pytest.mark.parametrize("name", thinned(sorted(command.COMMANDS), ["fit", "report"]))
 def test_every_command_takes_traceback(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which shows where an error comes from, above its sentence; the exit code is the same."""
+    """--traceback shows the source of an error above its sentence; the exit code is the same."""
     for words in ([name, "--traceback", "--no_such_option"], ["--traceback", name, "--no_such_option"]):
         assert main(words) == 2
         said = capsys.readouterr().err

@@ -64,6 +64,13 @@ WRONG = [
     (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
     (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
     *(
+        (
+            ["--seed_everything", seed],
+            f"error: seed_everything is {seed}; expected a whole number from 0 to 4294967295.\n",
+        )
+        for seed in ("-3", "4294967296")
+    ),
+    *(
         ([f"--trainer.{key}", value], f"error: {__name__}.{name} cannot be created: No module named 'absent'.\n")
         for key, value, name in (
             ("logger", f"{__name__}.AbsentLogger", "AbsentLogger"),
@@ -109,7 +116,7 @@ def test_a_run_without_files_is_told_which(command: list[str], capsys: pytest.Ca
 
 
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong input, exit code 2: a file where a folder should be, for whoever may write anywhere as well."""
+    """Wrong input gives exit code 2: a file instead of a folder, also for users who can write everywhere."""
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file/in"):
         assert main(["theory", "--out", str(out)]) == 2

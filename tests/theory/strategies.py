@@ -20,7 +20,7 @@ def rational_teachers(draw: st.DrawFn, min_d: int = 1) -> NDArray:
 
 @st.composite
 def matchings(draw: st.DrawFn) -> NDArray:
-    """At most one entry in each row and column; entries that flows can tell from 0."""
+    """At most one entry per row and column; entries that flows can distinguish from 0."""
     c, d = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     teacher = np.zeros((c, d))
     columns = draw(st.permutations(range(d)))

@@ -162,7 +162,7 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
     """Yield one document for a text, none for an empty text; reject values that are not texts."""
     if not isinstance(value, str):
         raise ConfigError(
-            f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Set text_field to another name."
+            f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Change text_field."
         )
     if value.removeprefix(limits.BYTE_ORDER_MARK):
         yield Document.from_text(value, where)

@@ -39,9 +39,9 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
                 else:
                     skipped["".join(path.suffixes[-2:]) or "no suffix"] += 1
         if not files:
-            rest = f" (left out: {counted(skipped)})" if skipped else ""
+            rest = f" (skipped: {counted(skipped)})" if skipped else ""
             raise ConfigError(
-                f"source=files:{part} matches no file{rest}; expected one of the suffixes {known}. Check the path."
+                f"source is files:{part}, which matches no file{rest}; expected the suffixes {known}. Check the path."
             )
         paths.update(dict.fromkeys(sorted(files)))
         left_out += skipped

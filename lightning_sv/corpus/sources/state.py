@@ -17,7 +17,7 @@ def file_states(config: CorpusConfig) -> dict[str, dict[str, Any]]:
 
 
 def changed_text(manifest: Manifest) -> str:
-    """Return a phrase that names files which are new, gone or changed since the preparation; empty for none.
+    """Return a phrase that names files that were added, removed or changed since the preparation; empty for none.
 
     Only sources of files are compared, if any of their files still exists here.
     """

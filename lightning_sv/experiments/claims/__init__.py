@@ -1,1 +1,1 @@
-"""What can be claimed of a panel, and what decides each claim."""
+"""Claims about a panel, and the tests that decide them."""

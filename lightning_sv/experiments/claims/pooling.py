@@ -48,7 +48,7 @@ class LossAt:
         if at < curve.tokens[0]:
             raise NotTestableError(
                 f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
-                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
+                f"{curve.tokens[-1]:,}; set data.validations, or a different share in the claim."
             )
         return float(np.interp(at, curve.tokens, curve.values))
 

@@ -1,1 +1,1 @@
-"""What a reader gets of judged figures: a page, the same in Markdown, pictures, CSV."""
+"""Reports of evaluated figures: a page, the same in Markdown, pictures, CSV."""

@@ -109,11 +109,11 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
     others = [v for v in judged if not v.primary]
     kept, others_kept = (sum(v.corrected != NOT_RESOLVED for v in of) for of in (primary, others))
     return (
-        f"{len(judged)} are judged, each by one-sided tests at {ALPHA:.0%} of itself and its opposite: were all arms "
-        f"equal, about {max(1, round(2 * ALPHA * len(judged)))} would come out resolved by chance. Corrected for their "
-        f"number {kept} of {len(primary)} primary ones, one a figure, keep their word (Holm), and {others_kept} of the "
-        f"{len(others)} others (Benjamini-Hochberg). Claims that share runs are not independent. Differences of losses "
-        "have the scatter of all arms of one model and budget where these scatter alike."
+        f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and its opposite. If all "
+        f"arms were equal, about {max(1, round(2 * ALPHA * len(judged)))} would be resolved by chance. After the "
+        f"correction for their number, {kept} of {len(primary)} primary ones, one per figure, keep their verdict "
+        f"(Holm), and {others_kept} of the {len(others)} others (Benjamini-Hochberg). Claims that share runs are not "
+        "independent. Differences of losses use the variance of all arms of one model and budget, if it is equal."
     )
 
 

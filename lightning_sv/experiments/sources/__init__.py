@@ -1,1 +1,1 @@
-"""Where a figure comes from: a YAML of conf/paper, strategies on the command line, run directories."""
+"""Sources of a figure: a YAML of conf/paper, strategies on the command line, run directories."""

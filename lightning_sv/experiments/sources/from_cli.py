@@ -54,10 +54,10 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     """
     labels = [label for label, _ in arms]
     if len(labels) > len(ascii_lowercase):
-        raise ConfigError(f"--arms is {len(labels) - 1} strategies; expected at most {len(ascii_lowercase) - 1}.")
+        raise ConfigError(f"--arms has {len(labels) - 1} strategies; expected at most {len(ascii_lowercase) - 1}.")
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(f"Two arms are called {label!r}; expected different strategies, or a label for each arm.")
+            raise ConfigError(f"{label!r} is the name of two arms; expected different names. Change one of them.")
     (a, _), *others = arms
     panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms})
     summary = f"{len(arms)} arms, {_seeds(seeds)}."
@@ -104,7 +104,7 @@ def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
     for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
         if key in _RESERVED:
             raise ConfigError(
-                f"every run has its own --{key}; remove it and set strategies, seeds and the output directory instead."
+                f"--{key} is set; expected no value, because it differs between runs. Use the command's own options."
             )
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)  # the time is not estimated
     budget = Budget(_BUDGET, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)

@@ -34,7 +34,7 @@ def own_figure(
     """
     paths, unfinished = _expand(dirs)
     if labels and len(labels) != len(paths):
-        raise ConfigError(f"--labels is {len(labels)} names; expected {len(paths)}, one per run.")
+        raise ConfigError(f"--labels has {len(labels)} names; expected {len(paths)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
     damaged = []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):

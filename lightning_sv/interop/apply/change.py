@@ -1,4 +1,4 @@
-"""Changes of a model for a strategy, site by site, and their end: undoing them, or folding them into the weights."""
+"""Changes of a model for a strategy, per site; how to undo them, or fold them into the weights."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -304,7 +304,7 @@ class Change:
         self._weights[name] = None
 
     def _checked(self, name: str) -> nn.Parameter:
-        """Return a parameter to change, a plain tensor that is not the input of another parametrization."""
+        """Return a parameter to change, a plain tensor that is not the input of a different parametrization."""
         check_numbers(name, self.named[name])
         path, parametrized, rest = name.rpartition("parametrizations.")
         if parametrized:

@@ -49,7 +49,9 @@ class Weights:
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder; expected one with config.json and *.safetensors.")
+            raise ConfigError(
+                f"{folder} is not a folder; expected a run directory, or a folder with config.json and *.safetensors."
+            )
         self.file_of: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with _opened(regular(path)) as file:

@@ -123,7 +123,7 @@ class _Writer:
 class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step, and step-500.ckpt etc. if requested.
 
-    A numbered checkpoint is a second name of what last.ckpt was. A run resumes from any of them. Ctrl-C, SIGTERM,
+    A numbered checkpoint is a link to an earlier last.ckpt. A run resumes from any of them. Ctrl-C, SIGTERM,
     SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
 
     Args:

@@ -39,7 +39,7 @@ def check_settings(
     training: bool,
     own_optimizer: bool = False,
 ) -> None:
-    """Check that a checkpoint has the settings of this run, over which its weights or state would silently win.
+    """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
     Args:
         checkpoint: entries of the checkpoint
@@ -61,8 +61,8 @@ def check_settings(
         where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
             raise ConfigError(
-                f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
-                "settings, or start a new run."
+                f"{where} is {now}; expected {then}, as in the checkpoint. Resume with the same settings, or start a "
+                "new run."
             )
     if training and not own_optimizer:
         _check_optimizer_state(
@@ -73,7 +73,7 @@ def check_settings(
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
     """Check that a different number of steps does not change the learning rate of the next step.
 
-    Every change of its length bends a cosine; wsd before its decay continues unchanged.
+    A different length changes every rate of a cosine; wsd does not change before its decay.
 
     Args:
         checkpoint: entries of a checkpoint that passed `check_settings`
@@ -81,7 +81,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
         max_steps: number of steps of this run
 
     Raises:
-        ConfigError: states both rates and lengths
+        ConfigError: the rate would change; the message has both rates and lengths
     """
     step, segments = checkpoint["global_step"], Segments()
     segments.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
@@ -129,7 +129,9 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
+        raise ConfigError(
+            f"the checkpoint's optimizer state is damaged ({what}); resume from a different checkpoint."
+        ) from error
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:

@@ -1,4 +1,4 @@
-"""Initial weights from another run or from transformers."""
+"""Initial weights from a different run or from transformers."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ class Start(NamedTuple):
 
 
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
-    """Read the weights of `init_from`, if they make this model the same function as theirs.
+    """Read the weights of `init_from`, after checking that this model computes the same function with them.
 
     Args:
         init_from: checkpoint, run directory for its last one, or folder of transformers
@@ -75,7 +75,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         where, then, now = first_difference(key, theirs[key], ours[key])
         if then != now:
             raise ConfigError(
-                f"model.init_from: {path} has {where} = {then}, this run has {now}; start from weights of the same "
+                f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
                 "model and tokenizer."
             )
     label, before = f"{model.strategy}{model.options.label()}", check_origin(made.get("origin"))
@@ -100,11 +100,11 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
 
 
 def check_origin(saved: Any) -> dict[str, Any] | None:
-    """Return the origin in a checkpoint, None for a run of its own; raise ConfigError unless JSON can store it."""
+    """Return the origin in a checkpoint, None if it was initialized; raise ConfigError unless JSON can store it."""
     try:
         return saved if saved is None else dict(json.loads(json.dumps(saved)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use another.") from error
+        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use a different one.") from error
 
 
 def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:

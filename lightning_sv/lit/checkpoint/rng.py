@@ -26,7 +26,7 @@ def rng_states(device: torch.device) -> list[dict[str, Any]]:
 
 
 def restore_rng(states: list[dict[str, Any]], rank: int, device: torch.device) -> None:
-    """Set the generators of this rank; a rank that the checkpoint does not know keeps its own."""
+    """Set the generators of this rank; a rank without a saved state keeps its own."""
     if rank >= len(states):
         return
     state = states[rank]
