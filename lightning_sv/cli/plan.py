@@ -71,7 +71,7 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
             table.add_row(name, f"{value / 2**30:.2f} GiB", comment)
     fits = "fits" if plan.fits else "does not fit"
     room = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
-    table.add_row("peak of a GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
+    table.add_row("peak per GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
     host = f"and {plan.start.host / 2**30:.2f} GiB of host memory for each of its processes"
     table.add_row("start", f"{plan.start.device / 2**30:.2f} GiB", host)
     largest = plan.largest_micro_batch
@@ -86,7 +86,7 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     counts = " ".join(map(str, plan.device_counts))
     table.add_row("global batch", f"{plan.global_batch:,} sequences", f"GPUs that can share it: {counts}")
     reads = plan.reads
-    table.add_row("a GPU reads a step", f"{reads.sequences_per_step:,} sequences", batch)
+    table.add_row("batch per GPU", f"{reads.sequences_per_step:,} sequences", batch)
     table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
     if reads.epochs is None:
         epochs = "the corpus is not prepared here"

@@ -80,7 +80,7 @@ def test_one_budget_for_all_arms(
     assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
     assert steps_handed_down([*run_args, *BUDGET], monkeypatch) == [steps] * 3
     said = capsys.readouterr().err
-    assert f"every arm trains for {128 * steps:,} tokens, 1 a parameter of llama: {steps} steps of 128." in said
+    assert f"every arm trains for {128 * steps:,} tokens, 1 per parameter of llama: {steps} steps of 128." in said
     # given steps are only changed for arms with a different batch
     assert steps_handed_down(run_args, monkeypatch) == [None] * 3
     assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [None, 6, 6]

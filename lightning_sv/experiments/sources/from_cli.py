@@ -165,6 +165,6 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
         settled.append((label, replace(arm, overrides={**arm.overrides, **more})))
         others += f"; {tokens // own:,} steps of {label}" * (own != size)
-    share = f"{tokens / first.n_activated:.3g} a parameter of {arms[0][0]}"
+    share = f"{tokens / first.n_activated:.3g} per parameter of {arms[0][0]}"
     text = f"every arm trains for {tokens:,} tokens, {share}: {steps:,} steps of {size:,}{others}."
     return settled, text, first, first_data
