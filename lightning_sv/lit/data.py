@@ -124,7 +124,7 @@ class TokenDataModule(L.LightningDataModule):
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again
-            repeat=trainer is not None and trainer.overfit_batches > 0,
+            repeat=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
