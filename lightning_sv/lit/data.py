@@ -36,7 +36,7 @@ class TokenDataModule(L.LightningDataModule):
         global_batch: sequences per optimizer step over all devices, for a check; None to use the Trainer's
         num_workers: loader processes per device; 0 to read in the training process
         val_sequences: maximum number of validation sequences, spread evenly over the split; None for all
-        seed: seed of the order; None for that of seed_everything
+        seed: seed of the order; None for that of seed_everything, or 0 without it
 
     Attributes:
         batches: corpus, sequence length and batch; `setup` sets the global batch
@@ -106,6 +106,12 @@ class TokenDataModule(L.LightningDataModule):
         """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
+    @property
+    def _seed(self) -> int:
+        """Return the seed of the order; not torch's, which differs between processes until one is set."""
+        seed = self.batches.seed
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
+
     def train_dataloader(self) -> TokenLoader:
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
 
@@ -115,11 +121,11 @@ class TokenDataModule(L.LightningDataModule):
         return TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
-            seed=(torch.initial_seed() if batches.seed is None else batches.seed) % 2**31,
+            seed=self._seed % 2**31,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again
-            repeat=trainer is not None and trainer.overfit_batches > 0,
+            repeat=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":

@@ -156,7 +156,8 @@ class PretrainModule(L.LightningModule):
         """
         if self.backbone is None:
             self.configure_model()
-            self.net.to(self.device, self.dtype)  # those of an earlier `module.to(...)`
+            # those of an earlier `module.to(...)`
+            self.net.to(self.device, self.dtype)  # type: ignore[arg-type]
         logits: Tensor = self.net(tokens, documents)
         return logits
 

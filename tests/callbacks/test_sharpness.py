@@ -15,12 +15,14 @@ from lightning_sv import Backbone, BackboneConfig, PretrainModule
 from lightning_sv.callbacks import Sharpness, sharpness
 from lightning_sv.callbacks.curvature_batch import parameter_subsets
 from lightning_sv.callbacks.probe_memory import probe_bytes
+from lightning_sv.corpus import CorpusConfig
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import meta_backbone, next_token_loss
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.settings.data import DataConfig
 from tests.conftest import GEMMA, MOE, perturbed, thinned
 from tests.plan.test_memory import allocated
 
@@ -68,10 +70,9 @@ class Harness:
         generator = torch.Generator().manual_seed(3)
         blocks = torch.randint(0, config.vocab_size, (4, 9), generator=generator)
         logger = SimpleNamespace(log_metrics=lambda values, step: self.written.append((step, values)))
-        batches = SimpleNamespace(
-            tokens_per_step=64, seq_len=8, global_batch=8, validations=2, val_sequences=4, held_out=lambda n: blocks[:n]
-        )
-        data = SimpleNamespace(batches=batches, held_out=batches.held_out)
+        batches: Any = DataConfig(CorpusConfig(), seq_len=8, global_batch=8, validations=2, val_sequences=4)
+        batches.held_out = lambda n: blocks[:n]
+        data = SimpleNamespace(batches=batches)
         strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
         self.trainer: Any = SimpleNamespace(
             max_steps=steps, estimated_stepping_batches=steps, global_step=0, is_global_zero=True, world_size=1,

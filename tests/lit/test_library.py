@@ -236,6 +236,22 @@ def test_epochs_repeat_their_batches_only_to_overfit(
     assert len(seen) == 6 and len(set(seen)) == distinct
 
 
+def test_order_without_a_seed_is_that_of_every_process(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order() -> list[int]:
+        torch.seed()  # as in a new process
+        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2)
+        data.setup("fit")
+        return data.train_dataloader().order.sequences(0, 0)
+
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert order() == order()
+    first = order()
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # as seed_everything does
+    assert order() != first
+
+
 def test_data_module_is_read_without_a_trainer(data: TokenDataModule) -> None:
     data.prepare_data()
     data.setup("fit")
