@@ -69,7 +69,7 @@ def decayed_names(
     Raises:
         ConfigError: as `param_groups`
     """
-    if policy not in DECAYS and ":" not in policy:  # module:Name is a policy of the user
+    if policy not in DECAYS and ":" not in str(policy):  # module:Name is a policy of the user
         raise ConfigError(unknown("policy", policy, DECAYS))
     if roles is None:
         roles = weight_decay_roles(model, example, known)

@@ -23,6 +23,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     Raises:
         ConfigError: there is no example, and none can be made; a model on the meta device; lazy parameters
     """
+    check_module(model)
     lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
     if lazy:
         raise ConfigError(
@@ -48,6 +49,12 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
             "dict of keywords of its forward. Commands support only models with a config."
         )
     return (), kwargs
+
+
+def check_module(model: object) -> None:
+    """Check that `model` is a module, not its class or its name."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {model!r}; expected an nn.Module, not its class or its name.")
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:

@@ -301,9 +301,10 @@ def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
         apply_strategy(model, strategy, options=None if untie else ScaleOptions(**options), untie_head=untie)
 
 
-def test_apply_strategy_of_a_class_is_refused() -> None:
+@pytest.mark.parametrize("call", [lambda model: apply_strategy(model, "hg"), fold_applied, weight_decay_roles])
+def test_a_class_is_refused(call: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match="expected an nn.Module"):
-        apply_strategy(nn.Linear, "hg+dp")  # type: ignore[arg-type]
+        call(nn.Linear)
 
 
 def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import ModelParameter, Roles, decayed_names, param_groups, weight_decay_roles
 from tests.roles.families import find
 
@@ -57,8 +58,6 @@ def test_frozen_parameters_and_foreign_roles() -> None:
     assert len(params) == len(list(model.parameters())) - 1 and all(p.requires_grad for p in params)
     with pytest.raises(ValueError, match=r"roles has no 0.weight \(1 of 1 names"):
         param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
-    with pytest.raises(ValueError, match="policy 'idw'"):
-        param_groups(model, 0.1, 0.5, "idw", roles=roles)
 
 
 class Wrapper(nn.Module):
@@ -118,6 +117,12 @@ def test_a_number_that_is_none_is_refused_by_name(key: str) -> None:
     for value in ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1]):
         with pytest.raises(ValueError, match=f"^{key} is "):
             param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, key: value})
+
+
+@pytest.mark.parametrize("policy", ["idw", None, "hg+iwd"])
+def test_an_unknown_policy_is_refused_by_name(policy: str) -> None:
+    with pytest.raises(ConfigError, match=f"^policy {policy!r}".replace("+", r"\+")):
+        param_groups(nn.Linear(2, 2), 0.1, 0.1, policy)
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:

@@ -16,6 +16,7 @@ from lightning_sv.interop.apply.change import Change, applied_modules, check_num
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
+from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
@@ -86,8 +87,7 @@ def apply_strategy(
         UserWarning: some vectors deviate from the strategy
     """
     parsed = ScaleStrategy.parse(strategy)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {model!r}; expected an nn.Module, not its class or its name.")
+    check_module(model)
     model = uncompiled(model)
     _check(model)
     with ExitStack() as undo:  # restores the model unless all checks pass

@@ -21,6 +21,7 @@ from lightning_sv.interop.apply.weights import (
     output_norm_hook,
 )
 from lightning_sv.interop.groups import unwrapped
+from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
 from lightning_sv.scale.norm import upcast
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
@@ -346,6 +347,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
         ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; or a weight was parametrized
             again. The model is then unchanged
     """
+    check_module(model)
     inners = applied_modules(model)
     if not inners:
         raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
