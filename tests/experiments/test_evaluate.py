@@ -370,7 +370,7 @@ WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
     (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
-    (["--submit"], "add --slurm"),
+    (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
@@ -382,7 +382,7 @@ WRONG = [
 ]
 
 
-FEW_WRONG = ("'plcement'", "add --slurm", "--jobs is 0", "--data.corpus.dir", "--json")
+FEW_WRONG = ("'plcement'", "--submit", "--jobs is 0", "--data.corpus.dir", "--json")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: p
         (["--lr", "0.1", "--seeds", "0"], "--seeds is 0"),
         (["--lr", "0.1", "--jobs", "0"], "jobs is 0"),
         (["--lr", "0.1", "--model.optim.lr", "0.2"], r"--model\.optim\.lr"),
-        (["--lr", "0.1", "--model.optim", "{lr: 0.2}"], r"--model\.optim\.lr is 0\.2, and --lr"),
+        (["--lr", "0.1", "--model.optim", "{lr: 0.2}"], r"--model\.optim\.lr is 0\.2"),
         (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],
 )
