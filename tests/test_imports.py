@@ -1,6 +1,7 @@
 """What the commands that do not train import: their start is their imports."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,17 @@ def test_command_without_tensors_does_not_import_torch() -> None:
     ):
         program += f"{work}; assert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "0"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_openmp_threads_sleep_while_they_wait_unless_the_user_decides(given: dict[str, str], used: str) -> None:
+    """The variable is read when torch is imported, so it is set before."""
+    program = (
+        "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv', '--version']\n"
+        "assert 'torch' not in sys.modules\n"
+        "try: cli()\n"
+        "except SystemExit: print(os.environ['GOMP_SPINCOUNT'])"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | given
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == used
