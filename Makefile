@@ -144,7 +144,7 @@ $(VENV)/.run: requirements/lock.txt pyproject.toml
 	@$$PYTHON -m venv "$$VENV"
 	@$(PIP) "$$TORCH" 'setuptools>=77' wheel
 	@$(PIP) --no-deps -r requirements/lock.txt
-	@$(PIP) --no-deps --no-build-isolation -C editable_mode=compat -e .
+	@$(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@$(COMPILE)
 	@touch "$$VENV/$(@F)"
 
