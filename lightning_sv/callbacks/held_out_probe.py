@@ -84,7 +84,6 @@ class HeldOutProbe(L.Callback):
         # Compiling for other shapes would take long, and might recompile the training step.
         compiled = settings is not None and settings.compile != "none"
         with (
-            torch.no_grad(),
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
             trainer.precision_plugin.forward_context(),
         ):

@@ -72,13 +72,13 @@ class TokenDataModule(L.LightningDataModule):
         return module
 
     def setup(self, stage: str) -> None:
-        """Set this device's part of a step, from the Trainer's devices and accumulation; the whole step without one.
+        """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.
 
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
         trainer, batches = self.trainer, self.batches
-        if trainer is None:  # the module is read by hand, or by Fabric
+        if trainer is None:  # as in a loop of the user, or with Fabric
             self._share = batches.share(1)
             return
         accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size

@@ -110,7 +110,8 @@ def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> Fil
         held.acquire(timeout=LOCK_SECONDS)
     except Timeout:
         raise ConfigError(
-            f"run_dir {run_dir} is in use by a different run; wait for it, or choose a different one."
+            f"run_dir {run_dir} is in use by a different run; expected a free directory. Choose a different one, or "
+            "wait until that run ends."
         ) from None
     except NotImplementedError:
         log.warning("%s cannot be locked; do not start a second run in it", run_dir)

@@ -175,7 +175,7 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             raise ConfigError(f"{section} is {value!r}; expected keys and values.")
     seed = config.get("seed_everything")
     if isinstance(seed, int) and not 0 <= seed <= MAX_SEED:
-        raise ConfigError(f"seed_everything is {seed}; expected a whole number from 0 to {MAX_SEED}.")
+        raise ConfigError(f"seed_everything is {seed}; expected an integer from 0 to {MAX_SEED}.")
     for action in parser._actions:
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None

@@ -89,7 +89,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _problem(error: Exception) -> str:
-    """Return what is wrong with a text, and the line, without the parser's quotation of the text."""
+    """Return the fault of a YAML text and its line, without the parser's quotation of the text."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())

@@ -116,7 +116,7 @@ def test_curves_of_different_grids_are_interpolated() -> None:
     tokens, values = on_one_grid([curve(fine, row) for row in rough])
     assert tokens.tolist() == fine.tolist() and np.array_equal(values, rough, equal_nan=True)
     assert on_one_grid([curve([1, 100], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])[0].tolist() == [40, 60]
-    with pytest.raises(ValueError, match="share no part of training: .* after 40 tokens, a different one ends at 30"):
+    with pytest.raises(ValueError, match="40 tokens.* 30"):
         on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
 
 

@@ -84,7 +84,7 @@ def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_pat
     source = open_source(CorpusConfig(source=f"files:{notes}"))
     assert [document.text for document in source.read()] == ["a", "b", "rows"]
     assert source.left_out == {".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 3, ".txt": 1}
-    with pytest.raises(ValueError, match=r"\.png, which matches no file.*\.png 1"):
+    with pytest.raises(ValueError, match=r"source is .*\.png 1"):
         (notes / "q.png").write_text("")
         _texts(f"files:{notes}/*.png")
 
@@ -210,7 +210,7 @@ def test_the_hub_is_asked_once_and_not_waited_for(
 
 
 def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
-    with pytest.raises(ValueError, match=r"files:.*nothing\*\.txt, which matches no file"):
+    with pytest.raises(ValueError, match=r"source is files:.*nothing\*\.txt"):
         _texts(f"files:{tmp_path}/nothing*.txt")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet"):

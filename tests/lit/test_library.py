@@ -344,9 +344,9 @@ class OwnStep(PretrainModule):
 
 def test_subclass_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
     arguments: Any = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
-    whole, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
+    first, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
     keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
-    trainer(tmp_path / "a", keep, TrainingMonitor(1), gradient_clip_val=1.0, max_steps=2).fit(whole, data)
+    trainer(tmp_path / "a", keep, TrainingMonitor(1), gradient_clip_val=1.0, max_steps=2).fit(first, data)
     assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
     trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
     assert resumed.trainer.global_step == 4

@@ -24,7 +24,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
     (run / LAST).touch()
-    with pytest.raises(ValueError, match="already contains a run; choose a different one"):
+    with pytest.raises(ValueError, match="run_dir"):
         acquire(run, None, again=again)
     acquire(run, str(run / LAST)).release()
     (run / LAST).unlink()

@@ -66,7 +66,7 @@ WRONG = [
     *(
         (
             ["--seed_everything", seed],
-            f"error: seed_everything is {seed}; expected a whole number from 0 to 4294967295.\n",
+            f"error: seed_everything is {seed}; expected an integer from 0 to 4294967295.\n",
         )
         for seed in ("-3", "4294967296")
     ),
