@@ -208,10 +208,10 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
-    """`To the higher of the final losses, llama needs 1.24 times the tokens of unified (95% interval 1.17 to 1.31)`."""
+    """Return `To reach the higher final loss, llama needs 1.24 times as many tokens as unified (...)`."""
     if e.factor is None:
         return f"{b} against {a}: no token factor, because {e.why_not or 'a run ends no lower than it began'}."
     within = "one pair, no interval"
     if e.low is not None and e.high is not None:
         within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
-    return f"To the higher of the final losses, {a} needs {times(e.factor)} times the tokens of {b} ({within})."
+    return f"To reach the higher final loss, {a} needs {times(e.factor)} times as many tokens as {b} ({within})."

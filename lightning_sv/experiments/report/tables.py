@@ -21,7 +21,7 @@ from lightning_sv.runs.results_csv import RESULTS, csv_rows, curve_text
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
-TOKEN_FACTOR = "tokens of the baseline over its own, to the higher of the final losses"
+TOKEN_FACTOR = "tokens of the baseline / own tokens"
 #: files of the report
 PAGES = ("report.md", "report.html")
 #: kinds of tokens in `callbacks.copying.TokenKinds`
