@@ -138,7 +138,7 @@ help:  ## list the targets
 # torch first, because its build (CPU or CUDA) depends on the platform. The rest without dependency
 # resolution, because litdata requires torchvision, which is not needed and breaks a CPU build of torch.
 # compat: otherwise a script in the folder that contains the clone imports the clone's folder as an empty package.
-$(VENV)/.run: requirements/lock.txt pyproject.toml
+$(VENV)/.run: requirements/lock.txt pyproject.toml setup.py
 	@$$PYTHON -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "installing into $$VENV (about a minute)"
 	@$$PYTHON -m venv "$$VENV"

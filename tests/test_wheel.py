@@ -1,6 +1,7 @@
 """The wheel, used from an empty folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,17 @@ def test_wheel_in_an_empty_folder_trains(corpus: Path, tmp_path: Path) -> None:
     source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
     for name in ("lightning_sv", "conf"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    subprocess.run(pip, cwd=source, check=True)
+    address = "https://example.org/lightning_sv"
+    subprocess.run(pip, cwd=source, check=True, env=os.environ | {"REPOSITORY_URL": address})
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
     assert (site / "lightning_sv/py.typed").is_file()
+    (metadata,) = site.glob("*.dist-info/METADATA")
+    links = re.findall(r"\]\(([^)#]+)", metadata.read_text(encoding="utf-8"))
+    assert f"{address}/blob/HEAD/docs/results.md" in links and all(link.startswith("https:") for link in links)
     empty.mkdir()
     shutil.copy(ROOT / "examples/lightning_trainer.py", empty)
     env = os.environ | {"PYTHONPATH": str(site)}
