@@ -224,6 +224,7 @@ record: A = llama
 record: A_ARGS = --model.optim.lr 0.0079 --model.backbone.init_std 0.011
 record: SEEDS = 6
 record: compare  ## challenge the record of docs/records.md with strategy B and its B_ARGS, in six pairs
+	@"$$BIN/python" results/record.py
 
 sweep: MODEL = tiny
 sweep: data  ## search learning rates LR and initial stds STD for strategies SCALE: the lowest losses, a picture
