@@ -284,7 +284,8 @@ def test_record_is_the_recording_and_what_make_record_trains() -> None:
     assert last[2:] == [f"{lr}, {std}", "–", f"{sum(losses) / len(losses):.3f}"]
     keys = f"record: A_ARGS = --model.optim.lr {lr} --model.backbone.init_std {std}\n"
     assert keys in (ROOT / "Makefile").read_text()
-    challengers = re.findall(r"`([^`]+)` at \S+ and\s\S+ is 0.\d+ (?:lower|higher) \((.*?)\)", page("records"))
+    text = " ".join(page("records").split())
+    challengers = re.findall(r"`([^`]+)` at \S+ and \S+ is 0.\d+ (?:lower|higher) \((.*?)\)", text)
     panel = ("own-optimum", "Each arm at its own optimum")
     shown = {row["arm"]: interval(row) for row in rows("cpu/differences.csv") if (row["figure"], row["panel"]) == panel}
     assert len(challengers) == 2

@@ -71,10 +71,10 @@ class Rule(NamedTuple):
 RULES = (
     Rule("learned queries' matrix", "matrix",
          lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == PRODUCTS[use.node.op][1],
-         "not combined with data yet, but the queries pass through this matrix first"),
+         "it multiplies learned queries before they are combined with data"),
     Rule("learned queries' bias", "bias",
          lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
-         "the product of learned queries and a matrix adds it"),
+         "it is added to the product of learned queries and a matrix"),
     Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
          "a function of parameters: its result is classified when it is combined with data"),
     Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
