@@ -3,13 +3,11 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import Backbone
 from lightning_sv.plan.memory import StepMemory
 
 #: fraction of a GPU's memory available to tensors; the CUDA context, NCCL and fragmentation use the rest
@@ -105,46 +103,6 @@ def _fully_sharded(
     ]
     gradients, communication, activations = max(moments, key=sum)
     return GpuMemory(weights, gradients, optimizer, communication, activations)
-
-
-class StartMemory(NamedTuple):
-    """Memory at the peak of building and initializing a model, before any optimizer state, in bytes.
-
-    Args:
-        device: memory of one GPU
-        host: memory of one process on the CPU
-    """
-
-    device: int
-    host: int
-
-
-def start_memory(net: Backbone, parallel: Parallel, gpus: int, *, read: bool = False) -> StartMemory:
-    """Return the memory of the start, see `nn.init.init_weights` and `lit.fsdp.shard`.
-
-    A model is built on the GPU, and each matrix is drawn on the CPU in float32. FSDP2 builds a complete block,
-    shards it, and goes on with the next one; embedding and head are last. Weights from a file need host memory instead.
-    Under FSDP2 the model is on the host too, before its blocks go to the GPU.
-
-    Args:
-        net: the model, on the meta device
-        parallel: distribution of the model
-        gpus: number of GPUs
-        read: if True, the weights are read from a file
-    """
-    weights = sum(tensor.nbytes for tensor in chain(net.parameters(), net.buffers()))
-    drawn = max(4 * parameter.numel() for parameter in net.parameters())
-    gpus //= parallel.replicas
-    if parallel.kind != "fsdp" or gpus == 1:
-        return StartMemory(weights, weights if read else drawn)
-    now = peak = 0
-    for part in (*net.layers, nn.ModuleList([net.embed, net.head])):
-        shards = sum(-(-len(parameter) // gpus) * parameter[0].nbytes for parameter in part.parameters())
-        buffers = sum(buffer.nbytes for buffer in part.buffers())
-        # FSDP2 copies all shards of a part before it frees the part.
-        peak = max(peak, now + buffers + sum(parameter.nbytes for parameter in part.parameters()) + shards)
-        now += buffers + shards
-    return StartMemory(peak, 2 * weights if read else drawn)
 
 
 def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most: int | None = None) -> int | None:

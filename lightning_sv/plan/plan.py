@@ -17,11 +17,9 @@ from lightning_sv.plan.device import (
     USABLE,
     GpuMemory,
     Parallel,
-    StartMemory,
     find_strategy,
     gpu_memory,
     largest_micro_batch,
-    start_memory,
 )
 from lightning_sv.plan.memory import StepMemory, step_memory
 from lightning_sv.settings.data import DataConfig
@@ -60,7 +58,6 @@ class Plan:
     """Resources of a run; memory in bytes, time in hours.
 
     Attributes:
-        start: memory of building and initializing the model
         largest_micro_batch: largest micro-batch that divides the GPU's share and fits; None if none does
         hours: (MFU, hours, GPU-hours)
         flops: FLOPs of the full run
@@ -84,7 +81,6 @@ class Plan:
     steps: int
     tokens: int
     memory: GpuMemory
-    start: StartMemory
     fits: bool
     largest_micro_batch: int | None
     flops: float
@@ -97,7 +93,6 @@ class Plan:
         """Return plain values for JSON."""
         plain = asdict(self)
         plain["memory"]["peak"] = self.memory.peak
-        plain["start"] = self.start._asdict()
         plain["hours"] = [{"mfu": mfu, "hours": hours, "gpu_hours": gpu_hours} for mfu, hours, gpu_hours in self.hours]
         return plain
 
@@ -158,7 +153,6 @@ def make_plan(
         steps=steps,
         tokens=tokens,
         memory=memory(micro),
-        start=start_memory(run.meta(), parallel, gpus, read=run.init_from is not None),
         fits=memory(micro).peak <= int(USABLE * gpu.memory),
         largest_micro_batch=fitting,
         flops=tokens * flops,

@@ -1,7 +1,6 @@
 """Peaks of sharded steps, planned and allocated: `torchrun --nproc-per-node 2 -m tests.plan.sharded_steps`."""
 
 import json
-from unittest.mock import patch
 
 import torch
 from torch import distributed
@@ -9,9 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
-from lightning_sv.plan.device import Parallel, gpu_memory, start_memory
+from lightning_sv.plan.device import Parallel, gpu_memory
 from lightning_sv.plan.memory import step_memory
 from tests.plan.test_memory import allocated
 
@@ -32,20 +31,6 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
     module = PretrainModule(backbone, "unified", optim=OptimConfig(lr=1e-3))
     module.log = lambda *args, **kwargs: None  # without a Trainer there is nothing to log to
     return module
-
-
-def measure_start(d_model: int, n_layer: int, vocab_size: int) -> tuple[int, int]:
-    """Bytes of the start on the device, planned and measured, without the values drawn on the host: the CPU is both."""
-    settings = make(d_model, n_layer, vocab_size).settings
-    mesh = init_device_mesh("cpu", (2,))
-
-    def start() -> Backbone:
-        net = settings.meta()
-        with patch("lightning_sv.lit.fsdp.init_weights"):
-            shard(net, mesh, torch.device("cpu"), seed=0)
-        return net
-
-    return start_memory(settings.meta(), Parallel("fsdp"), 2).device, allocated(start)
 
 
 def measure(
@@ -87,7 +72,7 @@ def measure(
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     for case in CASES:
-        for planned, real in (measure(*case), measure_start(*case[:3])):
-            if distributed.get_rank() == 0:
-                print(json.dumps({"case": case, "planned": planned, "real": real}), flush=True)
+        planned, real = measure(*case)
+        if distributed.get_rank() == 0:
+            print(json.dumps({"case": case, "planned": planned, "real": real}), flush=True)
     distributed.destroy_process_group()

@@ -15,7 +15,6 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
-from lightning_sv.plan.device import Parallel, start_memory
 from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 from tests.conftest import GEMMA, thinned
@@ -104,19 +103,6 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
     assert state - (2 * weights - matrices) in range(0, 4 * len(size) + 1)
     whole = sum(-(-len(p) // 5) / len(p) * p.nbytes for p in module.net.parameters())
     assert plan.parts(5)[0] == pytest.approx(whole, abs=1)
-
-
-@pytest.mark.parametrize("name", thinned(MODELS, ("unified", "moe-muon")))
-def test_the_start_allocates_the_weights_and_one_drawn_matrix(name: str) -> None:
-    module = make(name)
-
-    def start() -> PretrainModule:
-        module.configure_model()
-        return module
-
-    weights, drawn = start_memory(module.settings.meta(), Parallel("single"), 1)
-    assert allocated(start) == pytest.approx(weights + drawn, rel=0.01)
-    assert start_memory(module.settings.meta(), Parallel("single"), 1, read=True) == (weights, weights)
 
 
 @pytest.mark.long
