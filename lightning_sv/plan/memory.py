@@ -1,7 +1,5 @@
 """Memory of one optimizer step, measured on tensors without storage."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_sv.nn import Backbone, document_ids, router_loss
+from lightning_sv.nn import document_ids, router_loss
 from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
@@ -47,11 +45,6 @@ class StepMemory:
         gradients = round(sum(share * one.gradient for share, one in shares))
         return weights, gradients, round(sum(share * one.optimizer for share, one in shares))
 
-    @property
-    def peak(self) -> int:
-        """Peak of the allocated memory, in bytes."""
-        return sum(self.parts()) + self.activations
-
 
 def step_memory(
     run: PretrainConfig, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
@@ -70,7 +63,11 @@ def step_memory(
         accumulate: if True, a step has several micro-batches
     """
     counter = AllocatedBytes()
-    with fake_backbone(run) as net, counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+    net = run.meta()  # outside the mode, in which parameters could not change their device
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+        net = net.to_empty(device="cpu")
+        net.activation_checkpointing = run.activation_checkpointing
+        net.narrow_residual = run.residual == "narrow"
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
         optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
@@ -98,15 +95,3 @@ def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
     gradient = 0 if parameter.grad is None else parameter.grad.nbytes
     state = sum(value.nbytes for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
     return Held(len(parameter), parameter.nbytes, gradient, state)
-
-
-@contextmanager
-def fake_backbone(run: PretrainConfig) -> Iterator[Backbone]:
-    """Yield the backbone without storage, in a mode in which operators compute only shapes."""
-    # Create it on the meta device outside the mode: parameters created inside cannot change their device.
-    net = run.meta()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        net = net.to_empty(device="cpu")
-        net.activation_checkpointing = run.activation_checkpointing
-        net.narrow_residual = run.residual == "narrow"
-        yield net

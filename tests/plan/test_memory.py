@@ -83,7 +83,7 @@ def test_step_memory_peak_is_that_of_a_real_step(name: str, precision: str, micr
         real = allocated(lambda: two_steps(make(name, again), precision, micro_batches))
     # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
     copy = 4 * B * T * D_FF * (precision != "32-true")
-    assert 0.99 * real - copy < plan.peak < 1.01 * real
+    assert 0.99 * real - copy < sum(plan.parts()) + plan.activations < 1.01 * real
     if again:
         assert plan.activations < 0.7 * step_memory(make(name).settings, B, T, precision=precision).activations
     else:
@@ -109,7 +109,7 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
 def test_documents_are_masked_in_the_fake_step_as_well() -> None:
     plain, masked = make("llama").settings, make("llama").settings
     masked.mask_documents = True
-    assert step_memory(masked, B, T).peak > step_memory(plain, B, T).peak
+    assert step_memory(masked, B, T).activations > step_memory(plain, B, T).activations
 
 
 @pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
