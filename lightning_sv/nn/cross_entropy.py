@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.eager import CHUNK_ELEMENTS, reference_gradients
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
 from lightning_sv.scale.shapes import Float, Int
 
-#: Logits per chunk: on a CPU as many as fit its cache, elsewhere enough to occupy a GPU (256 MB in bf16).
-CHUNK = {"cpu": 1 << 19}
-CHUNK_ELSEWHERE = 1 << 27
+#: Logits per chunk on a GPU: enough to occupy it (256 MB in bf16). On a CPU as many as fit its cache.
+CHUNK_ON_GPU = 1 << 27
 #: Maximum number of chunks in a compiled graph; more chunks take longer to compile.
 MOST_COMPILED = 8
 #: Ratio tokens / d from which a norm of the logits is cheaper by the Gram matrix than by reading the logits.
@@ -70,7 +69,8 @@ def linear_cross_entropy(
 
 def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:
     """Return the tokens per chunk, nearly equal for all; at least d, because each chunk updates W's gradient."""
-    n = max(CHUNK.get(device, CHUNK_ELSEWHERE) // vocab_size, d)
+    logits = 8 * CHUNK_ELEMENTS[device] if device in CHUNK_ELEMENTS else CHUNK_ON_GPU
+    n = max(logits // vocab_size, d)
     if torch.compiler.is_compiling():
         n = max(n, -(-tokens // MOST_COMPILED))
     return -(-tokens // -(-tokens // n))

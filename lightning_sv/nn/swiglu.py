@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale import Output
-from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.eager import reference_gradients, row_chunks
 from lightning_sv.scale.norm import add_norm_gradients, inverse_rms, normalize, scale_inplace, upcast
-from lightning_sv.scale.row_chunks import row_chunks
 from lightning_sv.scale.shapes import Float
 
 

@@ -9,9 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_sv.nn import document_ids, router_loss
 from lightning_sv.nn.allocated import AllocatedBytes
-from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.scale.eager import unchunked
 from lightning_sv.settings.model import PretrainConfig
 
 
@@ -64,7 +63,7 @@ def step_memory(
     """
     counter = AllocatedBytes()
     net = run.meta()  # outside the mode, in which parameters could not change their device
-    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked():
         net = net.to_empty(device="cpu")
         net.activation_checkpointing = run.activation_checkpointing
         net.narrow_residual = run.residual == "narrow"

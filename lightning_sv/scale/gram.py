@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.eager import reference_gradients
 from lightning_sv.scale.fold import effective_weight, product_dtype
 from lightning_sv.scale.shapes import Float
 

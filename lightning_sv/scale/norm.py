@@ -5,8 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.scale.double_backward import reference_gradients
-from lightning_sv.scale.row_chunks import row_chunks
+from lightning_sv.scale.eager import reference_gradients, row_chunks
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import DirectScale, ScaleVector
 

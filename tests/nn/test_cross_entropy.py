@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import cross_entropy, next_token_loss
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
+from lightning_sv.scale.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD
 from tests.tolerances import assert_near
 
@@ -37,7 +38,7 @@ def test_linear_cross_entropy_equals_the_definition(
     eps: float | None, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
-    monkeypatch.setitem(cross_entropy.CHUNK, "cpu", VOCAB * 14)  # 45 tokens are three chunks and a rest of three
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)  # 16 of 45 tokens per chunk
     (x, weight, gamma_in, gamma_out), targets = arguments()
     leaves = [x, weight, gamma_in, gamma_out]
     ours = linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps)
@@ -117,7 +118,7 @@ def test_linear_cross_entropy_never_makes_all_logits() -> None:
     targets = torch.randint(0, 2048, (4096,))
     with Largest() as seen:
         linear_cross_entropy(x, weight, targets, norm_eps=1e-5).backward()
-    assert seen.elements <= cross_entropy.CHUNK["cpu"]
+    assert seen.elements <= 8 * CHUNK_ELEMENTS["cpu"]
     with Largest() as seen:
         F.cross_entropy(x @ weight.T, targets)
     assert seen.elements == 4096 * 2048
@@ -128,7 +129,7 @@ def test_linear_cross_entropy_never_makes_all_logits() -> None:
 @pytest.mark.parametrize("road", ROAD)
 def test_linear_cross_entropy_compiled_equals_eager(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
-    monkeypatch.setitem(cross_entropy.CHUNK, "cpu", VOCAB * 20)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)
     (x, weight, gamma_in, gamma_out), targets = arguments()
     leaves = [x, weight, gamma_in, gamma_out]
     torch._dynamo.reset()

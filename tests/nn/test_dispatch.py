@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.dispatch import Layout, combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
-from lightning_sv.scale import row_chunks
+from lightning_sv.scale import eager
 from lightning_sv.scale.grouped import Factors, grouped_product
 from tests.tolerances import assert_near
 
@@ -51,7 +51,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
 
 
 def test_dispatch_combine_and_swiglu_pass_gradcheck_and_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
+    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
     made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
     def make(*shape: int) -> Tensor:

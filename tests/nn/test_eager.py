@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.rope import rope_tables, rotate
 from lightning_sv.nn.swiglu import swiglu_outputs
-from lightning_sv.scale import Output, row_chunks
+from lightning_sv.scale import Output, eager
 
 D, EPS = 3, 1e-2
 
@@ -35,7 +35,7 @@ def make(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
 def test_normed_swiglu_equals_the_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
+    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
     gammas = [make(D) if one else None for one in scaled]
     leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
 

@@ -13,10 +13,9 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
-from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.memory import step_memory
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.scale.eager import unchunked
 from tests.conftest import GEMMA, thinned
 
 B, T = 8, 256
@@ -79,7 +78,7 @@ CASES += [(name, "bf16-mixed", 1, True) for name in ("unified", "moe")]
 @pytest.mark.parametrize(("name", "precision", "micro_batches", "again"), CASES)
 def test_step_memory_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int, again: bool) -> None:
     plan = step_memory(make(name, again).settings, B, T, precision=precision, accumulate=micro_batches > 1)
-    with unchunked(CHUNK_ELEMENTS, CHUNK):
+    with unchunked():
         real = allocated(lambda: two_steps(make(name, again), precision, micro_batches))
     # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
     copy = 4 * B * T * D_FF * (precision != "32-true")
@@ -121,7 +120,7 @@ def test_the_plan_of_a_run_is_what_fit_allocates(
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")
-    with unchunked(CHUNK_ELEMENTS, CHUNK):
+    with unchunked():
         real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
     assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
     file = tmp_path / "run/checkpoints/last.ckpt"
