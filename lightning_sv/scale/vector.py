@@ -53,8 +53,8 @@ class ScaleVector(nn.Module, ABC):
 
     @property
     def magnitude(self) -> nn.Parameter | None:
-        """Parameter that scales all of gamma, the paper's beta, (*batch_dims, 1); None if there is none."""
-        return None
+        """The parameter `beta`, which scales all of gamma, (*batch_dims, 1); None if there is none."""
+        return getattr(self, "beta", None)
 
     def reset_parameters(self) -> None:
         """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
@@ -120,11 +120,6 @@ class OriginalSpaceScale(ScaleVector):
         # (1,), not a scalar: FSDP2 cannot shard parameters of zero dimensions.
         self.beta = nn.Parameter(torch.ones(*self.batch_dims, 1))
 
-    @property
-    def magnitude(self) -> nn.Parameter:
-        """Beta."""
-        return self.beta
-
     def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return beta * alpha / rms(alpha)."""
         return self.alpha * (self.beta * self.alpha.square().mean(-1, keepdim=True).rsqrt())
@@ -158,11 +153,6 @@ class ExponentialScale(ScaleVector):
         super().__init__(d, role, batch_dims)
         self.alpha = nn.Parameter(torch.zeros(*self.batch_dims, d))
         self.beta = nn.Parameter(torch.zeros(*self.batch_dims, 1))
-
-    @property
-    def magnitude(self) -> nn.Parameter:
-        """Beta."""
-        return self.beta
 
     def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return exp(beta + alpha - mean(alpha))."""

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.nn.dispatch import Layout, combine, dispatch, layout, weights_by_row
-from lightning_sv.nn.swiglu import swiglu
+from lightning_sv.nn.ffn import swiglu
 from lightning_sv.scale import eager
-from lightning_sv.scale.grouped import Factors, grouped_product
+from lightning_sv.scale.grouped import grouped_product
 from tests.tolerances import assert_near
 
 
@@ -73,9 +73,9 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     weights, experts = (x @ router.mT).softmax(-1).topk(2)
     made = layout(experts, len(gate))
     rows = dispatch(x, made)
-    opened, filled = (grouped_product(rows, Factors(weight), made.rows) for weight in (gate, up))
+    opened, filled = (grouped_product(rows, weight, None, None, made.rows) for weight in (gate, up))
     hidden = swiglu(opened, filled, weights_by_row(weights, made))
-    return combine(grouped_product(hidden, Factors(down), made.rows), made)
+    return combine(grouped_product(hidden, down, None, None, made.rows), made)
 
 
 @pytest.mark.parametrize(("n", "compiled"), [(3, False), (60, False), pytest.param(60, True, marks=pytest.mark.long)])

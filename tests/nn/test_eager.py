@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.nn.ffn import swiglu_outputs
 from lightning_sv.nn.rope import rope_tables, rotate
-from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output, eager
 
 D, EPS = 3, 1e-2

@@ -67,7 +67,7 @@ class Graph(Softplus):
 
 
 WRONG = {
-    Copies: r"set_gamma\(1\).* 1.313;",
+    Copies: r"returns 1.313 after set_gamma\(1\);",
     Detached: " w no gradient",
     OneForAll: r"shape \(64,\).* \(2, 64\)",
     Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); .*@torch.no_grad\(\)",
@@ -98,4 +98,4 @@ def test_fit_invalid_parameterization_is_refused_and_a_valid_one_builds_on_meta(
     with torch.device("meta"):
         strategy = ScaleStrategy.parse("hg+own_scales:Softplus")
     assert all(p.is_meta for p in meta_backbone(config, strategy).parameters())
-    assert ":Copies is not 1" in refused("fit", *run_args, "--model.scale", "hg+own_scales:Copies")
+    assert ":Copies returns 1.313" in refused("fit", *run_args, "--model.scale", "hg+own_scales:Copies")

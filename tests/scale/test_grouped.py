@@ -8,8 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale import grouped
-from lightning_sv.scale.grouped import Factors, Rows, grouped_product
-from lightning_sv.scale.grouped_mm import _clear_without_a_look, grouped_mm, grouped_mm_wgrad
+from lightning_sv.scale.grouped import (
+    Rows,
+    _clear_without_a_look,
+    grouped_mm,
+    grouped_mm_wgrad,
+    grouped_product,
+)
 from tests.conftest import thinned
 from tests.tolerances import assert_near
 
@@ -79,7 +84,7 @@ def test_grouped_product_and_gradients_equal_a_plain_loop(
     exact = widened(tensors)
     x, weight, *gammas = tensors
     wide_x, wide_weight, *wide_gammas = exact
-    ours = grouped_product(x, Factors(weight, *gammas), rows)
+    ours = grouped_product(x, weight, *gammas, rows)
     theirs = plain(wide_x, wide_weight, rows, *wide_gammas)
     terms = sum(widths) + len(x) + 4  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
@@ -98,7 +103,7 @@ def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatc
     x, weight, *gammas = inputs(rows, 3, 2, sides)
 
     def product(x, weight, *gammas):
-        return grouped_product(x, Factors(weight, *gammas), rows)
+        return grouped_product(x, weight, *gammas, rows)
 
     assert torch.autograd.gradcheck(product, (x, weight, *gammas))
     assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
@@ -107,9 +112,9 @@ def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatc
 def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None:
     rows = rows_of(BLOCKS["some"])
     x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
-    exact = grouped_product(x, Factors(weight, *gammas), rows)
+    exact = grouped_product(x, weight, *gammas, rows)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = grouped_product(x, Factors(weight, *gammas), rows)
+        rounded = grouped_product(x, weight, *gammas, rows)
     assert rounded.dtype == torch.bfloat16
     assert_near(rounded, exact, terms=4)  # x, W gamma, y, gamma y
     leaves = [x, weight, *gammas]
@@ -129,7 +134,7 @@ def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_product(x, Factors(weight, *gammas), rows)
+        grouped_product(x, weight, *gammas, rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
