@@ -11,15 +11,8 @@ estimates; hessian-eigenthings 1.0.0a5 is an alpha, repeats forward and gradient
 Frobenius norm; PyHessian 0.1 uses all trainable parameters and power iteration.
 """
 
-from lightning_sv.curvature.hvp import (
-    DifferenceProduct,
-    Estimate,
-    HessianProduct,
-    Product,
-    twice_differentiable,
-)
-from lightning_sv.curvature.lanczos import lanczos
-from lightning_sv.curvature.trace import Moments, hutchinson
+from lightning_sv.curvature.hvp import DifferenceProduct, Estimate, HessianProduct, Product, twice_differentiable
+from lightning_sv.curvature.spectrum import Moments, hutchinson, lanczos
 
 __all__ = [
     "DifferenceProduct",
