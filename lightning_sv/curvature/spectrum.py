@@ -9,7 +9,7 @@ import torch
 
 from lightning_sv.curvature.hvp import Estimate, Product
 from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, norm, rademacher, rounding, seeded
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 
 
 def lanczos(
@@ -35,8 +35,7 @@ def lanczos(
     Raises:
         ConfigError: n_steps below 1
     """
-    if n_steps < 1:
-        raise ConfigError(f"n_steps of lanczos is {n_steps}; expected at least 1.")
+    expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
     n_steps = min(n_steps, dimension(product.parameters))
     basis = Basis(product.parameters, n_steps)
     eps = rounding(product.parameters)
@@ -93,8 +92,7 @@ def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generat
     Raises:
         ConfigError: fewer than 2 probes, which have no standard error
     """
-    if n_probes < 2:
-        raise ConfigError(f"n_probes of hutchinson is {n_probes}; expected at least 2 for a standard error.")
+    expect(n_probes >= 2, "n_probes of hutchinson", n_probes, "at least 2 for a standard error.")
     generator = seeded(generator)
     samples = []
     for _ in range(n_probes):

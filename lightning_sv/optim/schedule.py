@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,12 @@ class ScheduleConfig:
             raise ConfigError(unknown("model.schedule.name", self.name, SCHEDULES))
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"model.schedule.{key} is {value}; expected a number in [0, 1).")
-        if not 0 <= self.stable_ratio <= 1:
-            raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; expected a number in [0, 1].")
-        if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
-            raise ConfigError(
-                f"model.schedule.warmup_ratio is {self.warmup_ratio}; expected at most stable_ratio "
-                f"{self.stable_ratio}, the start of the decay."
-            )
+            expect(value is None or 0 <= value < 1, f"model.schedule.{key}", value, "a number in [0, 1).")
+        stable = self.stable_ratio
+        expect(0 <= stable <= 1, "model.schedule.stable_ratio", stable, "a number in [0, 1].")
+        ordered = self.name != "wsd" or self.warmup_ratio <= stable
+        wanted = f"at most stable_ratio {stable}, the start of the decay."
+        expect(ordered, "model.schedule.warmup_ratio", self.warmup_ratio, wanted)
 
     @property
     def final(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.plan.memory import StepMemory
 
 #: fraction of a GPU's memory available to tensors; the CUDA context, NCCL and fragmentation use the rest
@@ -142,10 +142,9 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
     if "fsdp" in name or "modelparallel" in name or "sharded" in name:
         replicas = int(options.get("replicas") or 1)
-        if replicas < 1 or gpus % replicas:
-            raise ConfigError(
-                f"trainer.strategy.init_args.replicas is {replicas}; expected a divisor of {gpus}, the number of GPUs."
-            )
+        divides = replicas >= 1 and gpus % replicas == 0
+        wanted = f"a divisor of {gpus}, the number of GPUs."
+        expect(divides, "trainer.strategy.init_args.replicas", replicas, wanted)
         return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
     raise ConfigError(
         f"trainer.strategy is {spec!r}, which cannot be planned; pass --strategy {' or '.join(STRATEGIES)}."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
@@ -48,10 +48,8 @@ class ScaleOptions:
     initial_gamma_out: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.initial_gamma_out <= 1e12:
-            raise ConfigError(
-                f"scale_options.initial_gamma_out is {self.initial_gamma_out}; expected a number above 0, up to 1e12."
-            )
+        gamma = self.initial_gamma_out
+        expect(0 < gamma <= 1e12, "scale_options.initial_gamma_out", gamma, "a number above 0, up to 1e12.")
         for site, token in self.placement_at.items():
             if token not in _TOKENS:
                 raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))

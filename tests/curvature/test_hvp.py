@@ -159,7 +159,7 @@ def test_difference_product_with_dropout_uses_one_mask() -> None:
 def test_product_vector_of_wrong_shape_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
-    with pytest.raises(ValueError, match="1 tensors"):
+    with pytest.raises(ValueError, match=r"\[\(3, 2\)\]"):
         product([torch.ones(3, 2)])
-    with pytest.raises(ValueError, match="tensor 1"):
+    with pytest.raises(ValueError, match=r"\(1,\)\]"):
         product([torch.ones(3, 2), torch.ones(1)])
