@@ -23,8 +23,6 @@ CHUNK_ON_GPU = 1 << 27
 MOST_COMPILED = 8
 #: Ratio tokens / d from which a norm of the logits is cheaper by the Gram matrix than by reading the logits.
 GRAM_FROM = 8
-#: x, W, gamma_in, gamma_out of `linear_cross_entropy`
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def next_token_loss(logits: Float[Tensor, "*tokens vocab_size"], targets: Int[Tensor, "*tokens"]) -> Float[Tensor, ""]:
@@ -84,9 +82,9 @@ def _plain(*inputs: Any, targets: Tensor, norm_eps: float | None) -> Tensor:
 
 
 def _chunks(
-    inputs: Inputs, targets: Tensor, norm_eps: float | None, *, wanted: bool
+    inputs: tuple[Any, ...], targets: Tensor, norm_eps: float | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the mean, and if wanted the gradients of its sum with respect to the inputs."""
+    """Return the mean, and if wanted the gradients of its sum with respect to the inputs (x, W, gamma_in, gamma_out)."""
     x, weight, gamma_in, gamma_out = inputs
     dtype = product_dtype(x, weight)
     outer = gamma_out if norm_eps is None else None  # folded into W
@@ -128,7 +126,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Tensor, norm_eps: float | None, *inputs: Any) -> Tensor:
         ctx.dtype, ctx.norm_eps = product_dtype(*inputs[:2]), norm_eps
-        nats, gradients = _chunks(inputs, targets, norm_eps, wanted=True)  # type: ignore[arg-type]
+        nats, gradients = _chunks(inputs, targets, norm_eps, wanted=True)
         ctx.save_for_backward(targets, *inputs, *gradients)
         return nats
 

@@ -72,7 +72,7 @@ class OptimConfig:
             raise ConfigError(
                 f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
             )
-        expect(bool(self.muon_roles), "model.optim.muon_roles", [], "a role, or model.optim.name adamw.")
+        expect(len(self.muon_roles) > 0, "model.optim.muon_roles", [], "a role, or model.optim.name adamw.")
         expect(self.lr is None or self.lr > 0, "model.optim.lr", self.lr, "a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):
             value = getattr(self, key)

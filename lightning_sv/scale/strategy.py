@@ -24,14 +24,6 @@ from lightning_sv.scale.vector import (
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """Owner of the input-side scale vector: the norm, or each of its branches."""
-
-    per_branch: bool
-    summary: str
-
-
-@dataclass(frozen=True)
 class Placement:
     """Parts of `y = [scale_out] * [Norm](W ([scale_in] * xhat))` present in a branch."""
 
@@ -49,10 +41,8 @@ class Decay:
     summary: str
 
 
-SHARINGS: dict[str, Sharing] = {
-    "shared": Sharing(False, "one gamma per norm, shared by its branches"),
-    "hg": Sharing(True, "heterogeneity: each branch has its own gamma"),
-}
+#: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a norm share one
+SHARINGS = {"shared": False, "hg": True}
 PLACEMENTS: dict[str, Placement] = {
     #                in     norm   out
     "nop": Placement(False, False, False, "no scale vector: W xhat"),
@@ -141,7 +131,7 @@ class ScaleStrategy:
     @property
     def per_branch(self) -> bool:
         """True if each branch owns its input-side scale vector."""
-        return bool(_row("sharing", self.sharing).per_branch)
+        return SHARINGS[self.sharing]
 
     @property
     def placement_row(self) -> Placement:
