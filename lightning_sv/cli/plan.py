@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.nn.gpus import GPUS, find_gpu
-from lightning_sv.plan.device import STRATEGIES, USABLE
+from lightning_sv.plan.memory import STRATEGIES, USABLE
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run

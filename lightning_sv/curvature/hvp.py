@@ -33,12 +33,9 @@ class Estimate:
 
 
 class Product(Protocol):
-    """A symmetric linear map on vectors with the shapes of `parameters`."""
+    """A symmetric linear map on vectors with the shapes of `parameters`, of which shape, dtype and device are used."""
 
-    @property
-    def parameters(self) -> Vector:
-        """Tensors that span the space; only shape, dtype and device are used."""
-        ...
+    parameters: Vector
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Apply the map."""

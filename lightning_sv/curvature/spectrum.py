@@ -103,11 +103,7 @@ def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generat
         undefined = Estimate(math.nan, math.nan, n_probes)
         return Moments(undefined, undefined)
     trace, square = (
-        Estimate(
-            statistics.fmean(sample[k] for sample in samples),
-            statistics.stdev(sample[k] for sample in samples) / math.sqrt(n_probes),
-            n_probes,
-        )
-        for k in (0, 1)
+        Estimate(statistics.fmean(values), statistics.stdev(values) / math.sqrt(n_probes), n_probes)
+        for values in zip(*samples, strict=True)
     )
     return Moments(trace, square)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_sv.scale.eager import CHUNK_ELEMENTS, reference_gradients
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
-from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
+from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize, upcast
 from lightning_sv.scale.shapes import Float, Int
 
 #: Logits per chunk on a GPU: enough to occupy it (256 MB in bf16). On a CPU as many as fit its cache.
@@ -32,10 +32,7 @@ def next_token_loss(logits: Float[Tensor, "*tokens vocab_size"], targets: Int[Te
         logits: (..., vocab_size), of any float dtype
         targets: (...) token ids, one position ahead of the inputs
     """
-    flat = logits.flatten(0, -2)
-    if flat.element_size() < 4:
-        flat = flat.float()
-    return F.cross_entropy(flat, targets.flatten())
+    return F.cross_entropy(upcast(logits.flatten(0, -2)), targets.flatten())
 
 
 def linear_cross_entropy(
@@ -84,7 +81,7 @@ def _plain(*inputs: Any, targets: Tensor, norm_eps: float | None) -> Tensor:
 def _chunks(
     inputs: tuple[Any, ...], targets: Tensor, norm_eps: float | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the mean, and if wanted the gradients of its sum with respect to the inputs (x, W, gamma_in, gamma_out)."""
+    """Return the mean, and if wanted the gradients of its sum with respect to x, W, gamma_in and gamma_out."""
     x, weight, gamma_in, gamma_out = inputs
     dtype = product_dtype(x, weight)
     outer = gamma_out if norm_eps is None else None  # folded into W

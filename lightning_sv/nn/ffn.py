@@ -40,7 +40,7 @@ def swiglu_outputs(gate: Output, up: Output) -> Tensor:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.whole and up.whole):
         return F.silu(gate.finish()) * up.finish()
-    out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, gate.eps, up.eps)
+    out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, (gate.eps, up.eps))
     return out
 
 
@@ -52,17 +52,11 @@ class _NormedSwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        gate: Tensor,
-        up: Tensor,
-        gamma_gate: Tensor | None,
-        gamma_up: Tensor | None,
-        eps_gate: float,
-        eps_up: float,
+        ctx: Any, gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None, eps: tuple[float, float]
     ) -> Tensor:
-        rrms_gate, rrms_up = inverse_rms(gate, eps_gate), inverse_rms(up, eps_up)
+        rrms_gate, rrms_up = inverse_rms(gate, eps[0]), inverse_rms(up, eps[1])
         ctx.save_for_backward(gate, up, gamma_gate, gamma_up, rrms_gate, rrms_up)
-        ctx.eps = eps_gate, eps_up
+        ctx.eps = eps
         y = torch.empty_like(gate, memory_format=torch.contiguous_format)
         for out, g, u, r_gate, r_up in row_chunks(*_rows(y, gate, up, rrms_gate, rrms_up)):
             hidden = F.silu(scale_inplace(upcast(g) * r_gate, gamma_gate), inplace=True)
@@ -78,7 +72,7 @@ class _NormedSwiGLU(torch.autograd.Function):
             def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
                 return F.silu(normalize(gate, ctx.eps[0], gamma_gate)) * normalize(up, ctx.eps[1], gamma_up)
 
-            return *reference_gradients(plain, (gate, up, gamma_gate, gamma_up), grad), None, None
+            return *reference_gradients(plain, (gate, up, gamma_gate, gamma_up), grad), None
         grad_gate, grad_up = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (gate, up))
         grad_gammas = [None if gamma is None else torch.zeros_like(gamma) for gamma in (gamma_gate, gamma_up)]
         rows = _rows(grad, gate, up, rrms_gate, rrms_up, grad_gate, grad_up)
@@ -89,7 +83,7 @@ class _NormedSwiGLU(torch.autograd.Function):
             add_norm_gradients(hidden.mul_(dy), uhat, r_up, gamma_up, out_up, grad_gammas[1])
             dg = torch.ops.aten.silu_backward(scale_inplace(uhat, gamma_up).mul_(dy), scaled)
             add_norm_gradients(dg, ghat, r_gate, gamma_gate, out_gate, grad_gammas[0])
-        return grad_gate, grad_up, *grad_gammas, None, None
+        return grad_gate, grad_up, *grad_gammas, None
 
 
 def swiglu(

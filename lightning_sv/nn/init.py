@@ -27,10 +27,11 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         seed: seed; each parameter's values depend on it and on the parameter's name
         prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
     """
+    vectors: set[Tensor] = set()
     for module in model.modules():
         if isinstance(module, ScaleVector):
             module.reset_parameters()
-    vectors = {p for m in model.modules() if isinstance(m, ScaleVector) for p in m.parameters()}
+            vectors.update(module.parameters())
     roles: dict[Tensor, str] = {m.weight: m.role for m in model.modules() if isinstance(m, ScaledLinear)}
     roles |= {m.weight: "embedding" for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, parameter in model.named_parameters():

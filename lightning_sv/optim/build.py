@@ -42,11 +42,7 @@ def sgd(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> SGD:
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
 #: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`
-OPTIMIZERS: dict[str, Builder] = {
-    "adamw": adamw,
-    "muon": muon,
-    "sgd": sgd,
-}
+OPTIMIZERS: dict[str, Builder] = {"adamw": adamw, "muon": muon, "sgd": sgd}
 
 
 def builder_of(name: str) -> Builder:

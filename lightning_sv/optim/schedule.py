@@ -39,7 +39,8 @@ class ScheduleConfig:
     @property
     def final(self) -> float:
         """Last learning rate over the peak."""
-        return FINAL_RATIOS.get(self.name, 0.0) if self.final_ratio is None else self.final_ratio
+        default = 0.05 if self.name == "cos" else 0.0
+        return default if self.final_ratio is None else self.final_ratio
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the number of steps before the first one at the peak."""
@@ -72,8 +73,6 @@ def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> f
     return config.final + (1 - config.final) * (total_steps - step) / (total_steps - stable)
 
 
-#: Default of `final_ratio` per schedule; 0 for schedules not listed.
-FINAL_RATIOS = {"cos": 0.05, "wsd": 0.0}
 #: name -> factor(step, total_steps, config) after warm-up
 SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {
     "cos": cosine,

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn.gpus import Gpu
-from lightning_sv.plan.device import (
+from lightning_sv.plan.memory import (
     USABLE,
     GpuMemory,
     Parallel,
+    StepMemory,
     find_strategy,
     gpu_memory,
     largest_micro_batch,
+    step_memory,
 )
-from lightning_sv.plan.memory import StepMemory, step_memory
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 

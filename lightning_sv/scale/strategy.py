@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
@@ -20,6 +19,7 @@ from lightning_sv.scale.vector import (
     OriginalSpaceScale,
     Role,
     ScaleVector,
+    check_parameterization,
 )
 
 

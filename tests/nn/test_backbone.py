@@ -21,7 +21,7 @@ from lightning_sv.nn import (
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.compile import INDUCTOR, compile_backbone
+from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions

@@ -10,8 +10,7 @@ from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
-from lightning_sv.plan.device import Parallel, gpu_memory
-from lightning_sv.plan.memory import step_memory
+from lightning_sv.plan.memory import Parallel, gpu_memory, step_memory
 from tests.plan.test_memory import allocated
 
 #: d_model, blocks, vocabulary, sequences, tokens, micro-batches, kept gathered; blocks, embedding or activations lead

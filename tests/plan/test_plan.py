@@ -20,8 +20,7 @@ from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan.device import Parallel, find_strategy, gpu_memory, largest_micro_batch
-from lightning_sv.plan.memory import Held, StepMemory
+from lightning_sv.plan.memory import Held, Parallel, StepMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lightning_sv.nn import meta_backbone
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import ScaleStrategy, ScaleVector
-from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
+from lightning_sv.scale.vector import check_parameterization
 from tests.conftest import Refused
 
 
