@@ -38,12 +38,12 @@ def inverse_rms_of_product(
         (..., 1), in float32 or wider. Products are in the autocast dtype if autocast is on.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return _inverse_rms(x, weight, gamma_in, eps)[0]
+        return _inverse_rms(x, weight, gamma_in, eps=eps)[0]
     out: Tensor = _InverseRms.apply(x, weight, gamma_in, eps)
     return out
 
 
-def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, *, eps: float) -> tuple[Tensor, Tensor]:
     """Return the result and d_out G."""
     dtype = product_dtype(x, weight)
     folded = effective_weight(weight, gamma_in, None).to(dtype)
@@ -58,7 +58,7 @@ class _InverseRms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
         ctx.eps, ctx.dtype = eps, product_dtype(x, weight)
-        r, gram = _inverse_rms(x, weight, gamma_in, eps)
+        r, gram = _inverse_rms(x, weight, gamma_in, eps=eps)
         ctx.save_for_backward(x, weight, gamma_in, gram, r)
         return r
 
@@ -69,7 +69,7 @@ class _InverseRms(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: differentiate the reference
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
                 inputs = x, weight, gamma_in
-                return *reference_gradients(lambda *ts: _inverse_rms(*ts, ctx.eps)[0], inputs, grad), None
+                return *reference_gradients(lambda *ts: _inverse_rms(*ts, eps=ctx.eps)[0], inputs, grad), None
         # With s = -r^3 grad / d_out: dx = s G x, and dG = X^T diag(s / 2) X is symmetric, so dW' = W' (2 dG).
         s = grad * r.pow(3) / -len(weight)
         rows, scaled = x.to(weight.dtype).flatten(0, -2), x * s

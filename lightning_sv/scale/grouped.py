@@ -64,7 +64,7 @@ class _GroupedProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, expert, ends, *factors)
         ctx.filled, ctx.dtype = filled, dtype
-        return _scaled(x, *factors, Rows(expert, ends, filled), dtype)
+        return _scaled(x, *factors, rows=Rows(expert, ends, filled), dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -75,7 +75,7 @@ class _GroupedProduct(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 rows = Rows(expert, ends, ctx.filled)
-                grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, rows, ctx.dtype).to(x.dtype)
+                grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, rows=rows, dtype=ctx.dtype).to(x.dtype)
             if any(ctx.needs_input_grad[5:]):
                 grad_folded = grouped_mm_wgrad(grad, x.to(ctx.dtype), ends, ctx.filled)
                 gradients = _gradients(grad_folded.to(weight.dtype), weight, gamma_in, gamma_out)
@@ -95,7 +95,7 @@ def _gradients(
 
 
 def _scaled(
-    x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows, dtype: torch.dtype
+    x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, *, rows: Rows, dtype: torch.dtype
 ) -> Tensor:
     if len(x) * sum(weight.shape[1:]) >= FOLD_FROM * weight.numel():
         weight, gamma_in, gamma_out = effective_weight(weight, gamma_in, gamma_out), None, None
