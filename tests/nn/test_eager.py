@@ -34,7 +34,9 @@ def make(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
-def test_normed_swiglu_equals_the_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swiglu_outputs_and_derivatives_equal_definition(
+    scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
     gammas = [make(D) if one else None for one in scaled]
     leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
@@ -51,7 +53,7 @@ def test_normed_swiglu_equals_the_definition(scaled: tuple[bool, bool], monkeypa
     assert torch.autograd.gradgradcheck(lambda *tensors: run(ours, *tensors), leaves)
 
 
-def test_normed_swiglu_in_bf16_is_as_accurate_as_the_plain_form() -> None:
+def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
     exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [1 + 0.3 * torch.randn(64).double()] * 2
     wide = [t.clone().requires_grad_() for t in exact]
     weight = torch.randn(256, 64).bfloat16()
@@ -69,7 +71,7 @@ def test_normed_swiglu_in_bf16_is_as_accurate_as_the_plain_form() -> None:
         assert fast <= 1.1 * plain < 0.02
 
 
-def test_normed_swiglu_saves_only_its_inputs_for_backward() -> None:
+def test_swiglu_outputs_backward_saves_only_its_inputs() -> None:
     gate, up, gamma = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True), torch.ones(64)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
@@ -78,7 +80,7 @@ def test_normed_swiglu_saves_only_its_inputs_for_backward() -> None:
     assert large == {gate.data_ptr(), up.data_ptr()}
 
 
-def test_rotate_equals_the_complex_product_and_passes_gradcheck() -> None:
+def test_rotate_equals_complex_product_and_passes_gradcheck() -> None:
     x = make(2, 5, 3, 8)
     tables = rope_tables(5, 8, 100.0, like=x)
     angle = torch.arange(5, dtype=torch.float64)[:, None, None] * torch.tensor(

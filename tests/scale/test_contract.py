@@ -75,19 +75,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize("cls", [*PARAMETERIZATIONS.values(), Softplus, LowRank])
-def test_check_parameterization_valid_class_passes_without_random_draws(cls: type[ScaleVector]) -> None:
+def test_check_parameterization_valid_class_draws_nothing(cls: type[ScaleVector]) -> None:
     state = torch.get_rng_state()
     check_parameterization(cls)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
-def test_check_parameterization_invalid_class_is_refused(cls: type[ScaleVector]) -> None:
+def test_check_parameterization_invalid_class_refused(cls: type[ScaleVector]) -> None:
     with pytest.raises(ValueError, match=f"the parameterization {__name__}:{cls.__name__} .*{WRONG[cls]}"):
         check_parameterization(cls)
 
 
-def test_fit_invalid_parameterization_is_refused_and_a_valid_one_builds_on_meta(
+def test_fit_invalid_parameterization_refused_valid_one_built(
     monkeypatch: pytest.MonkeyPatch, run_args: list[str], refused: Refused
 ) -> None:
     module = types.ModuleType("own_scales")

@@ -46,18 +46,8 @@ def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = t
     x[(rows.ends[rows.ends > 0] - 1).long()] = 0
     x[rows.ends[-1] :] = 0
     n = len(rows.ends)
-    gamma_in = make(n, d_in, dtype=dtype) if "i" in sides else None
-    return [
-        x.requires_grad_(),
-        make(n, d_out, d_in, dtype=dtype),
-        gamma_in,
-        make(n, d_out, dtype=dtype) if "o" in sides else None,
-    ]
-
-
-def widened(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """The same numbers as leaves in float64."""
-    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    gammas = [make(n, d, dtype=dtype) if side in sides else None for side, d in (("i", d_in), ("o", d_out))]
+    return [x.requires_grad_(), make(n, d_out, d_in, dtype=dtype), *gammas]
 
 
 def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
@@ -75,13 +65,13 @@ def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_
 @pytest.mark.parametrize("widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)]))
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["some", "none"]))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_grouped_product_and_gradients_equal_a_plain_loop(
+def test_grouped_product_and_gradients_equal_plain_loop(
     dtype: torch.dtype, blocks: str, widths: tuple[int, int], sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
-    exact = widened(tensors)
+    exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     x, weight, *gammas = tensors
     wide_x, wide_weight, *wide_gammas = exact
     ours = grouped_product(x, weight, *gammas, rows)
@@ -109,7 +99,7 @@ def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatc
     assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
 
 
-def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None:
+def test_grouped_product_under_autocast_is_bf16() -> None:
     rows = rows_of(BLOCKS["some"])
     x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
     exact = grouped_product(x, weight, *gammas, rows)
@@ -125,7 +115,7 @@ def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -> None:
+def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> None:
     rows = rows_of(BLOCKS["some"])
     tensors = inputs(rows, 43, 21, "io", torch.float32)
     x, weight, *gammas = tensors
@@ -142,7 +132,7 @@ def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -
     "dtype", thinned([torch.float64, torch.float32, torch.bfloat16], [torch.float64, torch.bfloat16])
 )
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
-def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
+def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends
     x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
     torch.library.opcheck(grouped_mm, (x, weight, ends, 8))
@@ -150,7 +140,7 @@ def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dt
 
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
-def test_rows_past_the_end_are_cleared_as_on_cuda(blocks: tuple[int, ...]) -> None:
+def test_clear_without_a_look_zeroes_rows_past_the_end(blocks: tuple[int, ...]) -> None:
     """Fresh memory may contain NaN."""
     rows = rows_of(blocks)
     past = torch.arange(len(rows.expert)) >= rows.ends[-1]
