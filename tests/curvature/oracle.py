@@ -1,7 +1,7 @@
 """The dense Hessian of a Llama written from the paper's equations, and its blocks."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from unittest import mock
 
 import torch
@@ -55,17 +55,15 @@ class Case:
         model = self.model
         vectors = [m for m in model.modules() if isinstance(m, ScaleVector)]
         group: BranchGroup = model.layers[1].attn.qkv
-        k = group.k_proj
-        assert isinstance(k, ScaledLinear)
-        owners = [m for m in (group.norm.scale, k.scale_in, k.scale_out) if m is not None]
-        subsets: dict[str, Callable[[], list[nn.Parameter]]] = {
-            "all": lambda: list(model.parameters()),
-            "input": lambda: [p for m in vectors if m.role == "input" for p in m.parameters()],
-            "output": lambda: [p for m in vectors if m.role == "output" for p in m.parameters()],
-            "branch": lambda: [k.weight, *(p for m in owners for p in m.parameters())],
-            "layer": lambda: list(model.layers[0].parameters()),
+        owners = [vector for vector in group.vectors("k_proj") if vector is not None]
+        subsets: dict[str, list[nn.Parameter]] = {
+            "all": list(model.parameters()),
+            "input": [p for m in vectors if m.role == "input" for p in m.parameters()],
+            "output": [p for m in vectors if m.role == "output" for p in m.parameters()],
+            "branch": [group.k_proj.weight, *(p for m in owners for p in m.parameters())],
+            "layer": list(model.layers[0].parameters()),
         }
-        return subsets[name]()
+        return subsets[name]
 
     def dense(self, parameters: list[nn.Parameter]) -> Tensor:
         index = torch.cat([self._where[id(p)] for p in parameters])

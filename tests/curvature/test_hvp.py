@@ -16,7 +16,7 @@ def flat(vector: tuple[Tensor, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_ROWS)
-def test_hessian_product_of_every_subset_equals_the_dense_hessian(strategy: str) -> None:
+def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
     c = case(strategy)
     torch.testing.assert_close(c.loss(), c.plain_value, rtol=1e-12, atol=0)
     for subset in SUBSETS:
@@ -34,7 +34,7 @@ def test_hessian_product_of_every_subset_equals_the_dense_hessian(strategy: str)
         assert (difference - want).norm() < 1e-6 * want.norm()
 
 
-def test_difference_product_in_float32_leaves_the_model_unchanged() -> None:
+def test_difference_product_in_float32_restores_the_model() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or")
     model.load_state_dict(c.model.state_dict())
@@ -64,7 +64,7 @@ def test_difference_product_in_float32_leaves_the_model_unchanged() -> None:
 
 
 @pytest.mark.long
-def test_hessian_product_of_compiled_model_equals_the_dense_hessian() -> None:
+def test_hessian_product_of_compiled_model_equals_dense() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or").double()
     model.load_state_dict(c.model.state_dict())
@@ -95,7 +95,7 @@ def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
     assert lanczos(product).value == pytest.approx(6)
 
 
-def test_hessian_product_after_a_step_is_refused() -> None:
+def test_hessian_product_after_a_step_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     product = HessianProduct(lambda: p.pow(3).sum(), [p])
     with torch.no_grad():
@@ -116,7 +116,7 @@ class _Once(torch.autograd.Function):
         return 2 * grad * ctx.saved_tensors[0]
 
 
-def test_products_of_wrong_input_are_refused() -> None:
+def test_products_of_wrong_input_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     for make, message in (
@@ -156,7 +156,7 @@ def test_difference_product_with_dropout_uses_one_mask() -> None:
 
 
 @pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
-def test_product_vector_of_wrong_shape_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+def test_products_vector_of_wrong_shape_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
     with pytest.raises(ValueError, match=r"\[\(3, 2\)\]"):

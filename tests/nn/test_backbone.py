@@ -25,7 +25,7 @@ from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed, thinned
+from tests.conftest import EVERY_BUILD, GEMMA, MOE, thinned
 from tests.tolerances import assert_near
 
 

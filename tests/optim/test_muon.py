@@ -100,7 +100,7 @@ def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
             assert torch.equal(a, b), name
 
 
-def test_muon_six_steps_in_float64_equal_moonlight_formula() -> None:
+def test_muon_six_steps_in_float64_equal_moonlights_formula() -> None:
     model = Experts().double()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}
     gradients: dict[str, list[Tensor]] = {name: [] for name in starts}
@@ -119,7 +119,7 @@ def test_muon_six_steps_in_float64_equal_moonlight_formula() -> None:
 
 
 @pytest.mark.parametrize(("shape", "gathers"), [((40, 24), 1), ((24, 40), 1), ((6, 40, 24), 0)])
-def test_orthogonalize_sharded_matrix_is_gathered_once_and_experts_never(shape: tuple[int, ...], gathers: int) -> None:
+def test_orthogonalize_gathers_a_sharded_matrix_once(shape: tuple[int, ...], gathers: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         update = distribute_tensor(torch.randn(shape), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
@@ -131,29 +131,19 @@ def test_orthogonalize_sharded_matrix_is_gathered_once_and_experts_never(shape: 
     assert isinstance(found, DTensor) and (found.placements, found.shape) == (update.placements, update.shape)
 
 
-@pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
-def test_muon_expert_without_gradient_moves_by_decay_and_momentum(ns_dtype: str) -> None:
+def test_muon_expert_without_gradient_moves_by_decay_only() -> None:
     model = nn.ModuleList([ScaledLinear(8, 6, batch_dims=(3,))])
     (weight,) = model.parameters()
-    nn.init.normal_(weight)
-    optimizer = build(model, ns_dtype=ns_dtype)
-
-    def step(gradient: Tensor) -> Tensor:
-        before = weight.detach().clone()
-        weight.grad = gradient
-        optimizer.step()
-        return weight.detach() - before * (1 - LR * 0.1)
-
-    gradient = torch.randn(weight.shape)
-    gradient[1] = 0
-    update = step(gradient)
+    before = weight.detach().clone()
+    weight.grad = torch.randn(weight.shape)
+    weight.grad[1] = 0
+    build(model).step()
+    update = weight.detach() - before * (1 - LR * 0.1)
     assert update.isfinite().all() and update[0].abs().max() > 0
-    torch.testing.assert_close(update[1], torch.zeros(6, 8), rtol=0, atol=1e-7)  # decay alone
-    update = step(torch.zeros_like(gradient))
-    assert update.isfinite().all() and update[0].norm() > 0.1 * LR  # momentum still acts
+    torch.testing.assert_close(update[1], torch.zeros(6, 8), rtol=0, atol=1e-7)
 
 
-def test_muon_parameters_without_gradient_stay() -> None:
+def test_muon_parameters_without_gradient_unchanged() -> None:
     model = Experts()
     model.wide.weight.requires_grad_(False)
     optimizer = build(model)
@@ -169,14 +159,14 @@ def test_muon_parameters_without_gradient_stay() -> None:
     assert len(optimizer.state) == len(moved)
 
 
-def test_muon_model_without_trained_matrices_is_refused(config: BackboneConfig) -> None:
+def test_build_optimizer_muon_without_matrices_refused(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.layers.requires_grad_(False)
     with pytest.raises(ValueError, match="muon_roles"):
         build(model)
 
 
-def test_muon_stacked_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [nn.Parameter(torch.randn(s)) for s in ((8, 4), (4, 8), (8, 4), (8, 4), (3, 8, 4), (200, 100), (200, 100))]
     assert sorted(len(alike) for alike in muon.stacks(made)) == [1, 1, 1, 1, 3]
     apart, together = nn.ParameterList(made), copy.deepcopy(nn.ParameterList(made))

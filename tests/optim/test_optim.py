@@ -35,19 +35,19 @@ def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: B
         assert (decays["input"], decays["output"]) == (0.1, 0.0)
 
 
-def test_role_groups_parameter_without_role_is_refused() -> None:
+def test_role_groups_parameter_without_role_refused() -> None:
     with pytest.raises(ValueError, match=r"parameter 1.weight of LayerNorm has no role"):
         role_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
 
 
-def test_role_groups_frozen_parameter_is_left_out(config: BackboneConfig) -> None:
+def test_role_groups_frozen_parameter_left_out(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.embed.weight.requires_grad_(False)
     assert "embedding" not in {g.role for g in role_groups(model, frozenset())}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_group_table_of_every_optimizer_shows_kind_rate_and_decay(name: str, config: BackboneConfig) -> None:
+def test_group_table_shows_kind_rate_and_decay(name: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse("unified")
     model = Backbone(config, strategy)
     optimizer = build_optimizer(role_groups(model, strategy.decayed_roles), OptimConfig(name), 3e-3)
@@ -69,7 +69,7 @@ def test_build_optimizer_undecayed_roles_have_no_decay(config: BackboneConfig) -
         build_optimizer(groups, OptimConfig(undecayed=["router"]), 1e-3)
 
 
-def test_tuned_learning_rates() -> None:
+def test_tuned_lr_of_paper_or_refused() -> None:
     def lr(model: str, optimizer: str, schedule: str, strategy: str = "unified") -> float:
         return tuned_lr(model, optimizer, schedule, ScaleStrategy.parse(strategy))
 
@@ -100,6 +100,6 @@ def test_tuned_learning_rates() -> None:
         {"muon_roles": []},
     ],
 )
-def test_optim_config_setting_out_of_range_is_refused(kwargs: dict) -> None:
+def test_optim_config_setting_out_of_range_refused(kwargs: dict) -> None:
     with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} "):
         OptimConfig(**kwargs)

@@ -13,7 +13,7 @@ ratios = st.floats(0, 0.99)
 
 
 @given(st.integers(1, 30_000), ratios, ratios, st.data())
-def test_schedule_equals_its_closed_form(total: int, warmup_ratio: float, final: float, data: st.DataObject) -> None:
+def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, final: float, data: st.DataObject) -> None:
     warmup = round(warmup_ratio * total)
     step = data.draw(st.integers(0, total - 1))
     cos = ScheduleConfig("cos", warmup_ratio, final).factor(step, total)
@@ -43,6 +43,6 @@ def test_schedule_equals_its_closed_form(total: int, warmup_ratio: float, final:
         ({"name": "wsd", "warmup_ratio": 0.9}, "warmup_ratio is 0.9"),
     ],
 )
-def test_schedule_setting_out_of_range_is_refused(kwargs: dict[str, Any], message: str) -> None:
+def test_schedule_config_setting_out_of_range_refused(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"model.schedule.{message}"):
         ScheduleConfig(**kwargs)
