@@ -87,5 +87,6 @@ def test_parse_custom_rows_are_imported_from_their_module(monkeypatch: pytest.Mo
 )
 def test_backbone_equal_models_have_one_canonical_strategy(text: str, canonical: str, config: BackboneConfig) -> None:
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         assert str(Backbone(config, text).canonical) == canonical
     assert len(caught) == (ScaleStrategy.parse(text) != ScaleStrategy.parse(canonical))
