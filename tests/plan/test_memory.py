@@ -44,12 +44,16 @@ def allocated(work: Callable[[], Any]) -> int:
     return peak
 
 
-def make(name: str, again: bool = False) -> PretrainModule:
-    scale, sizes, optimizer = MODELS[name]
-    backbone = BackboneConfig(name="x", d_model=192, n_layer=3, n_head=3, vocab_size=1024, **sizes)
-    module = PretrainModule(backbone, scale, optim=OptimConfig(name=optimizer, lr=1e-3), activation_checkpointing=again)
+def make_module(backbone: BackboneConfig, scale: str = "unified", optim: str = "adamw", **rest: Any) -> PretrainModule:
+    module = PretrainModule(backbone, scale, optim=OptimConfig(name=optim, lr=1e-3), **rest)
     module.log = lambda *args, **kwargs: None  # without a Trainer there is nothing to log to
     return module
+
+
+def make(name: str, again: bool = False) -> PretrainModule:
+    scale, sizes, optim = MODELS[name]
+    backbone = BackboneConfig(name="x", d_model=192, n_layer=3, n_head=3, vocab_size=1024, **sizes)
+    return make_module(backbone, scale, optim, activation_checkpointing=again)
 
 
 def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> PretrainModule:
@@ -89,7 +93,7 @@ def test_step_memory_peak_is_that_of_a_real_step(name: str, precision: str, micr
         assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
 
 
-def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None:
+def test_step_memory_parts_are_those_of_the_parameters() -> None:
     module = make("muon")
     plan = step_memory(module.settings, 1, 8)
     assert module.backbone is None and module._loads is None
@@ -105,14 +109,14 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
 
 
 @pytest.mark.long
-def test_documents_are_masked_in_the_fake_step_as_well() -> None:
+def test_step_memory_of_masked_documents_is_larger() -> None:
     plain, masked = make("llama").settings, make("llama").settings
     masked.mask_documents = True
     assert step_memory(masked, B, T).activations > step_memory(plain, B, T).activations
 
 
 @pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
-def test_the_plan_of_a_run_is_what_fit_allocates(
+def test_plan_peak_is_what_fit_allocates(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
 ) -> None:
     sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
