@@ -15,6 +15,7 @@ from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
     RopeScalingConfig,
     activated_parameters,
+    cross_entropy,
     document_ids,
     flops_per_token,
     meta_backbone,
@@ -26,6 +27,7 @@ from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, thinned
 from tests.tolerances import assert_near
 
@@ -146,10 +148,14 @@ def test_flops_per_token_equal_torchs_count(sizes: dict, config: BackboneConfig)
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("text", "family"), [("llama", {}), ("unified", MOE)], ids=["llama", "unified-moe"])
-def test_compiled_backbone_and_gradients_equal_eager(text: str, family: dict, config: BackboneConfig) -> None:
-    """In float64, because gradients that nearly cancel need it."""
+def test_compiled_backbone_and_gradients_equal_eager(
+    text: str, family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, because gradients that nearly cancel need it; the loss of `unified` is by the Gram matrix."""
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", 0)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 64)  # 32 of 64 tokens per chunk
     config = replace(config, n_layer=1, **family)
-    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    tokens = torch.randint(0, config.vocab_size, (2, 32))
     results = []
     # torch 2.11 compiles the flash attention of a CPU in float64 to a call that it then refuses
     kernels = [SDPBackend.MATH] if torch.__version__ < "2.12" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]

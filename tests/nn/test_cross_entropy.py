@@ -108,20 +108,3 @@ def test_linear_cross_entropy_never_holds_all_logits() -> None:
     with AllocatedBytes() as chunked:
         linear_cross_entropy(x, weight, targets, norm_eps=1e-5).backward()
     assert chunked.peak < 4 * 4096 * 2048 / 2 < plain.peak
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("road", ROAD)
-def test_linear_cross_entropy_compiled_equals_eager(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
-    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)
-    (x, weight, gamma_in, gamma_out), targets = arguments()
-    leaves = [x, weight, gamma_in, gamma_out]
-    torch._dynamo.reset()
-    compiled = torch.compile(linear_cross_entropy, dynamic=False, fullgraph=True)
-    results = []
-    for form in (linear_cross_entropy, compiled):
-        loss = form(x, weight, targets, gamma_in, gamma_out, EPS)
-        results.append([loss, *torch.autograd.grad(loss, leaves)])
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-13)

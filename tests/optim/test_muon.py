@@ -37,23 +37,21 @@ class Experts(nn.Module):
             nn.init.normal_(parameter, mean=0.1)
 
 
-def train(model: nn.Module, step: Callable[[], object], steps: range, each: Callable[[], None] = lambda: None) -> None:
-    """Step on gradients that depend on the step and the parameter's place alone, then call `each`."""
-    for number in steps:
-        generator = torch.Generator().manual_seed(number)
-        for parameter in model.parameters():
-            gradient = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.grad = gradient if parameter.requires_grad else None
+def draw(model: nn.Module, number: int) -> dict[str, Tensor]:
+    """Gradients that depend on the step and the parameter's place alone."""
+    generator = torch.Generator().manual_seed(number)
+    return {name: torch.randn(p.shape, generator=generator).to(p) for name, p in model.named_parameters()}
+
+
+def train(model: nn.Module, step: Callable[[], object]) -> None:
+    for number in range(STEPS):
+        for name, gradient in draw(model, number).items():
+            model.get_parameter(name).grad = gradient
         step()
-        each()
 
 
 def build(model: nn.Module, **kwargs) -> Optimizer:
     return build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR)
-
-
-def torch_muon(parameters: list[nn.Parameter]) -> Optimizer:
-    return torch.optim.Muon(parameters, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
 
 
 def moonlight(weight: Tensor, gradients: list[Tensor]) -> Tensor:
@@ -79,7 +77,8 @@ def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
     decayed = [theirs.router.weight, theirs.head.weight, theirs.embed.weight, *theirs.up.scale_in.parameters()]
     groups = [{"params": decayed}, {"params": list(theirs.down.scale_out.parameters()), "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    muon = torch_muon([*flat, *experts["up"], *experts["down"]])
+    matrices = [*flat, *experts["up"], *experts["down"]]
+    muon = torch.optim.Muon(matrices, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
 
     def step() -> None:
         for name, slices in experts.items():
@@ -88,8 +87,8 @@ def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
         muon.step()
         adamw.step()
 
-    train(ours, build(ours).step, range(STEPS))
-    train(theirs, step, range(STEPS))
+    train(ours, build(ours).step)
+    train(theirs, step)
     for name, slices in experts.items():
         getattr(theirs, name).weight.data = torch.stack([matrix.data for matrix in slices])
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -101,16 +100,11 @@ def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
 
 def test_muon_six_steps_in_float64_equal_moonlights_formula() -> None:
     model = Experts().double()
-    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
-    gradients: dict[str, list[Tensor]] = {name: [] for name in starts}
-
-    def keep() -> None:
-        for name, parameter in model.named_parameters():
-            gradients[name].append(parameter.grad.clone())
-
-    train(model, build(model, ns_dtype="float64").step, range(STEPS), keep)
-    for name in ("wide", "tall", "up", "down"):
-        weight, start, grads = getattr(model, name).weight, starts[f"{name}.weight"], gradients[f"{name}.weight"]
+    starts = copy.deepcopy(model)
+    train(model, build(model, ns_dtype="float64").step)
+    gradients = [draw(model, number) for number in range(STEPS)]
+    for name in ("wide.weight", "tall.weight", "up.weight", "down.weight"):
+        weight, start, grads = model.get_parameter(name), starts.get_parameter(name), [each[name] for each in gradients]
         cells = [()] if weight.ndim == 2 else [(e,) for e in range(5)]
         for cell in cells:
             expected = moonlight(start[cell], [grad[cell] for grad in grads])
@@ -165,5 +159,5 @@ def test_stacks_of_small_matrices_equal_single_ones(monkeypatch: pytest.MonkeyPa
     for parameters, matrix in ((apart, 0), (together, 1 << 14)):
         monkeypatch.setitem(muon.STACK_MATRIX, "cpu", matrix)
         optimizer = Muon([{"params": list(parameters), "weight_decay": 0.1}], LR, 0.95, "float64")
-        train(parameters.double(), optimizer.step, range(STEPS))
+        train(parameters.double(), optimizer.step)
     torch.testing.assert_close(list(together), list(apart), rtol=1e-10, atol=1e-12)

@@ -33,11 +33,6 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def cells(table: str) -> str:
-    """Return the text of a table whose last column alone is wrapped."""
-    return " ".join(table.replace("│", " ").split())
-
-
 def test_plan_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
     sizes = BackboneConfig(name="tiny", d_model=32, n_layer=2, n_head=2, vocab_size=300)
     n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
@@ -63,9 +58,7 @@ def test_plan_measured_mfu_gives_the_time_of_the_run(
 
 
 @pytest.mark.long
-def test_plan_reads_are_of_one_rank(
-    capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path
-) -> None:
+def test_plan_reads_are_of_one_rank(capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path) -> None:
     two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
     reads, sequences = plan(capsys, *two)["reads"], Manifest.load(corpus).train.sequences(32)
     assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (2, 64, 2 * 33 * 2)
@@ -73,13 +66,11 @@ def test_plan_reads_are_of_one_rank(
     assert reads["epochs"] == pytest.approx(12 * 4 / sequences)
     absent = plan(capsys, *two, "--data.corpus.dir", "nowhere")
     assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
-    assert main(["plan", *two, "--data.corpus.dir", "nowhere"]) == 0
-    out = cells(capsys.readouterr().out)
-    assert "not prepared" in out and "GPUs that can share it: 1 2 4" in out
+    assert absent["device_counts"] == [1, 2, 4]
     sample = [*two, "--data.corpus.dir", "nowhere", "--data.corpus.hf_subset", "sample-10BT"]
     assert plan(capsys, *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
     assert main(["plan", *sample]) == 0
-    assert "1.54e-07 epochs (by its name)" in cells(capsys.readouterr().out)
+    assert "1.54e-07 epochs" in capsys.readouterr().out
 
 
 def test_find_gpu_peaks_are_those_of_lightning() -> None:
