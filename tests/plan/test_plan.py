@@ -141,10 +141,7 @@ def test_plan_strategy_and_memory_follow_the_config(capsys: pytest.CaptureFixtur
 
 
 REFUSED = [
-    (
-        ["--gpus", "64", "--data.global_batch", "480"],
-        "data.global_batch is 480; expected a multiple of 64, .* Use 60 or 80 devices, or a batch of 512",
-    ),
+    (["--gpus", "64", "--data.global_batch", "480"], "480; expected a multiple of 64, .* 60 or 80 devices, .* 512"),
     (["--gpus", "64", "--data.global_batch", "48"], "Use 48 devices, or a batch of 64"),
     (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
     ([], "--gpus"),

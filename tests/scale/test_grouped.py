@@ -1,6 +1,7 @@
 """The grouped product against the formula, row by row."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = t
     return [x.requires_grad_(), make(n, d_out, d_in, dtype=dtype), *gammas]
 
 
-def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
+def plain(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows) -> Tensor:
     """The formula, word for word, row by row."""
     out = []
     for r, e in enumerate(rows.expert.tolist()):
@@ -72,13 +73,10 @@ def test_grouped_product_and_gradients_equal_plain_loop(
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-    x, weight, *gammas = tensors
-    wide_x, wide_weight, *wide_gammas = exact
-    ours = grouped_product(x, weight, *gammas, rows)
-    theirs = plain(wide_x, wide_weight, rows, *wide_gammas)
-    terms = sum(widths) + len(x) + 4  # the sums over one axis each, and the roundings by two vectors
+    ours, theirs = grouped_product(*tensors, rows), plain(*exact, rows)
+    terms = sum(widths) + len(ours) + 4  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
-    grad = torch.randn_like(ours) * (torch.arange(len(x)) < rows.ends[-1]).unsqueeze(-1)
+    grad = torch.randn_like(ours) * (torch.arange(len(ours)) < rows.ends[-1]).unsqueeze(-1)
     leaves, wide_leaves = ([t for t in each if t is not None] for each in (tensors, exact))
     found, expected = torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, wide_leaves, grad.double())
     for a, b in zip(found, expected, strict=True):
@@ -90,24 +88,19 @@ def test_grouped_product_and_gradients_equal_plain_loop(
 def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
-    x, weight, *gammas = inputs(rows, 3, 2, sides)
-
-    def product(x, weight, *gammas):
-        return grouped_product(x, weight, *gammas, rows)
-
-    assert torch.autograd.gradcheck(product, (x, weight, *gammas))
-    assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
+    tensors = inputs(rows, 3, 2, sides)
+    assert torch.autograd.gradcheck(partial(grouped_product, rows=rows), tensors)
+    assert torch.autograd.gradgradcheck(partial(grouped_product, rows=rows), tensors)
 
 
 def test_grouped_product_under_autocast_is_bf16() -> None:
     rows = rows_of(BLOCKS["some"])
-    x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
-    exact = grouped_product(x, weight, *gammas, rows)
+    leaves = inputs(rows, 43, 21, "io", torch.float32)
+    exact = grouped_product(*leaves, rows)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = grouped_product(x, weight, *gammas, rows)
+        rounded = grouped_product(*leaves, rows)
     assert rounded.dtype == torch.bfloat16
     assert_near(rounded, exact, terms=4)  # x, W gamma, y, gamma y
-    leaves = [x, weight, *gammas]
     exact_grads = torch.autograd.grad(exact.sum(), leaves)
     for ours, theirs in zip(torch.autograd.grad(rounded.sum(), leaves), exact_grads, strict=True):
         assert ours.dtype == torch.float32
@@ -118,13 +111,12 @@ def test_grouped_product_under_autocast_is_bf16() -> None:
 def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> None:
     rows = rows_of(BLOCKS["some"])
     tensors = inputs(rows, 43, 21, "io", torch.float32)
-    x, weight, *gammas = tensors
     kept: list[Tensor] = []
     with (
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_product(x, weight, *gammas, rows)
+        grouped_product(*tensors, rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
