@@ -48,8 +48,8 @@ class Case:
         places = torch.arange(len(flat)).split([p.numel() for p in parameters.values()])
         self._where = {id(p): place for p, place in zip(self.model.parameters(), places, strict=True)}
 
-    def loss(self) -> Tensor:
-        return next_token_loss(self.model(self.tokens[:, :-1]), self.tokens[:, 1:])
+    def loss(self, model: Backbone | None = None) -> Tensor:
+        return next_token_loss((model or self.model)(self.tokens[:, :-1]), self.tokens[:, 1:])
 
     def subset(self, name: str) -> list[nn.Parameter]:
         model = self.model

@@ -1,14 +1,14 @@
 """Products against the dense Hessian of a Llama in plain operations."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv import Backbone
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
-from lightning_sv.nn import next_token_loss
-from tests.curvature.oracle import CASES, CONFIG, STRATEGY_ROWS, SUBSETS, case, split_like
+from tests.curvature.oracle import CASES, STRATEGY_ROWS, SUBSETS, case, split_like
 
 
 def flat(vector: tuple[Tensor, ...]) -> Tensor:
@@ -36,18 +36,13 @@ def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
 
 def test_difference_product_in_float32_restores_the_model() -> None:
     c = case("hg+dnp+or")
-    model = Backbone(CONFIG, "hg+dnp+or")
-    model.load_state_dict(c.model.state_dict())
-
-    def loss() -> Tensor:
-        return next_token_loss(model(c.tokens[:, :-1]), c.tokens[:, 1:])
-
+    model = copy.deepcopy(c.model).float()
     parameters = list(model.parameters())
     parameters[0].grad = torch.ones_like(parameters[0])
     before = [p.detach().clone() for p in parameters]
     v = torch.randn(len(c.hessian))
     with torch.no_grad():  # as in callbacks
-        product = DifferenceProduct(loss, parameters)
+        product = DifferenceProduct(lambda: c.loss(model), parameters)
         found, want = flat(product(split_like(v, parameters))), c.hessian @ v.double()
     assert (found - want).norm() < 5e-3 * want.norm()
     assert lanczos(product).value == pytest.approx(torch.linalg.eigvalsh(c.hessian)[-1].item(), rel=2e-3)
@@ -66,21 +61,16 @@ def test_difference_product_in_float32_restores_the_model() -> None:
 @pytest.mark.long
 def test_hessian_product_of_compiled_model_equals_dense() -> None:
     c = case("hg+dnp+or")
-    model = Backbone(CONFIG, "hg+dnp+or").double()
-    model.load_state_dict(c.model.state_dict())
+    model = copy.deepcopy(c.model)
     model.compile(backend="aot_eager")
-
-    def loss() -> Tensor:
-        return next_token_loss(model(c.tokens[:, :-1]), c.tokens[:, 1:])
-
-    loss().backward()  # compiled by now
+    c.loss(model).backward()  # compiled by now
     parameters = list(model.parameters())
     with pytest.raises(RuntimeError, match="double backward|donated buffers"):
-        gradient = torch.autograd.grad(loss(), parameters, create_graph=True)
+        gradient = torch.autograd.grad(c.loss(model), parameters, create_graph=True)
         torch.autograd.grad(gradient, parameters, gradient)
     v = torch.randn(len(c.hessian), dtype=torch.float64)
     with torch.no_grad():
-        found = flat(HessianProduct(loss, parameters)(split_like(v, parameters)))
+        found = flat(HessianProduct(lambda: c.loss(model), parameters)(split_like(v, parameters)))
     torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
 
 

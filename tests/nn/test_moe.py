@@ -140,14 +140,13 @@ def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneCon
 
     d, e, w, ff = config.d_model, config.n_expert, config.expert_width, config.ffn_width
     assert vectors("llama") == {"norm.scale.gamma": (d,)}
-    shapes = {"router": ((d,), (e,))}
-    shapes |= {f"expert_{name}_proj": ((e, d), (e, w)) for name in ("gate", "up")}
-    shapes |= {f"shared_{name}_proj": ((d,), (ff,)) for name in ("gate", "up")}
     assert vectors("hg+dp") == {
-        f"{name}.scale_{side}.gamma": shape
-        for name, both in shapes.items()
-        for side, shape in zip(("in", "out"), both, strict=True)
-    }
+        "router.scale_in.gamma": (d,), "router.scale_out.gamma": (e,),
+        "expert_gate_proj.scale_in.gamma": (e, d), "expert_gate_proj.scale_out.gamma": (e, w),
+        "expert_up_proj.scale_in.gamma": (e, d), "expert_up_proj.scale_out.gamma": (e, w),
+        "shared_gate_proj.scale_in.gamma": (d,), "shared_gate_proj.scale_out.gamma": (ff,),
+        "shared_up_proj.scale_in.gamma": (d,), "shared_up_proj.scale_out.gamma": (ff,),
+    }  # fmt: skip
     bare = ScaleOptions(placement_at={"router": "bp"})
     assert vectors("hg+dp").keys() - vectors("hg+dp", bare).keys() == {"router.scale_out.gamma"}
     with pytest.raises(ValueError, match="placement_at"):
