@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, role_groups, tuned_lr
+from lightning_sv.optim import (
+    OPTIMIZERS,
+    OptimConfig,
+    ScheduleConfig,
+    build_optimizer,
+    group_table,
+    role_groups,
+    tuned_lr,
+)
 from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
 from tests.conftest import EVERY_STRATEGY
 
@@ -84,18 +92,24 @@ def test_tuned_lr_of_paper_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs",
+    ("kind", "settings"),
     [
-        {"lr": 0.0},
-        {"weight_decay": -1.0},
-        {"beta2": 1.0},
-        {"muon_momentum": 1.0},
-        {"ns_dtype": "float16"},
-        {"undecayed": ["embedding", "input"]},
-        {"muon_roles": ["matrices"]},
-        {"muon_roles": []},
+        (OptimConfig, {"lr": 0.0}),
+        (OptimConfig, {"weight_decay": -1.0}),
+        (OptimConfig, {"beta2": 1.0}),
+        (OptimConfig, {"muon_momentum": 1.0}),
+        (OptimConfig, {"eps": float("nan")}),
+        (OptimConfig, {"ns_dtype": "float16"}),
+        (OptimConfig, {"undecayed": ["embedding", "input"]}),
+        (OptimConfig, {"muon_roles": ["matrices"]}),
+        (OptimConfig, {"muon_roles": []}),
+        (ScheduleConfig, {"name": "linear"}),
+        (ScheduleConfig, {"warmup_ratio": 1.0}),
+        (ScheduleConfig, {"final_ratio": -0.1}),
+        (ScheduleConfig, {"stable_ratio": 1.1}),
+        (ScheduleConfig, {"warmup_ratio": 0.9, "name": "wsd"}),
     ],
 )
-def test_optim_config_setting_out_of_range_refused(kwargs: dict) -> None:
-    with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} "):
-        OptimConfig(**kwargs)
+def test_config_setting_out_of_range_refused(kind: type[OptimConfig | ScheduleConfig], settings: dict) -> None:
+    with pytest.raises(ValueError, match=rf"model\.(optim|schedule)\.{next(iter(settings))} "):
+        kind(**settings)
