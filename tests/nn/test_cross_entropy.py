@@ -17,13 +17,17 @@ TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
 ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
 
 
+def ours(x: Tensor, weight: Tensor, *gammas: Tensor, targets: Tensor, norm_eps: float | None) -> Tensor:
+    return linear_cross_entropy(x, weight, targets, *gammas, norm_eps)
+
+
 def oracle(
-    x: Tensor, weight: Tensor, targets: Tensor, gamma_in: Tensor, gamma_out: Tensor, eps: float | None
+    x: Tensor, weight: Tensor, gamma_in: Tensor, gamma_out: Tensor, targets: Tensor, norm_eps: float | None
 ) -> Tensor:
     """The definition, of torch's elementary operations alone."""
     logits = (x * gamma_in) @ weight.T
-    if eps is not None:
-        logits = logits / (logits.square().mean(-1, keepdim=True) + eps).sqrt()
+    if norm_eps is not None:
+        logits = logits / (logits.square().mean(-1, keepdim=True) + norm_eps).sqrt()
     log_p = (gamma_out * logits).log_softmax(-1)
     return -log_p.gather(-1, targets.unsqueeze(-1)).mean()
 
@@ -40,22 +44,20 @@ def test_linear_cross_entropy_and_derivatives_equal_definition(
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)  # 16 of 45 tokens per chunk
-    (x, weight, gamma_in, gamma_out), targets = arguments()
-    leaves = [x, weight, gamma_in, gamma_out]
-    ours = linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps)
-    exact = oracle(x, weight, targets, gamma_in, gamma_out, eps)
-    torch.testing.assert_close(ours, exact, rtol=1e-12, atol=0)
-    first = torch.autograd.grad(3 * ours, leaves, retain_graph=True)  # a loss is scaled if micro-batches add up
+    leaves, targets = arguments()
+    found, exact = (loss(*leaves, targets=targets, norm_eps=eps) for loss in (ours, oracle))
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+    first = torch.autograd.grad(3 * found, leaves, retain_graph=True)  # a loss is scaled if micro-batches add up
     plain = torch.autograd.grad(3 * exact, leaves, retain_graph=True)
     torch.testing.assert_close(first, plain, rtol=1e-12, atol=1e-14)
     direction = [torch.randn_like(leaf) for leaf in leaves]
     seconds = []
-    for loss in (ours, exact):
+    for loss in (found, exact):
         gradient = torch.autograd.grad(loss, leaves, create_graph=True)
         seconds.append(torch.autograd.grad(gradient, leaves, direction))
     torch.testing.assert_close(*seconds, rtol=1e-11, atol=1e-13)
     with torch.no_grad():
-        assert torch.equal(linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps), ours)
+        assert torch.equal(ours(*leaves, targets=targets, norm_eps=eps), found)
 
 
 @pytest.mark.parametrize("road", ROAD)
@@ -63,23 +65,19 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     wide = [torch.randn(512, 32), torch.randn(256, 32), 1 + 0.3 * torch.randn(32), 1 + 0.3 * torch.randn(256)]
     wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
-    exact = torch.autograd.grad(oracle(wide[0], wide[1], targets, wide[2], wide[3], EPS), wide)
+    exact = torch.autograd.grad(oracle(*wide, targets=targets, norm_eps=EPS), wide)
     narrow = [t.detach().float().requires_grad_() for t in wide]
     errors = []
-    for plain in (False, True):
+    for loss in (ours, cross_entropy._plain):
         with torch.autocast("cpu", torch.bfloat16):
-            x, weight, gamma_in, gamma_out = narrow
-            if plain:
-                nats = cross_entropy._plain(x, weight, gamma_in, gamma_out, targets=targets, norm_eps=EPS)
-            else:
-                nats = linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, EPS)
+            nats = loss(*narrow, targets=targets, norm_eps=EPS)
         assert nats.dtype == torch.float32
         found = torch.autograd.grad(nats, narrow)
         errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True)])
     # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see scale/gram.py.
     room = [1.5, 1.5, 5 if road == "by the Gram matrix" else 1.5, 1.5]
-    for ours, plain, factor in zip(*errors, room, strict=True):
-        assert ours < factor * plain
+    for error, plain, factor in zip(*errors, room, strict=True):
+        assert error < factor * plain
         assert plain < 0.01
 
 
@@ -96,8 +94,8 @@ def test_backbone_loss_equals_loss_of_its_logits(text: str, road: str, monkeypat
     results = []
     for loss in (model(block[:, :-1], targets=block[:, 1:]), next_token_loss(model(block[:, :-1]), block[:, 1:])):
         results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-    for ours, plain in zip(*results, strict=True):
-        assert_near(ours, plain, terms=VOCAB * 100, size=1.0)
+    for found, plain in zip(*results, strict=True):
+        assert_near(found, plain, terms=VOCAB * 100, size=1.0)
 
 
 def test_linear_cross_entropy_never_holds_all_logits() -> None:
