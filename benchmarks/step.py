@@ -29,7 +29,7 @@ from benchmarks.peers import PEERS, VARIANTS
 from benchmarks.step_table import markdown
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop.hf import to_hugging_face
-from lightning_sv.nn.compile import INDUCTOR
+from lightning_sv.nn.backbone import INDUCTOR
 from lightning_sv.runs.provenance import Provenance
 
 HEADS = {256: 4, 768: 12}

@@ -29,6 +29,12 @@ class StoppedError(Exception):
         self.code, self.requeue = code, requeue
 
 
+def expect(ok: bool, key: str, value: object, expected: str) -> None:
+    """Raise `ConfigError` with the message `KEY is VALUE; expected EXPECTED` unless `ok`."""
+    if not ok:
+        raise ConfigError(f"{key} is {value}; expected {expected}")
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return an error message that lists the known names and suggests the closest one."""
     names = list(known)

@@ -24,8 +24,10 @@ class PaperLlama(nn.Module):
             self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach().clone()))
 
     def gamma(self, path: str) -> Tensor | float:
-        """Direct: gamma; OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean alpha); 1 if there is no such vector."""
+        """Direct: gamma; offset: 1 + w; OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean alpha); or 1."""
         own = {name.rpartition("/")[2]: p for name, p in self.named_parameters() if name.startswith(path + "/")}
+        if "offset" in own:
+            return 1 + own["offset"]
         if not own or "gamma" in own:
             return own.get("gamma", 1.0)
         alpha, beta = own["alpha"], own["beta"]
@@ -38,7 +40,7 @@ class PaperLlama(nn.Module):
 
     def matrix(self, x: Tensor, path: str, heads: int = 0) -> Tensor:
         """W with its vectors; under dnp, `heads` parts of its output are normalized."""
-        y = (x * self.gamma(f"{path}/scale_in")) @ self.get_parameter(f"{path}/weight").T
+        y = (x * self.gamma(f"{path}/scale_in")) @ getattr(self, f"{path}/weight").T
         if self.normalizes and heads:
             y = self.norm(y.unflatten(-1, (heads, -1))).flatten(-2)
         return y * self.gamma(f"{path}/scale_out")
@@ -48,7 +50,7 @@ class PaperLlama(nn.Module):
 
     def forward(self, input_ids: Tensor) -> SimpleNamespace:
         n, t = self.config.n_head, input_ids.shape[1]
-        x = self.get_parameter("embed/weight")[input_ids]
+        x = getattr(self, "embed/weight")[input_ids]
         width = x.shape[-1] // n
         frequencies = self.config.rope_theta ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
         angles = torch.outer(torch.arange(t, dtype=x.dtype), frequencies)  # t, width / 2

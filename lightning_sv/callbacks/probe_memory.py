@@ -11,8 +11,7 @@ from lightning_sv.curvature import HessianProduct
 from lightning_sv.curvature.vectors import Basis, dimension
 from lightning_sv.nn import Backbone, next_token_loss
 from lightning_sv.nn.allocated import AllocatedBytes
-from lightning_sv.nn.cross_entropy import CHUNK
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.scale.eager import unchunked
 
 #: usable share of a GPU's memory
 _USABLE = 0.9
@@ -33,7 +32,7 @@ def probe_bytes(
         exact: if True, products use the graph of the gradient, else differences of gradients
     """
     counter = AllocatedBytes()
-    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked():
         model = meta.to_empty(device="cpu")
         tokens = torch.zeros(*shape, dtype=torch.long)
 

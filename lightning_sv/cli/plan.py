@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.nn.gpus import GPUS, find_gpu
-from lightning_sv.plan.device import STRATEGIES, USABLE
+from lightning_sv.plan.memory import STRATEGIES, USABLE
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
@@ -72,8 +72,6 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     fits = "fits" if plan.fits else "does not fit"
     room = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
     table.add_row("peak per GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
-    host = f"and {plan.start.host / 2**30:.2f} GiB of host memory for each of its processes"
-    table.add_row("start", f"{plan.start.device / 2**30:.2f} GiB", host)
     largest = plan.largest_micro_batch
     table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {'none' if largest is None else largest}")
     table.add_section()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_sv.curvature.vectors import Vector, norm, rounding
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: Fragments of torch's errors for operations without a second derivative.
 _NO_SECOND_DERIVATIVE = ("is not implemented", "double backward")
@@ -33,12 +33,9 @@ class Estimate:
 
 
 class Product(Protocol):
-    """A symmetric linear map on vectors with the shapes of `parameters`."""
+    """A symmetric linear map on vectors with the shapes of `parameters`, of which shape, dtype and device are used."""
 
-    @property
-    def parameters(self) -> Vector:
-        """Tensors that span the space; only shape, dtype and device are used."""
-        ...
+    parameters: Vector
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Apply the map."""
@@ -51,12 +48,7 @@ def twice_differentiable() -> Iterator[None]:
 
     torch has no second derivative of its fused attention kernels (pytorch issue 116350), nor of
     compiled graphs; compiled modules run eagerly inside the context.
-
-    Raises:
-        ConfigError: called from code that is being compiled
     """
-    if torch.compiler.is_compiling():
-        raise ConfigError("twice_differentiable() is called in code under torch.compile; call it outside.")
     with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         yield
 
@@ -153,8 +145,7 @@ class DifferenceProduct:
         self.parameters = _subset(parameters)
         if step is None:
             step = rounding(self.parameters) ** (1 / 3) / 5
-        if step <= 0:
-            raise ConfigError(f"step of DifferenceProduct is {step}; expected a number above 0.")
+        expect(step > 0, "step of DifferenceProduct", step, "a number above 0.")
         self.loss, self.step = loss, step
         self._devices = sorted({p.device.index or 0 for p in self.parameters if p.is_cuda})
         self._drawn = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -199,13 +190,8 @@ def _subset(parameters: Sequence[Tensor]) -> Vector:
 
 
 def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
-    if len(vector) != len(parameters):
-        raise ConfigError(f"the vector has {len(vector)} tensors; expected {len(parameters)}, one per parameter.")
-    for i, (tensor, parameter) in enumerate(zip(vector, parameters, strict=True)):
-        if tensor.shape != parameter.shape:
-            raise ConfigError(
-                f"tensor {i} of the vector has shape {tuple(tensor.shape)}; expected {tuple(parameter.shape)}."
-            )
+    found, wanted = ([tuple(t.shape) for t in tensors] for tensors in (vector, parameters))
+    expect(found == wanted, "the shape of the vector", found, f"that of the parameters, {wanted}.")
 
 
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:

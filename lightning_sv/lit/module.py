@@ -27,7 +27,7 @@ from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
-from lightning_sv.nn.compile import compile_backbone
+from lightning_sv.nn.backbone import compile_backbone
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Segments, commit

@@ -1,9 +1,8 @@
 """Backbones built from scale-vector branches."""
 
-from lightning_sv.nn.backbone import Backbone, document_ids, meta_backbone
+from lightning_sv.nn.backbone import Backbone, activated_parameters, document_ids, flops_per_token, meta_backbone
 from lightning_sv.nn.config import BackboneConfig, RopeScalingConfig, RouterConfig
 from lightning_sv.nn.cross_entropy import next_token_loss
-from lightning_sv.nn.flops import activated_parameters, flops_per_token
 from lightning_sv.nn.moe import MixtureOfExperts, Routing, router_loss
 
 __all__ = [

@@ -1,11 +1,10 @@
 """Causal multi-head attention on the branches q, k and v."""
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float
@@ -13,7 +12,7 @@ from lightning_sv.scale.shapes import Float
 # B batch, T positions, D d_model, H heads (n_kv_head for keys and values), K head width.
 
 
-class Attention(Sublayer):
+class Attention(nn.Module):
     """o_proj(softmax(QK^T / sqrt(K)) V), including the norm before q, k and v.
 
     With `qk_norm`, q and k are normalized over the head width before the rotation, as in Gemma 3,
@@ -48,10 +47,6 @@ class Attention(Sublayer):
                 )
             self.q_norm = build.norm("q_norm", self.d_head)
             self.k_norm = build.norm("k_norm", self.d_head)
-
-    def output_weights(self) -> tuple[Tensor, ...]:
-        """Return the weight of o_proj."""
-        return (self.o_proj.weight,)
 
     def forward(
         self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None

@@ -1,5 +1,7 @@
 """Backbone of Llama, Gemma and LlamaMoE, with norms and branches of a scale-vector strategy."""
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +16,14 @@ from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import Branch, BranchGroup, ScaleBuilder, ScaledLinear, ScaleOptions, ScaleStrategy
 from lightning_sv.scale.fold import product_dtype
 from lightning_sv.scale.shapes import Float, Int
+
+CompileMode = Literal["none", "model", "block"]
+#: Let Inductor recompute cheap operations in their consumers instead of storing float32 results (torch 2.11 and 2.13).
+INDUCTOR: dict[str, Any] = {
+    "realize_reads_threshold": 16,
+    "realize_opcount_threshold": 200,
+    "realize_acc_reads_threshold": 32,
+}
 
 
 class Block(nn.Module):
@@ -160,3 +170,40 @@ def meta_backbone(
     """Build the backbone without storage, to count or name its parameters."""
     with torch.device("meta"):
         return Backbone(config, scale, options)
+
+
+def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:
+    """Count the parameters used per token: all, but only n_expert_active of n_expert experts."""
+    total = 0
+    for module in model.modules():
+        sparse = config.n_expert > 0 and getattr(module, "batch_dims", ()) == (config.n_expert,)
+        for parameter in module.parameters(recurse=False):
+            n = parameter.numel()
+            total += n // config.n_expert * config.n_expert_active if sparse else n
+    return total
+
+
+def flops_per_token(activated: int, config: BackboneConfig, seq_len: int) -> float:
+    """Return the FLOPs of forward and backward per token: 6 N + 12 n_layer T (H K).
+
+    N is the number of `activated_parameters` without the embedding (a lookup). Attention counts as full, not
+    causal, as in appendix B of the PaLM paper (arXiv:2204.02311), with the number of query heads.
+    """
+    n = activated - config.vocab_size * config.d_model
+    return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width
+
+
+def compile_backbone(net: Backbone, how: CompileMode) -> None:
+    """Compile in place, without changing state-dict keys: nothing, the model, or each block and the head.
+
+    With `block`, one compilation serves all blocks and hooks on blocks still run. DDP's hooks run between these graphs,
+    so dynamo does not need to split them at DDP's buckets.
+    """
+    if how == "none":
+        return
+    torch._dynamo.config.optimize_ddp = False
+    if how == "model":
+        net.compile(options=INDUCTOR)
+        return
+    for module in (*net.layers, net.head):
+        module.forward = torch.compile(module.forward, dynamic=False, options=INDUCTOR)

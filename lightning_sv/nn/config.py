@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 BALANCES = ("loss", "bias", "none")
 #: Upper bound on any width: larger values are typing errors, and a product of three such widths fits in 64 bits.
@@ -42,8 +42,8 @@ class RouterConfig:
         if self.balance not in BALANCES:
             raise ConfigError(unknown(f"{prefix}.balance", self.balance, BALANCES))
         for key in ("balance_coef", "bias_rate", "z_coef"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a finite number of at least 0.")
+            value = getattr(self, key)
+            expect(0 <= value < math.inf, f"{prefix}.{key}", value, "a finite number of at least 0.")
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,11 @@ class RopeScalingConfig:
     def __post_init__(self) -> None:
         prefix = "model.backbone.rope_scaling"
         for key in ("factor", "low_freq_factor", "original_context"):
-            if not 0 < getattr(self, key) <= 1e12:
-                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
-        if not self.low_freq_factor < self.high_freq_factor <= 1e12:
-            raise ConfigError(
-                f"{prefix}.high_freq_factor is {self.high_freq_factor}; expected more than low_freq_factor "
-                f"{self.low_freq_factor}, and at most 1e12."
-            )
+            value = getattr(self, key)
+            expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        wanted = f"more than low_freq_factor {low}, and at most 1e12."
+        expect(low < high <= 1e12, f"{prefix}.high_freq_factor", high, wanted)
 
 
 @dataclass(frozen=True)
@@ -138,28 +136,21 @@ class BackboneConfig:
         for key in (*sizes, "n_expert_active"):
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
-            if value is not None and not 1 <= value <= limit:
-                raise ConfigError(f"{prefix}.{key} is {value}; expected 1 to {limit:,}.")
-        if self.d_head is None and self.d_model % self.n_head:
-            raise ConfigError(
-                f"{prefix}.d_model is {self.d_model}; expected a multiple of n_head {self.n_head}. "
-                "Change one of them or set d_head."
-            )
-        if self.n_head % self.kv_heads:
-            raise ConfigError(f"{prefix}.n_kv_head is {self.n_kv_head}; expected a divisor of n_head {self.n_head}.")
-        if self.head_width % 2:
-            raise ConfigError(
-                f"{prefix}: the head width is {self.head_width}; expected an even number, because of RoPE."
-            )
+            expect(value is None or 1 <= value <= limit, f"{prefix}.{key}", value, f"1 to {limit:,}.")
+        wanted = f"a multiple of n_head {self.n_head}. Change one of them or set d_head."
+        expect(self.d_head is not None or self.d_model % self.n_head == 0, f"{prefix}.d_model", self.d_model, wanted)
+        wanted = f"a divisor of n_head {self.n_head}."
+        expect(self.n_head % self.kv_heads == 0, f"{prefix}.n_kv_head", self.n_kv_head, wanted)
+        even = self.head_width % 2 == 0
+        expect(even, f"{prefix}: the head width", self.head_width, "an even number, because of RoPE.")
         for key in ("init_std", "norm_eps", "rope_theta"):
-            if not 0 < getattr(self, key) <= 1e12:  # torch does not accept integers of more than 64 bits
-                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
+            value = getattr(self, key)  # torch does not accept integers of more than 64 bits
+            expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
         roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
         for role, std in self.init_std_by_role.items():
             if role not in roles:
                 raise ConfigError(unknown(f"role in {prefix}.init_std_by_role", role, roles))
-            if not 0 <= std <= 1e12:
-                raise ConfigError(f"{prefix}.init_std_by_role.{role} is {std}; expected a number from 0 to 1e12.")
+            expect(0 <= std <= 1e12, f"{prefix}.init_std_by_role.{role}", std, "a number from 0 to 1e12.")
         if not self.n_expert and self.router != RouterConfig():
             raise ConfigError(f"{prefix}.router is set, but n_expert is 0; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
@@ -169,15 +160,11 @@ class BackboneConfig:
             )
         if self.router.gate_shared and not self.n_expert_shared:
             raise ConfigError(f"{prefix}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
-        if not 0 <= self.n_expert <= MAX_WIDTH or 0 < self.n_expert <= self.n_expert_active:
-            raise ConfigError(
-                f"{prefix}.n_expert is {self.n_expert}; expected more than n_expert_active "
-                f"{self.n_expert_active}, or 0 for a dense FFN."
-            )
-        if self.n_expert_shared not in (0, 1):
-            raise ConfigError(
-                f"{prefix}.n_expert_shared is {self.n_expert_shared}; expected 0 or 1. Its width is d_ff."
-            )
+        wanted = f"more than n_expert_active {self.n_expert_active}, or 0 for a dense FFN."
+        fits = self.n_expert == 0 or self.n_expert_active < self.n_expert <= MAX_WIDTH
+        expect(fits, f"{prefix}.n_expert", self.n_expert, wanted)
+        shared = self.n_expert_shared
+        expect(shared in (0, 1), f"{prefix}.n_expert_shared", shared, "0 or 1. Its width is d_ff.")
 
     @property
     def head_width(self) -> int:

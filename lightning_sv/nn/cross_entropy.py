@@ -11,21 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.eager import CHUNK_ELEMENTS, reference_gradients
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
-from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
+from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize, upcast
 from lightning_sv.scale.shapes import Float, Int
 
-#: Logits per chunk: on a CPU as many as fit its cache, elsewhere enough to occupy a GPU (256 MB in bf16).
-CHUNK = {"cpu": 1 << 19}
-CHUNK_ELSEWHERE = 1 << 27
+#: Logits per chunk on a GPU: enough to occupy it (256 MB in bf16). On a CPU as many as fit its cache.
+CHUNK_ON_GPU = 1 << 27
 #: Maximum number of chunks in a compiled graph; more chunks take longer to compile.
 MOST_COMPILED = 8
 #: Ratio tokens / d from which a norm of the logits is cheaper by the Gram matrix than by reading the logits.
 GRAM_FROM = 8
-#: x, W, gamma_in, gamma_out of `linear_cross_entropy`
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def next_token_loss(logits: Float[Tensor, "*tokens vocab_size"], targets: Int[Tensor, "*tokens"]) -> Float[Tensor, ""]:
@@ -35,10 +32,7 @@ def next_token_loss(logits: Float[Tensor, "*tokens vocab_size"], targets: Int[Te
         logits: (..., vocab_size), of any float dtype
         targets: (...) token ids, one position ahead of the inputs
     """
-    flat = logits.flatten(0, -2)
-    if flat.element_size() < 4:
-        flat = flat.float()
-    return F.cross_entropy(flat, targets.flatten())
+    return F.cross_entropy(upcast(logits.flatten(0, -2)), targets.flatten())
 
 
 def linear_cross_entropy(
@@ -70,7 +64,8 @@ def linear_cross_entropy(
 
 def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:
     """Return the tokens per chunk, nearly equal for all; at least d, because each chunk updates W's gradient."""
-    n = max(CHUNK.get(device, CHUNK_ELSEWHERE) // vocab_size, d)
+    logits = 8 * CHUNK_ELEMENTS[device] if device in CHUNK_ELEMENTS else CHUNK_ON_GPU
+    n = max(logits // vocab_size, d)
     if torch.compiler.is_compiling():
         n = max(n, -(-tokens // MOST_COMPILED))
     return -(-tokens // -(-tokens // n))
@@ -84,9 +79,9 @@ def _plain(*inputs: Any, targets: Tensor, norm_eps: float | None) -> Tensor:
 
 
 def _chunks(
-    inputs: Inputs, targets: Tensor, norm_eps: float | None, *, wanted: bool
+    inputs: tuple[Any, ...], targets: Tensor, norm_eps: float | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the mean, and if wanted the gradients of its sum with respect to the inputs."""
+    """Return the mean, and if wanted the gradients of its sum with respect to x, W, gamma_in and gamma_out."""
     x, weight, gamma_in, gamma_out = inputs
     dtype = product_dtype(x, weight)
     outer = gamma_out if norm_eps is None else None  # folded into W
@@ -128,7 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, targets: Tensor, norm_eps: float | None, *inputs: Any) -> Tensor:
         ctx.dtype, ctx.norm_eps = product_dtype(*inputs[:2]), norm_eps
-        nats, gradients = _chunks(inputs, targets, norm_eps, wanted=True)  # type: ignore[arg-type]
+        nats, gradients = _chunks(inputs, targets, norm_eps, wanted=True)
         ctx.save_for_backward(targets, *inputs, *gradients)
         return nats
 

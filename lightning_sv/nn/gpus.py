@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 
 class Gpu(NamedTuple):
@@ -55,6 +55,5 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
         raise ConfigError(unknown("GPU", name, gpus))
     if memory_gib is None:
         return gpus[name]
-    if not 0 < memory_gib < math.inf:
-        raise ConfigError(f"--gpu_memory is {memory_gib} GiB; expected a positive, finite number.")
+    expect(0 < memory_gib < math.inf, "--gpu_memory", f"{memory_gib} GiB", "a positive, finite number.")
     return gpus[name]._replace(memory=int(memory_gib * 2**30))

@@ -6,7 +6,6 @@ the same function and can be compared in pairs.
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +14,12 @@ from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 
-class Sublayer(nn.Module, ABC):
-    """Part of a block that adds to the residual stream: attention or a feed-forward network."""
-
-    @abstractmethod
-    def output_weights(self) -> tuple[Tensor, ...]:
-        """Return the matrices that write to the residual stream."""
-
-
 @torch.no_grad()
 def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix: str = "") -> None:
     """Initialize all parameters: matrices N(0, std^2), scale vectors with their initial gamma.
 
-    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. For the `output_weights` of a `Sublayer`,
-    o_proj and down_proj, it is divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
+    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. For o_proj and down_proj, which write to
+    the residual stream, it is divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
 
     Args:
         model: a model on any device except meta
@@ -36,18 +27,18 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         seed: seed; each parameter's values depend on it and on the parameter's name
         prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
     """
+    vectors: set[Tensor] = set()
     for module in model.modules():
         if isinstance(module, ScaleVector):
             module.reset_parameters()
-    vectors = {p for m in model.modules() if isinstance(m, ScaleVector) for p in m.parameters()}
-    writers = {p for m in model.modules() if isinstance(m, Sublayer) for p in m.output_weights()}
+            vectors.update(module.parameters())
     roles: dict[Tensor, str] = {m.weight: m.role for m in model.modules() if isinstance(m, ScaledLinear)}
     roles |= {m.weight: "embedding" for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if parameter in vectors:
             continue
         std = config.init_std_by_role.get(roles.get(parameter, "matrix"), config.init_std)
-        if config.init_residual_scaling and parameter in writers:
+        if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
             std /= math.sqrt(2 * config.n_layer)
         # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default device.
         generator = _generator(seed, prefix + name)

@@ -9,13 +9,12 @@ their own scale vectors, and a placement with an output side also scales the rou
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
-from lightning_sv.nn.init import Sublayer
-from lightning_sv.nn.swiglu import swiglu
+from lightning_sv.nn.ffn import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float, Int
 
@@ -62,7 +61,7 @@ class Routing(NamedTuple):
         return Routing(*(value.detach() for value in self))
 
 
-class MixtureOfExperts(Sublayer):
+class MixtureOfExperts(nn.Module):
     """y = shared(x) + sum over the k selected experts of weight_e(x) expert_e(x).
 
     The weights are the router's softmax over all experts at the k largest, divided by their sum
@@ -94,11 +93,6 @@ class MixtureOfExperts(Sublayer):
         self.inputs = build.group("ffn_norm", d, branches)
         if self.router.balance == "bias":
             self.register_buffer("router_bias", torch.zeros(n_expert))
-
-    def output_weights(self) -> tuple[Tensor, ...]:
-        """Return the weights of the down_proj of the sparse experts and of the shared expert."""
-        sparse = self.expert_down_proj.weight
-        return (sparse, self.shared_down_proj.weight) if self.has_shared else (sparse,)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], Routing]:
         """(B, T, D) -> (B, T, D) and the routing; x is the residual stream before the norm."""

@@ -2,11 +2,11 @@
 
 from lightning_sv.optim.build import OPTIMIZERS, build_optimizer, configured_groups
 from lightning_sv.optim.config import OptimConfig
-from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.optim.groups import (
     PARAMETER_ROLES,
     ParameterGroup,
     clip_by_role,
+    full_tensor,
     group_table,
     matrix_rate,
     parameter_roles,

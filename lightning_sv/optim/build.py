@@ -3,13 +3,36 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
-from lightning_sv.optim.muon import muon
+from lightning_sv.optim.muon import CompositeOptimizer, Muon
+
+
+def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:
+    """Build AdamW with decoupled decay (arXiv:1711.05101), which is 0 for groups that do not decay."""
+    return AdamW(
+        [group.options("adamw", config.weight_decay) for group in groups],
+        lr=lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> CompositeOptimizer:
+    """Build Muon for `config.muon_roles` and AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
+
+    Both share one peak learning rate: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
+    """
+    matrices = [group.options("muon", config.weight_decay) for group in groups if group.role in config.muon_roles]
+    parts: list[Optimizer] = [Muon(matrices, lr, config.muon_momentum, config.ns_dtype)]
+    rest = [group for group in groups if group.role not in config.muon_roles]
+    if rest:
+        parts.append(adamw(rest, config, lr))
+    return CompositeOptimizer(parts)
 
 
 def sgd(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> SGD:
@@ -19,11 +42,7 @@ def sgd(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> SGD:
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
 #: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`
-OPTIMIZERS: dict[str, Builder] = {
-    "adamw": adamw,
-    "muon": muon,
-    "sgd": sgd,
-}
+OPTIMIZERS: dict[str, Builder] = {"adamw": adamw, "muon": muon, "sgd": sgd}
 
 
 def builder_of(name: str) -> Builder:

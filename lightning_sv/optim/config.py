@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES
 
 NS_DTYPES = ("bfloat16", "float32", "float64")
@@ -64,25 +64,21 @@ class OptimConfig:
                 if role not in PARAMETER_ROLES:
                     raise ConfigError(unknown(f"role in model.optim.{key}", role, PARAMETER_ROLES))
                 limit = math.inf if key == "clip_by_role" else 1e12
-                if not 0 <= value <= limit or (value == 0 and key != "weight_decay_by_role"):
-                    raise ConfigError(f"model.optim.{key}.{role} is {value}; expected a positive number.")
+                fits = 0 < value <= limit or (value == 0 and key == "weight_decay_by_role")
+                expect(fits, f"model.optim.{key}.{role}", value, "a positive number.")
         if "matrix" in self.lr_factor_by_role:
             raise ConfigError("model.optim.lr_factor_by_role has matrix; set model.optim.lr instead.")
         if conflicts := set(self.undecayed) & set(self.weight_decay_by_role):
             raise ConfigError(
                 f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
             )
-        if not self.muon_roles:
-            raise ConfigError("model.optim.muon_roles is []; expected a role, or model.optim.name adamw.")
-        if self.lr is not None and self.lr <= 0:
-            raise ConfigError(f"model.optim.lr is {self.lr}; expected a number above 0.")
+        expect(len(self.muon_roles) > 0, "model.optim.muon_roles", [], "a role, or model.optim.name adamw.")
+        expect(self.lr is None or self.lr > 0, "model.optim.lr", self.lr, "a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ConfigError(f"model.optim.{key} is {getattr(self, key)}; expected a number in [0, 1).")
-        if self.eps <= 0:
-            raise ConfigError(f"model.optim.eps is {self.eps}; expected a number above 0.")
-        if self.weight_decay < 0:
-            raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; expected 0 or more.")
+            value = getattr(self, key)
+            expect(0 <= value < 1, f"model.optim.{key}", value, "a number in [0, 1).")
+        expect(self.eps > 0, "model.optim.eps", self.eps, "a number above 0.")
+        expect(self.weight_decay >= 0, "model.optim.weight_decay", self.weight_decay, "0 or more.")
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as plain values, without empty ones that older checkpoints lack."""

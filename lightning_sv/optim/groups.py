@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -118,6 +117,19 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
     """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` does not change."""
     return float(next((g["lr"] for g in param_groups if g.get("role") == "matrix"), param_groups[0]["lr"]))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return True if this process may hold only a part of `tensor` (FSDP2); importing DTensor takes a second."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor, by a collective if it is sharded."""
+    if not is_sharded(tensor):
+        return tensor
+    full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return full
 
 
 def clip_by_role(

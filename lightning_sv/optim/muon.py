@@ -1,18 +1,15 @@
-"""Muon for the matrices inside blocks (or the configured roles), AdamW for everything else."""
+"""Muon, and several optimizers as a single object for Lightning, schedulers and checkpoints."""
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sv.optim.adamw import adamw
-from lightning_sv.optim.composite import CompositeOptimizer
-from lightning_sv.optim.config import OptimConfig
-from lightning_sv.optim.dtensor import is_sharded
-from lightning_sv.optim.groups import ParameterGroup
+from lightning_sv.optim.groups import is_sharded
 
 #: Quintic Newton-Schulz coefficients a, b, c of Jordan et al. (kellerjordan.github.io/posts/muon).
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -117,14 +114,45 @@ class Muon(Optimizer):
                     parameter.add_(update, alpha=-lr * (0.2 * math.sqrt(max(parameter.shape[-2:]))))
 
 
-def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> CompositeOptimizer:
-    """Build Muon for `config.muon_roles` and AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
+class CompositeOptimizer(Optimizer):
+    """One optimizer whose groups are updated by different optimizers.
 
-    Both share one peak learning rate: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
+    The parts have no groups and no state of their own; they share this object's dicts. Values written by a
+    scheduler or restored from a checkpoint are therefore used by the parts.
+
+    Args:
+        parts: optimizers of disjoint parameters; their groups are concatenated in this order
     """
-    matrices = [group.options("muon", config.weight_decay) for group in groups if group.role in config.muon_roles]
-    parts: list[Optimizer] = [Muon(matrices, lr, config.muon_momentum, config.ns_dtype)]
-    rest = [group for group in groups if group.role not in config.muon_roles]
-    if rest:
-        parts.append(adamw(rest, config, lr))
-    return CompositeOptimizer(parts)
+
+    def __init__(self, parts: list[Optimizer]):
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._link()
+
+    def _link(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part_groups = list(islice(groups, len(part.param_groups)))
+            # __setstate__ instead of an assignment, so that each part migrates checkpoints of older torch versions.
+            part.__setstate__({"state": self.state, "param_groups": part_groups})
+        assert not list(groups), "a group without an optimizer"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set groups and state; called at the end of load_state_dict, unpickling and copying."""
+        super().__setstate__(state)
+        self._link()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step every part; parameters without a gradient do not change."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        assert sum(len(part.param_groups) for part in self.parts) == len(self.param_groups), "group added later"
+        for part in self.parts:
+            part.step()
+        return loss

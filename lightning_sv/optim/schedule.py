@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,18 @@ class ScheduleConfig:
             raise ConfigError(unknown("model.schedule.name", self.name, SCHEDULES))
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"model.schedule.{key} is {value}; expected a number in [0, 1).")
-        if not 0 <= self.stable_ratio <= 1:
-            raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; expected a number in [0, 1].")
-        if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
-            raise ConfigError(
-                f"model.schedule.warmup_ratio is {self.warmup_ratio}; expected at most stable_ratio "
-                f"{self.stable_ratio}, the start of the decay."
-            )
+            expect(value is None or 0 <= value < 1, f"model.schedule.{key}", value, "a number in [0, 1).")
+        stable = self.stable_ratio
+        expect(0 <= stable <= 1, "model.schedule.stable_ratio", stable, "a number in [0, 1].")
+        ordered = self.name != "wsd" or self.warmup_ratio <= stable
+        wanted = f"at most stable_ratio {stable}, the start of the decay."
+        expect(ordered, "model.schedule.warmup_ratio", self.warmup_ratio, wanted)
 
     @property
     def final(self) -> float:
         """Last learning rate over the peak."""
-        return FINAL_RATIOS.get(self.name, 0.0) if self.final_ratio is None else self.final_ratio
+        default = 0.05 if self.name == "cos" else 0.0
+        return default if self.final_ratio is None else self.final_ratio
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the number of steps before the first one at the peak."""
@@ -75,8 +73,6 @@ def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> f
     return config.final + (1 - config.final) * (total_steps - step) / (total_steps - stable)
 
 
-#: Default of `final_ratio` per schedule; 0 for schedules not listed.
-FINAL_RATIOS = {"cos": 0.05, "wsd": 0.0}
 #: name -> factor(step, total_steps, config) after warm-up
 SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {
     "cos": cosine,

@@ -1,20 +1,24 @@
-"""Memory of one optimizer step, measured on tensors without storage."""
+"""Memory of one optimizer step, measured on tensors without storage, and its share of one GPU."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_sv.nn import Backbone, document_ids, router_loss
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.nn import document_ids, router_loss
 from lightning_sv.nn.allocated import AllocatedBytes
-from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.scale.eager import unchunked
 from lightning_sv.settings.model import PretrainConfig
+
+#: fraction of a GPU's memory available to tensors; the CUDA context, NCCL and fragmentation use the rest
+USABLE = 0.9
+STRATEGIES = ("single", "ddp", "fsdp")
 
 
 class Held(NamedTuple):
@@ -47,11 +51,6 @@ class StepMemory:
         gradients = round(sum(share * one.gradient for share, one in shares))
         return weights, gradients, round(sum(share * one.optimizer for share, one in shares))
 
-    @property
-    def peak(self) -> int:
-        """Peak of the allocated memory, in bytes."""
-        return sum(self.parts()) + self.activations
-
 
 def step_memory(
     run: PretrainConfig, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
@@ -70,7 +69,11 @@ def step_memory(
         accumulate: if True, a step has several micro-batches
     """
     counter = AllocatedBytes()
-    with fake_backbone(run) as net, counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+    net = run.meta()  # outside the mode, in which parameters could not change their device
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked():
+        net = net.to_empty(device="cpu")
+        net.activation_checkpointing = run.activation_checkpointing
+        net.narrow_residual = run.residual == "narrow"
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
         optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
@@ -100,13 +103,137 @@ def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
     return Held(len(parameter), parameter.nbytes, gradient, state)
 
 
-@contextmanager
-def fake_backbone(run: PretrainConfig) -> Iterator[Backbone]:
-    """Yield the backbone without storage, in a mode in which operators compute only shapes."""
-    # Create it on the meta device outside the mode: parameters created inside cannot change their device.
-    net = run.meta()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        net = net.to_empty(device="cpu")
-        net.activation_checkpointing = run.activation_checkpointing
-        net.narrow_residual = run.residual == "narrow"
-        yield net
+class Parallel(NamedTuple):
+    """Distribution of a step over GPUs.
+
+    Args:
+        kind: one of `STRATEGIES`
+        bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
+        keep_gathered: under fsdp, weights stay gathered through the micro-batches of a step
+        replicas: under fsdp, copies of the model, each sharded over gpus / replicas
+    """
+
+    kind: str
+    bucket_view: bool = False
+    keep_gathered: bool = False
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of one GPU at the peak of a step, in bytes.
+
+    Attributes:
+        weights: parameters and buffers, or this GPU's shard
+        gradients: gradients, or this GPU's shard, that exist at the peak
+        optimizer: optimizer state
+        communication: DDP's buckets, or FSDP's gathered weights and unreduced gradients
+        activations: saved activations and temporaries
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    communication: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """Total memory."""
+        return sum(asdict(self).values())
+
+
+def gpu_memory(
+    step: StepMemory, blocks: nn.ModuleList, parallel: Parallel, gpus: int, *, accumulate: bool = False
+) -> GpuMemory:
+    """Return the memory of one GPU.
+
+    DDP keeps its buckets in addition to the gradients unless these are views of them; for FSDP2 see `_fully_sharded`.
+
+    Args:
+        step: memory of the full model
+        blocks: the units that FSDP gathers
+        parallel: distribution of the step
+        gpus: number of GPUs
+        accumulate: if True, a step has several micro-batches, so gradients exist during forward
+    """
+    gpus //= parallel.replicas
+    if parallel.kind != "fsdp" or gpus == 1:
+        weights, gradients, optimizer = step.parts()
+        buckets = gradients if parallel.kind == "ddp" and not parallel.bucket_view else 0
+        return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
+    return _fully_sharded(step, blocks, gpus, accumulate, parallel.keep_gathered)
+
+
+def _fully_sharded(
+    step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulate: bool, keep_gathered: bool
+) -> GpuMemory:
+    """Return the memory under FSDP2: sharded state plus the largest of three moments of backward.
+
+    A block (all blocks with keep_gathered) is gathered in float32, because autocast casts later; the parameters outside
+    blocks (embedding, head) stay gathered. At the start of backward, memory contains all activations, gathered weights
+    and the head's gradient; in the middle a block's gradient, the next gathered block and a gradient in reduction;
+    at the end the gradients of embedding and head, and their copy in reduction. Derived from FSDP2's
+    buffers, and checked against the peak of real steps on two gloo processes (tests/plan/test_sharded.py, within 10%).
+    """
+    weights, gradients, optimizer = step.parts(gpus)
+    sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
+    weights_of_all, gradients_of_all, _ = step.parts()
+    root, block = weights_of_all - step.buffers - sum(sizes), max(sizes)
+    shards = round(gradients * sum(sizes) / (root + sum(sizes)))  # the blocks' part
+    gathered, prefetched = (sum(sizes), 0) if keep_gathered else (block, block)
+    # When a step has several micro-batches, its gradients are unsharded until the last one.
+    before, during, unreduced = (gradients_of_all, gradients_of_all, 0) if accumulate else (0, shards, root)
+    moments = [
+        (before, root + root // 2 + gathered, step.activations),
+        (during, root + unreduced + gathered + prefetched + 2 * block, step.activations // len(sizes)),
+        (during, 2 * root + unreduced, 0),
+    ]
+    gradients, communication, activations = max(moments, key=sum)
+    return GpuMemory(weights, gradients, optimizer, communication, activations)
+
+
+def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most: int | None = None) -> int | None:
+    """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`; None if there is none.
+
+    Bisection, because memory grows with the micro-batch, though not in proportion (the loss is chunked). The full share
+    is tried first, because it needs no accumulated gradients and may take less memory than half of it.
+
+    Args:
+        peak: function from the micro-batch to bytes
+        share: sequences per GPU and step
+        limit: maximum bytes
+        most: maximum micro-batch; None for no maximum
+    """
+    divisors = [size for size in range(1, min(share, most or share) + 1) if share % size == 0]
+    if peak(divisors[-1]) <= limit:
+        return divisors[-1]
+    fitting = bisect_right(divisors[:-1], limit, key=peak)
+    return divisors[fitting - 1] if fitting else None
+
+
+def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
+    """Parse trainer.strategy, a name or a class with its arguments.
+
+    Raises:
+        ConfigError: it is none of `STRATEGIES`, or its replicas do not divide the GPUs
+    """
+    spec = trainer.get("strategy") or "auto"
+    options: dict[str, Any] = {}
+    if not isinstance(spec, str):
+        spec = dict(spec)
+        spec, options = spec["class_path"], dict(spec.get("init_args") or {})
+    name = spec.rpartition(".")[2].lower()
+    if name == "auto" or "single" in name:
+        return Parallel("single" if gpus == 1 else "ddp")
+    if "ddp" in name:
+        return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
+    if "fsdp" in name or "modelparallel" in name or "sharded" in name:
+        replicas = int(options.get("replicas") or 1)
+        divides = replicas >= 1 and gpus % replicas == 0
+        wanted = f"a divisor of {gpus}, the number of GPUs."
+        expect(divides, "trainer.strategy.init_args.replicas", replicas, wanted)
+        return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
+    raise ConfigError(
+        f"trainer.strategy is {spec!r}, which cannot be planned; pass --strategy {' or '.join(STRATEGIES)}."
+    )

@@ -11,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn.gpus import Gpu
-from lightning_sv.plan.device import (
+from lightning_sv.plan.memory import (
     USABLE,
     GpuMemory,
     Parallel,
-    StartMemory,
+    StepMemory,
     find_strategy,
     gpu_memory,
     largest_micro_batch,
-    start_memory,
+    step_memory,
 )
-from lightning_sv.plan.memory import StepMemory, step_memory
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
@@ -60,7 +59,6 @@ class Plan:
     """Resources of a run; memory in bytes, time in hours.
 
     Attributes:
-        start: memory of building and initializing the model
         largest_micro_batch: largest micro-batch that divides the GPU's share and fits; None if none does
         hours: (MFU, hours, GPU-hours)
         flops: FLOPs of the full run
@@ -84,7 +82,6 @@ class Plan:
     steps: int
     tokens: int
     memory: GpuMemory
-    start: StartMemory
     fits: bool
     largest_micro_batch: int | None
     flops: float
@@ -97,7 +94,6 @@ class Plan:
         """Return plain values for JSON."""
         plain = asdict(self)
         plain["memory"]["peak"] = self.memory.peak
-        plain["start"] = self.start._asdict()
         plain["hours"] = [{"mfu": mfu, "hours": hours, "gpu_hours": gpu_hours} for mfu, hours, gpu_hours in self.hours]
         return plain
 
@@ -126,13 +122,11 @@ def make_plan(
     Raises:
         ConfigError: `fit` would reject batch, steps or precision, or the strategy cannot be planned
     """
-    if gpus < 1:
-        raise ConfigError(f"--gpus is {gpus}; expected at least 1.")
+    expect(gpus >= 1, "--gpus", gpus, "at least 1.")
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
-    if parallel.kind == "single" and gpus > 1:
-        raise ConfigError(f"--gpus is {gpus}; expected 1 with --strategy single. Use ddp or fsdp.")
+    expect(parallel.kind != "single" or gpus == 1, "--gpus", gpus, "1 with --strategy single. Use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
     flops = run.flops_per_token(data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
@@ -158,7 +152,6 @@ def make_plan(
         steps=steps,
         tokens=tokens,
         memory=memory(micro),
-        start=start_memory(run.meta(), parallel, gpus, read=run.init_from is not None),
         fits=memory(micro).peak <= int(USABLE * gpu.memory),
         largest_micro_batch=fitting,
         flops=tokens * flops,
@@ -225,10 +218,8 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
     max_steps = str(trainer.get("max_steps", -1))  # text on the command line
     if max_steps == "-1":
         return run.steps_for_budget(data.tokens_per_step)
-    if not max_steps.isdecimal() or int(max_steps) < 1:
-        raise ConfigError(
-            f"trainer.max_steps is {max_steps}; expected at least 1, or -1 to follow model.tokens_per_param."
-        )
+    fits = max_steps.isdecimal() and int(max_steps) >= 1
+    expect(fits, "trainer.max_steps", max_steps, "at least 1, or -1 to follow model.tokens_per_param.")
     return int(max_steps)
 
 
@@ -243,8 +234,7 @@ def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> Parall
 def _precision(trainer: dict[str, Any]) -> str:
     text = str(trainer.get("precision") or "32-true")
     precision = {"32": "32-true"}.get(text, text)
-    if precision not in PRECISIONS:
-        raise ConfigError(f"trainer.precision is {text}; expected {' or '.join(PRECISIONS)} for a plan.")
+    expect(precision in PRECISIONS, "trainer.precision", text, f"{' or '.join(PRECISIONS)} for a plan.")
     return precision
 
 
@@ -276,8 +266,7 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     Raises:
         ConfigError: mfu is not in (0, 1]
     """
-    if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu is {mfu}; expected a number above 0 and at most 1 (0.4 is 40%).")
+    expect(0 < mfu <= 1, "--mfu", mfu, "a number above 0 and at most 1 (0.4 is 40%).")
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.scale.fold import scaled_product
-from lightning_sv.scale.grouped import Factors, Rows, grouped_product
+from lightning_sv.scale.grouped import Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import ScaleVector
@@ -116,8 +116,8 @@ class ScaledLinear(nn.Module):
         gamma_in = None if self.scale_in is None else self.scale_in()
         if self.scale_out is not None:
             gamma_out = self.scale_out()
-        factors = Factors(self.weight, gamma_in, gamma_out if self.norm_width is None else None)
-        product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
+        factors = self.weight, gamma_in, gamma_out if self.norm_width is None else None
+        product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, *factors, rows)
         if self.norm_width is None:
             return Output(product, None, self.eps, None)
         if gamma_out is not None and rows is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
@@ -48,10 +48,8 @@ class ScaleOptions:
     initial_gamma_out: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.initial_gamma_out <= 1e12:
-            raise ConfigError(
-                f"scale_options.initial_gamma_out is {self.initial_gamma_out}; expected a number above 0, up to 1e12."
-            )
+        gamma = self.initial_gamma_out
+        expect(0 < gamma <= 1e12, "scale_options.initial_gamma_out", gamma, "a number above 0, up to 1e12.")
         for site, token in self.placement_at.items():
             if token not in _TOKENS:
                 raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))
@@ -137,13 +135,9 @@ class ScaleBuilder:
             if row.scale_out and branch.n_head is not None:
                 self._with_heads.add(name)
             norm_width = branch.norm_width if row.norm_out else None
-            scale_in = scale_out = None
-            if own_in and row.scale_in:
-                scale_in = self._vector(name, "scale_in", d_in, "input", branch.batch_dims)
-            if row.scale_out and name not in owned:
-                scale_out = self._out(name, name, branch)
-            if self.options.freeze_input_beta and norm_width is not None and scale_in is not None:
-                _freeze_magnitude(scale_in)
+            own = own_in and row.scale_in
+            scale_in = self._vector(name, "scale_in", d_in, "input", branch.batch_dims) if own else None
+            scale_out = self._out(name, name, branch) if row.scale_out and name not in owned else None
             built[name] = ScaledLinear(
                 d_in,
                 branch.d_out,
@@ -154,8 +148,11 @@ class ScaleBuilder:
                 batch_dims=branch.batch_dims,
                 role=branch.role,
             )
-        if self.options.freeze_input_beta and norm_scale is not None and all(b.norm_width for b in built.values()):
-            _freeze_magnitude(norm_scale)
+        if self.options.freeze_input_beta:
+            normed = [branch.scale_in for branch in built.values() if branch.norm_width is not None]
+            for vector in [*normed, norm_scale] if len(normed) == len(built) else normed:
+                if vector is not None and vector.magnitude is not None:
+                    vector.magnitude.requires_grad_(False)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
     def linear(self, site: str, d_in: int, d_out: int, batch_dims: tuple[int, ...] = ()) -> nn.Linear | ScaledLinear:
@@ -245,8 +242,3 @@ class ScaleBuilder:
             vector.initial = self.options.initial_gamma_out
             vector.reset_parameters()
         return vector
-
-
-def _freeze_magnitude(vector: ScaleVector) -> None:
-    if vector.magnitude is not None:
-        vector.magnitude.requires_grad_(False)

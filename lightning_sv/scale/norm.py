@@ -5,8 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.scale.double_backward import reference_gradients
-from lightning_sv.scale.row_chunks import row_chunks
+from lightning_sv.scale.eager import reference_gradients, row_chunks
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import DirectScale, ScaleVector
 
@@ -58,8 +57,8 @@ class _Normalize(torch.autograd.Function):
         x, rrms, gamma = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: differentiate the reference
             grad_x, grad_gamma = reference_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
-            return grad_x, None, grad_gamma
-        grad_x, grad_gamma = norm_gradients(grad, x, rrms, gamma)
+        else:
+            grad_x, grad_gamma = norm_gradients(grad, x, rrms, gamma)
         return grad_x, None, grad_gamma
 
 

@@ -1,31 +1,16 @@
 """Shape annotations: Float[Tensor, "B T d_in"] is a Tensor; jaxtyping checks the axes if it is loaded.
 
-A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py loads jaxtyping; without it, an
-annotation is just Tensor.
+A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py loads jaxtyping.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or "jaxtyping" not in sys.modules:
     from typing import Annotated as Bool
     from typing import Annotated as Float
     from typing import Annotated as Int
-elif "jaxtyping" in sys.modules:
-    from jaxtyping import Bool, Float, Int
 else:
-
-    class Float:
-        """A tensor of real numbers."""
-
-        def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
-            return item[0]
-
-    class Int(Float):
-        """A tensor of integers."""
-
-    class Bool(Float):
-        """A tensor of booleans."""
-
+    from jaxtyping import Bool, Float, Int
 
 __all__ = ["Bool", "Float", "Int"]

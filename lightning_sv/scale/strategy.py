@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
@@ -20,15 +19,8 @@ from lightning_sv.scale.vector import (
     OriginalSpaceScale,
     Role,
     ScaleVector,
+    check_parameterization,
 )
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Owner of the input-side scale vector: the norm, or each of its branches."""
-
-    per_branch: bool
-    summary: str
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,8 @@ class Decay:
     summary: str
 
 
-SHARINGS: dict[str, Sharing] = {
-    "shared": Sharing(False, "one gamma per norm, shared by its branches"),
-    "hg": Sharing(True, "heterogeneity: each branch has its own gamma"),
-}
+#: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a norm share one
+SHARINGS = {"shared": False, "hg": True}
 PLACEMENTS: dict[str, Placement] = {
     #                in     norm   out
     "nop": Placement(False, False, False, "no scale vector: W xhat"),
@@ -141,7 +131,7 @@ class ScaleStrategy:
     @property
     def per_branch(self) -> bool:
         """True if each branch owns its input-side scale vector."""
-        return bool(_row("sharing", self.sharing).per_branch)
+        return SHARINGS[self.sharing]
 
     @property
     def placement_row(self) -> Placement:

@@ -19,9 +19,8 @@ from lightning_sv.corpus import CorpusConfig
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import meta_backbone, next_token_loss
-from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale import ScaleVector
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+from lightning_sv.scale.eager import unchunked
 from lightning_sv.settings.data import DataConfig
 from tests.conftest import GEMMA, MOE, perturbed, thinned
 from tests.plan.test_memory import allocated
@@ -131,7 +130,7 @@ def test_probe_bytes_equal_allocated_memory(exact: bool) -> None:
         product = of(lambda: next_token_loss(model(tokens), tokens), tuple(model.parameters()))
         return lanczos(product, 3, rtol=0).value
 
-    with unchunked(CHUNK_ELEMENTS, CHUNK):
+    with unchunked():
         real = allocated(probe)
     assert probe_bytes(meta_backbone(sizes, "unified"), (2, 128), ["all"], 3, exact=exact) == pytest.approx(
         real, rel=0.1

@@ -23,7 +23,7 @@ def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
-def test_lanczos_on_subsets_of_a_llama_equals_dense_eigenvalues(strategy: str, subset: str) -> None:
+def test_lanczos_subset_of_llama_equals_dense_eigenvalue(strategy: str, subset: str) -> None:
     c = case(strategy)
     matrix = c.dense(c.subset(subset))
     product, true = Dense(matrix, c.subset(subset)), torch.linalg.eigvalsh(matrix)
@@ -62,37 +62,7 @@ def test_lanczos_stops_at_its_tolerance() -> None:
     assert (zero.value, zero.n_matvecs) == (0, 1)
 
 
-@pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
-def test_hutchinson_on_subsets_of_a_llama_equals_dense_moments(strategy: str, subset: str) -> None:
-    """The dense matrix gives the number of probes for 7.5% error, at most 3,000 because a trace may be near zero."""
-    c = case(strategy)
-    matrix = c.dense(c.subset(subset))
-    n = probes_for(matrix, 0.075)
-    check(Dense(matrix), n if n <= 3000 else 1000, matrix, reachable=n <= 3000)
-
-
-def probes_for(matrix: Tensor, relative: float) -> int:
-    """Var[v^T A v] = 2 sum of squares off the diagonal, for A = H and H^2."""
-    most = 0.0
-    for a in (matrix, matrix @ matrix):
-        off = a - a.diag().diag()
-        most = max(most, (2 * off.square().sum() / (relative * a.trace()) ** 2).item())
-    return max(30, math.ceil(most))
-
-
-def check(product, n: int, matrix: Tensor, reachable: bool = True) -> None:
-    moments = hutchinson(product, n)
-    square = matrix.square().sum().item()
-    for estimate, true in ((moments.trace, matrix.trace().item()), (moments.squared_frobenius, square)):
-        assert estimate.n_matvecs <= n
-        # five: of the 480 estimates that come here, one or two are off by more than three of their errors
-        assert abs(estimate.value - true) <= 5 * estimate.error + 1e-12 * square**0.5
-        if reachable or true == square:
-            assert estimate.error <= 0.1 * abs(true)
-
-
-@pytest.mark.long
-def test_hutchinson_errors_equal_the_scatter_of_its_values() -> None:
+def test_hutchinson_is_unbiased_with_errors_of_its_scatter() -> None:
     matrix = with_eigenvalues([(-1) ** i * 3.0 / (1 + i) for i in range(50)])
     true = (matrix.trace().item(), matrix.square().sum().item())
     runs = [hutchinson(Dense(matrix), 30, generator=torch.Generator().manual_seed(s)) for s in range(400)]
@@ -105,7 +75,7 @@ def test_hutchinson_errors_equal_the_scatter_of_its_values() -> None:
         assert said == pytest.approx(scatter, rel=0.15)
 
 
-def test_estimates_repeat_with_their_generator() -> None:
+def test_estimates_with_equal_generator_repeat() -> None:
     product = Dense(with_eigenvalues([float(i) for i in range(20)]))
     assert hutchinson(product, 5) == hutchinson(product, 5)
     other = torch.Generator().manual_seed(1)
@@ -114,7 +84,7 @@ def test_estimates_repeat_with_their_generator() -> None:
     assert lanczos(product, 4) != lanczos(product, 4, generator=other)
 
 
-def test_too_few_products_are_refused() -> None:
+def test_estimates_of_too_few_products_refused() -> None:
     product = Dense(torch.eye(3))
     for run, message in (
         (lambda: lanczos(product, 0), "n_steps of lanczos is 0"),

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,6 @@ def key() -> str:
     version = torch.__version__.partition("+")[0]
     where = f"{platform.machine()} {platform.libc_ver()[0] or platform.system()}"
     return f"torch {version} / {where} / {torch.backends.cpu.get_cpu_capability()}"
-
-
-def nearest(wanted: str, golden: Iterable[str]) -> str:
-    """The recorded key that agrees with `wanted` in most parts; of equals, the one that was recorded last."""
-    parts = wanted.split(" / ")
-    keys = [name for name in golden if name not in (FLOAT64, ROUNDING)]
-    return max(reversed(keys), key=lambda name: sum(map(str.__eq__, parts, name.split(" / "))))
 
 
 def distance(one: Sequence[float], two: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Llama and Gemma against the paper's counts, against themselves at initialization, and with shared keys and values."""
+"""Llama and Gemma: initialization, masks, refused settings, compilation, memory and FLOPs."""
 
 import copy
 from collections.abc import Callable
@@ -15,38 +15,27 @@ from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
     RopeScalingConfig,
     activated_parameters,
+    cross_entropy,
     document_ids,
     flops_per_token,
     meta_backbone,
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.compile import INDUCTOR, compile_backbone
+from lightning_sv.nn.allocated import AllocatedBytes
+from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed, thinned
+from lightning_sv.scale.eager import CHUNK_ELEMENTS
+from tests.conftest import EVERY_BUILD, GEMMA, MOE, thinned
 from tests.tolerances import assert_near
-
-
-def count(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def test_backbone_parameter_counts_are_those_of_the_paper() -> None:
-    one_b = meta_backbone(BackboneConfig(d_model=1792, n_layer=22, n_head=28))
-    assert count(one_b) == 1_028_065_024  # Section 2.1
-    assert sum(p.numel() for n, p in one_b.named_parameters() if n.endswith("gamma")) == 80_640  # Section 2.1
-    small = BackboneConfig(d_model=768, n_layer=6, n_head=12)
-    assert count(meta_backbone(small)) == 119_744_256  # 0.11974B, Section 4.4
-    assert count(meta_backbone(small, "unified")) == 119_846_846  # 0.11985B, Section 4.4
-    assert count(meta_backbone(replace(small, d_ff=2048 + 8))) == 119_854_848  # 0.11985B, Section 4.4
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_every_strategy_without_output_norm_starts_as_llama(text: str, family: dict, config: BackboneConfig) -> None:
+def test_backbone_without_output_norm_starts_as_llama(text: str, family: dict, config: BackboneConfig) -> None:
     config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     llama = Backbone(config, "llama", seed=3).double()(tokens)
@@ -72,26 +61,26 @@ def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> No
 
 
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
-def test_init_weights_under_other_default_device_and_dtype_are_equal(family: dict, config: BackboneConfig) -> None:
+def test_init_weights_under_other_torch_defaults_are_equal(family: dict, config: BackboneConfig) -> None:
     """Lightning builds the model with its device and dtype as torch's defaults."""
     config = replace(config, **family)
-    outside, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
+    plain, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
     for parameter in inside.parameters():
         torch.nn.init.zeros_(parameter)
     with torch.device("meta"):
         init_weights(inside, config, seed=1)
-    for (name, expected), parameter in zip(outside.named_parameters(), inside.parameters(), strict=True):
-        assert torch.equal(parameter, expected), name
     torch.set_default_dtype(torch.float64)  # as Lightning does under 64-true
     try:
         wide = Backbone(config, "unified", seed=1)
     finally:
         torch.set_default_dtype(torch.float32)
-    for (name, expected), parameter in zip(outside.named_parameters(), wide.parameters(), strict=True):
-        assert torch.equal(parameter, expected.double()), name
+    for (name, expected), narrow, double in zip(
+        plain.named_parameters(), inside.parameters(), wide.parameters(), strict=True
+    ):
+        assert torch.equal(narrow, expected) and torch.equal(double, expected.double()), name
 
 
-def test_masks_hide_later_tokens_and_other_documents(config: BackboneConfig) -> None:
+def test_backbone_masks_hide_later_tokens_and_other_documents(config: BackboneConfig) -> None:
     model = Backbone(config).double()
     tokens = torch.randint(1, config.vocab_size, (1, 12))
     changed = tokens.clone()
@@ -139,17 +128,16 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
         ({"router": {"z_coef": -1.0}}, "router.z_coef"),
     ],
 )
-def test_backbone_config_setting_out_of_range_is_refused(change: dict, key: str) -> None:
+def test_backbone_config_setting_out_of_range_refused(change: dict, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 4} | change))
 
 
-def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
-    logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(0, 7, (2, 5))
-    picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
-    torch.testing.assert_close(next_token_loss(logits, targets), -picked)
+@pytest.mark.parametrize("sizes", [{}, {"n_kv_head": 1}], ids=["llama", "shared keys"])
+def test_flops_per_token_equal_torchs_count(sizes: dict, config: BackboneConfig) -> None:
+    config = replace(config, **sizes)
     model = Backbone(config)
-    assert activated_parameters(model, config) == count(model)
+    assert activated_parameters(model, config) == sum(p.numel() for p in model.parameters())
     tokens = torch.randint(0, 48, (1, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
         model(tokens).sum().backward()
@@ -158,29 +146,23 @@ def test_next_token_loss_and_flops_equal_torch(config: BackboneConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "family", "backend"),
-    [
-        pytest.param("llama", {}, "inductor", marks=pytest.mark.long),
-        pytest.param("llama", MOE, "aot_eager", marks=pytest.mark.long),
-        pytest.param("unified", {}, "aot_eager", marks=pytest.mark.long),
-        pytest.param("unified", MOE, "inductor", marks=pytest.mark.long),
-    ],
-    ids=["llama-dense", "llama-moe", "unified-dense", "unified-moe"],
-)
-def test_compiled_model_and_gradients_equal_eager(
-    text: str, family: dict, backend: str, config: BackboneConfig
+@pytest.mark.long
+@pytest.mark.parametrize(("text", "family"), [("llama", {}), ("unified", MOE)], ids=["llama", "unified-moe"])
+def test_compiled_backbone_and_gradients_equal_eager(
+    text: str, family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64, because gradients that nearly cancel need it. Inductor compiles each family and strategy once."""
+    """In float64, because gradients that nearly cancel need it; the loss of `unified` is by the Gram matrix."""
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", 0)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 64)  # 32 of 64 tokens per chunk
     config = replace(config, n_layer=1, **family)
-    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    tokens = torch.randint(0, config.vocab_size, (2, 32))
     results = []
     # torch 2.11 compiles the flash attention of a CPU in float64 to a call that it then refuses
     kernels = [SDPBackend.MATH] if torch.__version__ < "2.12" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     for compiled in (False, True):
         model = Backbone(config, text).double()
         if compiled:
-            model.compile(fullgraph=True, backend=backend)
+            model.compile(fullgraph=True)
             assert all("_orig_mod" not in key for key in model.state_dict())
         with sdpa_kernel(kernels):
             nats, routings = model(tokens, targets=tokens.roll(-1, 1), with_routing=True)
@@ -228,22 +210,16 @@ def test_compile_block_compiles_once_for_any_depth(
 
 
 @pytest.mark.parametrize("family", thinned([{}, MOE, GEMMA], [{}]), ids=["dense", "moe", "gemma"])
-def test_activation_checkpointing_saves_less_and_gives_equal_gradients(family: dict, config: BackboneConfig) -> None:
+def test_activation_checkpointing_saves_less_equal_gradients(family: dict, config: BackboneConfig) -> None:
     tokens = torch.randint(0, config.vocab_size, (4, 64))
     kept, gradients = [], []
     for on in (False, True):
         model = Backbone(replace(config, n_layer=4, **family), "iwd" if "qk_norm" in family else "unified")
         model.activation_checkpointing = on
-        saved: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with AllocatedBytes() as counter:
             logits, routings = model(tokens, with_routing=True)
             loss = next_token_loss(logits, tokens.roll(-1, 1)) + router_loss(routings, model.config)
-        kept.append(sum(saved.values()))
+        kept.append(counter.now)
         loss.backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(map(torch.equal, *gradients))
@@ -266,68 +242,23 @@ def test_narrow_residual_is_bf16_under_autocast_only(text: str, family: dict, co
     assert 0 < distances[1] < 3 * distances[0]
 
 
-OUTPUT_SITES = ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm")
-
-
-def test_gemma_pre_norms_have_input_role_and_others_output_role(config: BackboneConfig) -> None:
+def test_gemma_pre_norms_have_input_role_other_norms_output(config: BackboneConfig) -> None:
     model = meta_backbone(replace(config, **GEMMA))
     groups = {group.role: group for group in role_groups(model, ScaleStrategy.parse("iwd").decayed_roles)}
-    inputs = {m.name for m in groups["input"].members}
-    outputs = {m.name for m in groups["output"].members}
+    inputs = [m.name for m in groups["input"].members]
     assert len(inputs) == 2 * config.n_layer + 1 and all(".norm.scale.gamma" in name for name in inputs)
-    assert {name.split(".")[-3] for name in outputs} == set(OUTPUT_SITES) and len(outputs) == 4 * config.n_layer
+    assert len(groups["output"].members) == 4 * config.n_layer
     assert groups["input"].decays and not groups["output"].decays
     sizes = {m.name.split(".")[-3]: m.parameter.numel() for m in groups["output"].members}
     assert sizes == {"q_norm": 16, "k_norm": 16, "attn_post_norm": 32, "ffn_post_norm": 32}  # head width, d_model
 
 
 @pytest.mark.parametrize("text", ["dnp", "unified", "hg+dnp"])
-def test_qk_norm_with_dnp_is_refused(text: str, config: BackboneConfig) -> None:
+def test_qk_norm_with_dnp_refused(text: str, config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match="model.backbone.qk_norm"):
         meta_backbone(replace(config, qk_norm=True), text)
     options = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
     meta_backbone(replace(config, **GEMMA), text, options)  # as the message advises
-
-
-@pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", EVERY_BUILD)
-def test_grouped_query_attention_equals_copied_keys_and_values(text: str, config: BackboneConfig) -> None:
-    """The gradient of a shared head is the sum over its copies."""
-    config = replace(config, n_layer=1, n_head=4)
-    model = perturbed(Backbone(replace(config, n_kv_head=2), text).double())
-    copied = Backbone(config, text).double()
-    copied.load_state_dict(
-        {name: expanded(value, copied.state_dict()[name]) for name, value in model.state_dict().items()}
-    )
-    for name in ("k_proj", "v_proj"):  # the parameters of a vector may depend on its width
-        ours, theirs = (net.layers[0].attn.qkv.vectors(name)[1] for net in (model, copied))
-        if ours is not None:
-            theirs.set_gamma(expanded(ours(), theirs()))
-    tokens = torch.randint(0, config.vocab_size, (2, 9))
-    for documents in (None, torch.tensor([[0] * 4 + [1] * 5] * 2)):
-        torch.testing.assert_close(model(tokens, documents), copied(tokens, documents), rtol=1e-9, atol=1e-12)
-    gradients = []
-    for net in (model, copied):
-        net(tokens[:, :-1], targets=tokens[:, 1:]).backward()
-        gradients.append(net.layers[0].attn.qkv.v_proj.weight.grad)
-    summed = gradients[1].unflatten(0, (2, 2, 8)).sum(1).flatten(0, 1)
-    torch.testing.assert_close(gradients[0], summed, rtol=1e-9, atol=1e-12)
-
-
-def expanded(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Rows of heads of width 8, each repeated for the queries that share it."""
-    if value.shape == like.shape:
-        return value
-    return value.unflatten(0, (-1, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
-
-
-def test_grouped_query_attention_parameters_and_flops() -> None:
-    config = BackboneConfig(d_model=64, n_layer=3, n_head=8, vocab_size=48)
-    grouped = replace(config, n_kv_head=2)
-    many, few = (activated_parameters(meta_backbone(c, "unified"), c) for c in (config, grouped))
-    vectors = 2 * 6 * 8  # output-side ones of k and v
-    assert many - few == 3 * (2 * 6 * 8 * 64 + vectors)
-    assert flops_per_token(many, config, 16) - flops_per_token(few, grouped, 16) == 6 * (many - few)
 
 
 def test_backbone_settings_omit_defaults(config: BackboneConfig) -> None:

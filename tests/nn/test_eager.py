@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.nn.ffn import swiglu_outputs
 from lightning_sv.nn.rope import rope_tables, rotate
-from lightning_sv.nn.swiglu import swiglu_outputs
-from lightning_sv.scale import Output, row_chunks
+from lightning_sv.scale import Output, eager
 
 D, EPS = 3, 1e-2
 
@@ -34,24 +34,21 @@ def make(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
-def test_normed_swiglu_equals_the_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
-    gammas = [make(D) if one else None for one in scaled]
-    leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
-
-    def run(form, *tensors: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        given = iter(tensors[2:])
-        return form(*tensors[:2], *(next(given) if one else None for one in scaled))
-
-    values = [run(form, *leaves) for form in (ours, definition)]
+def test_swiglu_outputs_and_derivatives_equal_definition(
+    scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
+    inputs = [make(2, 5, D), make(2, 5, D), *(make(D) if one else None for one in scaled)]
+    leaves = [t for t in inputs if t is not None]
+    values = [form(*inputs) for form in (ours, definition)]
     torch.testing.assert_close(*values, rtol=1e-12, atol=1e-13)
     weight = torch.randn_like(values[0])
-    for a, b in zip(*(torch.autograd.grad(y, leaves, weight) for y in values), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
-    assert torch.autograd.gradgradcheck(lambda *tensors: run(ours, *tensors), leaves)
+    gradients = [torch.autograd.grad(y, leaves, weight) for y in values]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+    assert torch.autograd.gradgradcheck(ours, inputs)
 
 
-def test_normed_swiglu_in_bf16_is_as_accurate_as_the_plain_form() -> None:
+def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
     exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [1 + 0.3 * torch.randn(64).double()] * 2
     wide = [t.clone().requires_grad_() for t in exact]
     weight = torch.randn(256, 64).bfloat16()
@@ -69,7 +66,7 @@ def test_normed_swiglu_in_bf16_is_as_accurate_as_the_plain_form() -> None:
         assert fast <= 1.1 * plain < 0.02
 
 
-def test_normed_swiglu_saves_only_its_inputs_for_backward() -> None:
+def test_swiglu_outputs_backward_saves_only_its_inputs() -> None:
     gate, up, gamma = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True), torch.ones(64)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
@@ -78,7 +75,7 @@ def test_normed_swiglu_saves_only_its_inputs_for_backward() -> None:
     assert large == {gate.data_ptr(), up.data_ptr()}
 
 
-def test_rotate_equals_the_complex_product_and_passes_gradcheck() -> None:
+def test_rotate_equals_complex_product_and_passes_gradcheck() -> None:
     x = make(2, 5, 3, 8)
     tables = rope_tables(5, 8, 100.0, like=x)
     angle = torch.arange(5, dtype=torch.float64)[:, None, None] * torch.tensor(

@@ -28,7 +28,7 @@ def preset() -> tuple[Backbone, OptimConfig]:
     return model, module.optim
 
 
-def test_learnable_multipliers_two_steps_equal_a_model_written_by_hand() -> None:
+def test_learnable_multipliers_two_steps_equal_paper_llama() -> None:
     model, config = preset()
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(1))
     theirs = PaperLlama(model)
@@ -61,17 +61,17 @@ def test_learnable_multipliers_two_steps_equal_a_model_written_by_hand() -> None
             torch.testing.assert_close(parameter, plain[name], rtol=1e-8, atol=1e-12)
 
 
-def test_learnable_multipliers_fold_into_the_matrices() -> None:
+def test_fold_learnable_multipliers_into_the_matrices() -> None:
     model, _ = preset()
     tokens = torch.arange(9)[None]
     folded = fold(model)
-    assert not list(scaled_linears(folded)) or all(vectors == (None, None) for _, _, vectors in scaled_linears(folded))
+    assert all(vectors == (None, None) for *_, vectors in scaled_linears(folded))
     torch.testing.assert_close(folded(tokens), model(tokens), rtol=1e-12, atol=1e-14)
     assert {row.into.rpartition(".")[2] for row in foldable(model) if row.into} >= {"o_proj", "down_proj", "lm_head"}
 
 
 @pytest.mark.parametrize("placement", ["dp", "bp", "ap"])
-def test_moe_down_proj_vectors_per_expert_fold_into_the_matrices(placement: str) -> None:
+def test_fold_moe_down_proj_vectors_per_expert(placement: str) -> None:
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=32, n_expert=4, n_expert_active=2)
     options = ScaleOptions({"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=0.5)
     model = Backbone(config, "llama", options).double()
@@ -94,7 +94,7 @@ def test_initial_gamma_out_sets_the_magnitude_only(scale: str) -> None:
     assert (v.scale_in() == 1).all()
 
 
-def test_init_std_and_learning_rate_by_role() -> None:
+def test_backbone_and_optimizer_settings_by_role() -> None:
     config = BackboneConfig(16, 2, 2, 4096, init_std=0.02, init_std_by_role={"embedding": 1.0, "head": 0.0})
     model, usual = Backbone(config), Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
     assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
@@ -123,7 +123,7 @@ def test_init_std_and_learning_rate_by_role() -> None:
         ["--model.scale_options.initial_gamma_out", "0"],
     ],
 )
-def test_option_without_effect_is_refused(arguments: list[str]) -> None:
+def test_parse_run_option_without_effect_refused(arguments: list[str]) -> None:
     key = arguments[-2].removeprefix("--model.")
     with pytest.raises((ConfigError, SystemExit), match=key.rpartition(".")[2]):
         parse_run(["--config", "tiny-llama", *arguments], check_corpus=False)

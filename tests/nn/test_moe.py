@@ -1,6 +1,5 @@
 """The mixture of experts against a plain loop over tokens and experts in float64."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import EVERY_BUILD, MOE, perturbed, thinned
-from tests.tolerances import assert_near
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
@@ -89,50 +87,28 @@ def check(config: BackboneConfig, text: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("text", EVERY_BUILD)
-def test_moe_of_every_strategy_equals_a_plain_loop_with_gradients(text: str, config: BackboneConfig) -> None:
+def test_moe_every_strategy_and_gradients_equal_plain_loop(text: str, config: BackboneConfig) -> None:
     check(replace(config, **MOE), text)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("text", thinned(["llama", "unified"], ["unified"]))
-def test_moe_of_every_router_equals_a_plain_loop_with_gradients(text: str, name: str, config: BackboneConfig) -> None:
+def test_moe_every_router_and_gradients_equal_plain_loop(text: str, name: str, config: BackboneConfig) -> None:
     check(replace(config, **(MOE | ROUTERS[name])), text)
 
 
-def test_moe_of_a_paper_width_equals_a_plain_loop_and_trains_in_bf16() -> None:
-    d_model, width = 640, 426
-    config = BackboneConfig(
-        d_model=d_model, n_head=2, n_layer=1, vocab_size=8, n_expert=4, n_expert_active=2, n_expert_shared=0
-    )
-    moe = Backbone(config, "unified").layers[0].ffn
-    assert moe.inputs.expert_up_proj.weight.shape == (4, width, d_model)
-    assert moe.inputs.expert_up_proj.scale_out.alpha.shape == (4, width)
-    x = torch.randn(1, 6, d_model)
-    ours = moe(x)[0]
-    # sums of width d_model in the norm, the router and the branches, of the experts' width in a norm and down_proj
-    assert_near(ours, plain(copy.deepcopy(moe).double(), x.double()), terms=3 * d_model + 2 * width)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = moe(x)[0]
-    rough.float().sum().backward()
-    assert (rough - ours).norm() < 0.02 * ours.norm()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in moe.parameters())
-
-
-def test_muon_of_moe_takes_experts_and_leaves_router_and_head_to_adamw(config: BackboneConfig) -> None:
+def test_build_optimizer_of_moe_updates_experts_by_muon_router_by_adamw(config: BackboneConfig) -> None:
     model = Backbone(replace(config, **MOE, router=RouterConfig(gate_shared=True)), "unified")
     optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
-    kinds = {row[0]: (row[2], row[3], row[5]) for row in parameter_table(model, optimizer)}
-    block = "layers.0.ffn"
-    assert kinds[f"{block}.inputs.router.weight"] == ("router", "adamw", "0.1")
-    assert kinds[f"{block}.inputs.shared_router.weight"] == ("router", "adamw", "0.1")
-    assert kinds["head.lm_head.weight"] == ("head", "adamw", "0.1")
+    kinds = {row[0].removeprefix("layers.0.ffn."): row[2:4] for row in parameter_table(model, optimizer)}
+    for name in ("router", "shared_router"):
+        assert kinds[f"inputs.{name}.weight"] == ["router", "adamw"]
     for name in ("inputs.expert_gate_proj", "inputs.expert_up_proj", "expert_down_proj", "shared_down_proj"):
-        assert kinds[f"{block}.{name}.weight"] == ("matrix", "muon", "0.1")
-    assert kinds[f"{block}.inputs.expert_up_proj.scale_in.alpha"] == ("input", "adamw", "0.1")
-    assert kinds[f"{block}.inputs.expert_up_proj.scale_out.beta"] == ("output", "adamw", "0")
+        assert kinds[f"{name}.weight"] == ["matrix", "muon"]
+    assert kinds["inputs.expert_up_proj.scale_in.alpha"] == ["input", "adamw"]
 
 
-def test_flops_per_token_of_moe_count_activated_parameters_only(config: BackboneConfig) -> None:
+def test_flops_per_token_of_moe_counts_activated_parameters(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
     model = meta_backbone(config)
     idle = config.n_layer * 4 * 3 * config.expert_width * config.d_model
@@ -152,7 +128,7 @@ def test_router_under_autocast_is_float32(config: BackboneConfig) -> None:
     assert [out.dtype for out in seen] == [torch.float32, torch.bfloat16]
 
 
-def test_moe_scale_vectors_of_each_strategy_have_the_expected_shapes(config: BackboneConfig) -> None:
+def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
 
     def vectors(text: str, options: ScaleOptions | None = None) -> dict[str, torch.Size]:
@@ -181,7 +157,7 @@ def test_moe_scale_vectors_of_each_strategy_have_the_expected_shapes(config: Bac
     assert unified.expert_up_proj.scale_out.beta.shape == (e, 1)
 
 
-def test_balance_loss_equals_hugging_face_over_k_and_z_loss_the_paper(config: BackboneConfig) -> None:
+def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> None:
     from transformers.models.qwen2_moe.modeling_qwen2_moe import load_balancing_loss_func
 
     config = replace(config, **MOE)
@@ -204,27 +180,7 @@ def test_balance_loss_equals_hugging_face_over_k_and_z_loss_the_paper(config: Ba
     assert router_loss([], config) == 0.0
 
 
-@pytest.mark.parametrize("balance", ["loss", "bias"])
-def test_balancing_a_collapsed_router_spreads_its_load(balance: str, config: BackboneConfig) -> None:
-    config = replace(config, **MOE, router=RouterConfig(balance=balance, balance_coef=1.0, bias_rate=0.01))
-    moe = Backbone(config).layers[0].ffn
-    with torch.no_grad():
-        moe.inputs.router.weight.mul_(10)
-    x = torch.randn(8, 32, config.d_model) + 2 * torch.randn(config.d_model)  # a common direction: experts are favoured
-    optimizer = torch.optim.AdamW([moe.inputs.router.weight], lr=1e-2)
-    spread = []
-    for _ in range(100):
-        _, routing = moe(x)
-        spread.append(float(routing.load.std() / routing.load.mean()))
-        if balance == "loss":
-            router_loss([routing], config).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        moe.move_bias(routing.load)
-    assert spread[0] > 0.6 and spread[-1] < 0.3, (spread[0], spread[-1])
-
-
-def test_router_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig) -> None:
+def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig) -> None:
     config = replace(config, **MOE, router=RouterConfig(balance="bias", bias_rate=0.25))
     moe = Backbone(config).layers[0].ffn
     moe.move_bias(torch.tensor([10.0, 0, 4, 4, 4, 2]))  # mean 4

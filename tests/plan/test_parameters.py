@@ -19,7 +19,7 @@ def params(model: str, scale: str, capsys: pytest.CaptureFixture[str]) -> dict:
 @pytest.mark.parametrize(
     "figure", thinned(PAPER_FIGURES, PAPER_FIGURES[::3]), ids=lambda f: f"{f.model}-{f.scale}-{f.computed}"
 )
-def test_computed_figures_round_to_the_printed_ones(figure, capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_figures_round_to_the_printed_ones(figure, capsys: pytest.CaptureFixture[str]) -> None:
     made = params(figure.model, figure.scale, capsys)
     (row,) = (row for row in made["paper"] if row["what"] == figure.what)
     printed = figure.printed.replace(",", "")
@@ -33,7 +33,7 @@ def test_computed_figures_round_to_the_printed_ones(figure, capsys: pytest.Captu
     assert (rounded == printed) != ("discrepancy" in figure.comment)
 
 
-def test_roles_and_decay_of_the_unified_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_of_unified_have_roles_and_decay(capsys: pytest.CaptureFixture[str]) -> None:
     made = params("llama-0.12b", "unified", capsys)
     roles = made["roles"]
     assert made["total"] == sum(role["parameters"] for role in roles.values()) == 119_846_846

@@ -1,6 +1,7 @@
 """The grouped product against the formula, row by row."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale import grouped
-from lightning_sv.scale.grouped import Factors, Rows, grouped_product
-from lightning_sv.scale.grouped_mm import _clear_without_a_look, grouped_mm, grouped_mm_wgrad
+from lightning_sv.scale.grouped import (
+    Rows,
+    _clear_without_a_look,
+    grouped_mm,
+    grouped_mm_wgrad,
+    grouped_product,
+)
 from tests.conftest import thinned
 from tests.tolerances import assert_near
 
@@ -41,21 +47,11 @@ def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = t
     x[(rows.ends[rows.ends > 0] - 1).long()] = 0
     x[rows.ends[-1] :] = 0
     n = len(rows.ends)
-    gamma_in = make(n, d_in, dtype=dtype) if "i" in sides else None
-    return [
-        x.requires_grad_(),
-        make(n, d_out, d_in, dtype=dtype),
-        gamma_in,
-        make(n, d_out, dtype=dtype) if "o" in sides else None,
-    ]
+    gammas = [make(n, d, dtype=dtype) if side in sides else None for side, d in (("i", d_in), ("o", d_out))]
+    return [x.requires_grad_(), make(n, d_out, d_in, dtype=dtype), *gammas]
 
 
-def widened(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """The same numbers as leaves in float64."""
-    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-
-
-def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
+def plain(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows) -> Tensor:
     """The formula, word for word, row by row."""
     out = []
     for r, e in enumerate(rows.expert.tolist()):
@@ -70,20 +66,17 @@ def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_
 @pytest.mark.parametrize("widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)]))
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["some", "none"]))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_grouped_product_and_gradients_equal_a_plain_loop(
+def test_grouped_product_and_gradients_equal_plain_loop(
     dtype: torch.dtype, blocks: str, widths: tuple[int, int], sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
-    exact = widened(tensors)
-    x, weight, *gammas = tensors
-    wide_x, wide_weight, *wide_gammas = exact
-    ours = grouped_product(x, Factors(weight, *gammas), rows)
-    theirs = plain(wide_x, wide_weight, rows, *wide_gammas)
-    terms = sum(widths) + len(x) + 4  # the sums over one axis each, and the roundings by two vectors
+    exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    ours, theirs = grouped_product(*tensors, rows), plain(*exact, rows)
+    terms = sum(widths) + len(ours) + 4  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
-    grad = torch.randn_like(ours) * (torch.arange(len(x)) < rows.ends[-1]).unsqueeze(-1)
+    grad = torch.randn_like(ours) * (torch.arange(len(ours)) < rows.ends[-1]).unsqueeze(-1)
     leaves, wide_leaves = ([t for t in each if t is not None] for each in (tensors, exact))
     found, expected = torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, wide_leaves, grad.double())
     for a, b in zip(found, expected, strict=True):
@@ -95,24 +88,19 @@ def test_grouped_product_and_gradients_equal_a_plain_loop(
 def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
-    x, weight, *gammas = inputs(rows, 3, 2, sides)
-
-    def product(x, weight, *gammas):
-        return grouped_product(x, Factors(weight, *gammas), rows)
-
-    assert torch.autograd.gradcheck(product, (x, weight, *gammas))
-    assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
+    tensors = inputs(rows, 3, 2, sides)
+    assert torch.autograd.gradcheck(partial(grouped_product, rows=rows), tensors)
+    assert torch.autograd.gradgradcheck(partial(grouped_product, rows=rows), tensors)
 
 
-def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None:
+def test_grouped_product_under_autocast_is_bf16() -> None:
     rows = rows_of(BLOCKS["some"])
-    x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
-    exact = grouped_product(x, Factors(weight, *gammas), rows)
+    leaves = inputs(rows, 43, 21, "io", torch.float32)
+    exact = grouped_product(*leaves, rows)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = grouped_product(x, Factors(weight, *gammas), rows)
+        rounded = grouped_product(*leaves, rows)
     assert rounded.dtype == torch.bfloat16
     assert_near(rounded, exact, terms=4)  # x, W gamma, y, gamma y
-    leaves = [x, weight, *gammas]
     exact_grads = torch.autograd.grad(exact.sum(), leaves)
     for ours, theirs in zip(torch.autograd.grad(rounded.sum(), leaves), exact_grads, strict=True):
         assert ours.dtype == torch.float32
@@ -120,16 +108,15 @@ def test_grouped_product_under_autocast_is_bf16_with_float32_gradients() -> None
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -> None:
+def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> None:
     rows = rows_of(BLOCKS["some"])
     tensors = inputs(rows, 43, 21, "io", torch.float32)
-    x, weight, *gammas = tensors
     kept: list[Tensor] = []
     with (
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_product(x, Factors(weight, *gammas), rows)
+        grouped_product(*tensors, rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
@@ -137,7 +124,7 @@ def test_grouped_product_saves_only_its_arguments_for_backward(autocast: bool) -
     "dtype", thinned([torch.float64, torch.float32, torch.bfloat16], [torch.float64, torch.bfloat16])
 )
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
-def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
+def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends
     x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
     torch.library.opcheck(grouped_mm, (x, weight, ends, 8))
@@ -145,7 +132,7 @@ def test_grouped_operators_pass_opcheck(widths: tuple[int, int], dtype: torch.dt
 
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
-def test_rows_past_the_end_are_cleared_as_on_cuda(blocks: tuple[int, ...]) -> None:
+def test_clear_without_a_look_zeroes_rows_past_the_end(blocks: tuple[int, ...]) -> None:
     """Fresh memory may contain NaN."""
     rows = rows_of(blocks)
     past = torch.arange(len(rows.expert)) >= rows.ends[-1]

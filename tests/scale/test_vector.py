@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
+from lightning_sv.scale.vector import HeadShared
 
 EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 
@@ -14,7 +15,7 @@ EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 @EVERY
 @pytest.mark.parametrize("batch_dims", [(), (3,)])
 @pytest.mark.parametrize("d", [1, 5, 768, 853])
-def test_scale_vector_starts_at_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
+def test_scale_vector_new_or_reset_is_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
     vector = kind(d, "input", batch_dims)
     assert torch.equal(vector(), torch.ones(*batch_dims, d))
     with torch.no_grad():
@@ -33,7 +34,7 @@ def test_set_gamma_is_the_inverse_of_forward(kind: type[ScaleVector], values: li
     torch.testing.assert_close(vector(), gamma, rtol=1e-12, atol=0)
 
 
-def test_or_and_er_equal_their_formulas() -> None:
+def test_forward_of_or_and_er_equals_their_formulas() -> None:
     alpha, beta = torch.randn(7, dtype=torch.float64), torch.tensor([1.7], dtype=torch.float64)
     r, e = OriginalSpaceScale(7, "input").double(), ExponentialScale(7, "input").double()
     for vector in (r, e):
@@ -46,7 +47,7 @@ def test_or_and_er_equal_their_formulas() -> None:
     alpha=st.lists(st.floats(-5, 5), min_size=2, max_size=9).filter(lambda a: sum(x * x for x in a) > 0.01),
     beta=st.floats(-3, 3).filter(lambda b: abs(b) > 0.01),
 )
-def test_or_jacobian_gives_the_preconditioner_of_the_paper(alpha: list[float], beta: float) -> None:
+def test_or_jacobian_gives_preconditioner_of_paper(alpha: list[float], beta: float) -> None:
     """J J^T = d g g^T + rho (I - g g^T), rho = beta^2 d / ||alpha||^2 (paper, Section 3.3)."""
     d = len(alpha)
     a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
@@ -62,9 +63,14 @@ def test_or_jacobian_gives_the_preconditioner_of_the_paper(alpha: list[float], b
     torch.testing.assert_close(jacobian @ jacobian.T, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_set_gamma_not_representable_is_refused() -> None:
+def test_set_gamma_not_representable_refused() -> None:
     with pytest.raises(ValueError, match="'or' cannot represent a zero"):
         OriginalSpaceScale(3, "input").set_gamma(torch.zeros(3))
     with pytest.raises(ValueError, match="'er' cannot represent"):
         ExponentialScale(3, "input").set_gamma(torch.tensor([1.0, -1.0, 2.0]))
     DirectScale(3, "input").set_gamma(torch.zeros(3))
+    vector = HeadShared(DirectScale(3, "output"), 2)
+    vector.set_gamma(torch.tensor([1.0, 2, 3, 1, 2, 3]))
+    assert vector().tolist() == [1, 2, 3, 1, 2, 3] and vector.vector.gamma.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="share_heads"):
+        vector.set_gamma(torch.arange(6.0))

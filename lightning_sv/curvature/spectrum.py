@@ -1,0 +1,109 @@
+"""Largest eigenvalue by the Lanczos method, trace and squared Frobenius norm from random probes."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from lightning_sv.curvature.hvp import Estimate, Product
+from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, norm, rademacher, rounding, seeded
+from lightning_sv.errors import expect
+
+
+def lanczos(
+    product: Product, n_steps: int = 30, *, rtol: float = 1e-3, generator: torch.Generator | None = None
+) -> Estimate:
+    """Return lambda_max of H, for a Hessian the sharpness, from Q^T H Q with Q a basis of {v, Hv, H^2 v, ...}.
+
+    Lanczos 1950; Golub and Van Loan, chapter 10. An eigenvalue of H lies within the error r = ||H y - theta y|| of the
+    value theta with Ritz vector y (Parlett, The Symmetric Eigenvalue Problem, section 4.5); theta is never above
+    lambda_max, and usually much closer to it: r^2 over the gap. It is only likely that the eigenvalue is the largest
+    one: a start vector almost orthogonal to its eigenvector converges to a neighbour first. Stopping therefore requires
+    two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps vectors of memory.
+
+    Args:
+        product: v -> H v
+        n_steps: maximum number of products
+        rtol: stop when the error is at most rtol |theta|, twice in a row; 0 to run all steps
+        generator: generator of the start vector; None for seed 0
+
+    Returns:
+        lambda_max with its error, nan if a product is not finite.
+
+    Raises:
+        ConfigError: n_steps below 1
+    """
+    expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
+    n_steps = min(n_steps, dimension(product.parameters))
+    basis = Basis(product.parameters, n_steps)
+    eps = rounding(product.parameters)
+    start = gaussian(product.parameters, seeded(generator))
+    basis.append(start, norm(start))
+    diagonal: list[float] = []
+    off_diagonal: list[float] = []
+    accurate_steps = 0
+    while True:
+        image = product(basis[len(basis) - 1])
+        diagonal.append(inner(basis[len(basis) - 1], image))
+        if not math.isfinite(diagonal[-1]):  # overflow
+            return Estimate(math.nan, math.nan, len(diagonal))
+        remainder = basis.reject(image)
+        beta = norm(remainder)
+        main, off = (torch.tensor(values, dtype=torch.float64) for values in (diagonal, off_diagonal))
+        theta, ritz = torch.linalg.eigh(main.diag() + off.diag(1) + off.diag(-1))
+        floor = eps * theta.abs().max()
+        error = beta * ritz[-1, -1].abs() + floor
+        accurate_steps = accurate_steps + 1 if error <= rtol * theta[-1].abs() else 0
+        # A remainder of rounding size: the basis spans an invariant subspace, so its eigenvalues are exact.
+        if accurate_steps == 2 or len(basis) == n_steps or beta <= floor:
+            break
+        off_diagonal.append(beta)
+        basis.append(remainder, beta)
+    return Estimate(theta[-1].item(), error.item(), len(diagonal))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the eigenvalues.
+
+    Attributes:
+        trace: sum of lambda
+        squared_frobenius: sum of lambda^2, ||H||_F^2
+    """
+
+    trace: Estimate
+    squared_frobenius: Estimate
+
+
+def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generator | None = None) -> Moments:
+    """Estimate ||H||_F^2 = E[||H v||^2] and tr H = E[v^T H v] over random signs v.
+
+    Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2, from the same products. The error is the
+    standard error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T H v is twice the squared
+    off-diagonal of H.
+
+    Args:
+        product: v -> H v
+        n_probes: number of products, at least 2
+        generator: generator of the probes; None for seed 0
+
+    Raises:
+        ConfigError: fewer than 2 probes, which have no standard error
+    """
+    expect(n_probes >= 2, "n_probes of hutchinson", n_probes, "at least 2 for a standard error.")
+    generator = seeded(generator)
+    samples = []
+    for _ in range(n_probes):
+        probe = rademacher(product.parameters, generator)
+        image = product(probe)
+        samples.append((inner(probe, image), inner(image, image)))
+    if not all(map(math.isfinite, chain(*samples))):  # overflow
+        undefined = Estimate(math.nan, math.nan, n_probes)
+        return Moments(undefined, undefined)
+    trace, square = (
+        Estimate(statistics.fmean(values), statistics.stdev(values) / math.sqrt(n_probes), n_probes)
+        for values in zip(*samples, strict=True)
+    )
+    return Moments(trace, square)
