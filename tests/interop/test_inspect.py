@@ -93,7 +93,7 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
 def test_a_folder_of_transformers_is_measured(
     family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_sv.interop.inspect.vector_statistics.BLOCK", 100)  # three rows
+    monkeypatch.setattr("lightning_sv.interop.inspect.BLOCK", 100)  # three rows
     model = named(family.__name__)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -134,7 +134,7 @@ def test_experts_that_a_run_of_ours_has_are_measured_one_by_one() -> None:
 
 
 def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
-    return StoredVector("layers.3.norm", "input", stored, origin, True, "", {}, shared=True)
+    return StoredVector("layers.3.norm", "input", stored, origin, "", {}, shared=True)
 
 
 def test_what_training_in_bf16_swallows_and_channels_that_stand_out_are_counted() -> None:
