@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
+from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family, find
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function:UserWarning")
 #: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
 #: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
@@ -116,6 +116,8 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
     model = named("qwen2-tied")
     report = apply_strategy(model, "hg+dp+or+iwd", untie_head=True)
     assert any("lm_head" in name for name in report.vectors) and not report.notes and report.difference < ROUNDING
+    with pytest.raises(ConfigError, match="untie_head"):
+        apply_strategy(named("llama"), "hg+dp+or+iwd", untie_head=True)
     perturb(model)
     applied = logits(model)
     fold_applied(model).save_pretrained(tmp_path)
@@ -124,27 +126,22 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
         assert torch.equal(again(ids, use_cache=False).logits, applied)
 
 
-def test_the_hint_of_a_refused_dnp_can_be_pasted() -> None:
-    with pytest.raises(ConfigError, match="holds several matrices") as refused:
-        apply_strategy(named("mixtral"), "unified")
-    options = eval(str(refused.value).rpartition("options=")[2].rstrip("."), {"ScaleOptions": ScaleOptions})
-    assert not apply_strategy(named("mixtral"), "unified", options=options).notes
-    with pytest.raises(ConfigError, match="expected ScaleOptions"):
-        apply_strategy(named("llama"), "hg", options={"lm_head": "bp"})  # type: ignore[arg-type]
-
-
 def test_a_norm_before_a_tied_head_is_reported_if_the_strategy_has_no_vector_before_matrices() -> None:
     for strategy, noted in (("nop", {"model.norm.weight"}), ("hg", set())):
         report = apply_strategy(named("qwen2-tied"), strategy)
         assert dict(report.notes).keys() == noted, strategy
 
 
-def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
-    model = named("llama")
-    report = apply_strategy(model, "hg+dp", options=ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}))
-    assert report.difference < ROUNDING and not any("lm_head" in name for name in report.vectors)
-    sides = {name.rpartition(".")[2] for name in report.vectors if "q_proj" in name}
-    assert sides == {"scale_out"}
+@pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])
+def test_apply_dnp_is_dp_except_in_plain_linear_layers(name: str) -> None:
+    """Fused rows, interleaved rows, Conv1D and experts have an output-side vector without a norm."""
+    model = named(name)
+    report = apply_strategy(model, "hg+dnp")
+    without = {weight for weight, note in report.notes if note.startswith("dp instead of dnp")}
+    scaled = {module.site for module in model.modules() if isinstance(module, ScaledWeight)}
+    normed = {module.site for module in model.modules() if isinstance(module, OutputNorm)}
+    assert without and without <= scaled and not normed & {weight.removesuffix(".weight") for weight in without}
+    assert report.same_function == (not normed)
 
 
 def test_generation_with_a_cache_gives_the_same_tokens() -> None:
@@ -263,42 +260,27 @@ def wrapped(name: str) -> nn.Module:
 
 
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
-#: strategy, options, part of the message, model
-REFUSED: dict[str, tuple[str, dict[str, Any], str, Callable[[], nn.Module]]] = {
-    "no such site": ("hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'", lambda: named("llama")),
-    "another axis": ("bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'", lambda: named("llama")),
-    "left by folding": ("hg", {"placement_at": {"q_proj": "np"}}, "placement_at", lambda: named("llama")),
-    "ignored before": ("hg", {"initial_gamma_out": 0.5}, "initial_gamma_out", lambda: named("llama")),
-    "of built models": ("hg", {"share_scale_out": True}, "share_scale_out", lambda: named("llama")),
-    "sign": ("er", {}, "'er' cannot represent", lambda: named("gemma2")),
-    "zero": ("hg", {}, "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
-    "dnp, fused": ("dnp", {}, "holds several matrices", lambda: named("phi3")),
-    "dnp, interleaved": ("dnp", {}, "holds several matrices", lambda: named("gpt_neox")),
-    "dnp, Conv1D": ("hg+dnp", {}, "dnp normalizes only outputs", lambda: named("gpt2")),
-    "dnp, experts": ("unified", {}, "dnp normalizes only outputs", lambda: named("qwen3_moe")),
-    "not tied": ("hg", {"untie_head": True}, "untie_head", lambda: named("llama")),
-    "no example": ("hg", {}, "example=", Mixer),
-    "Backbone": ("hg", {}, "model is a Backbone", lambda: Backbone(SMALL)),
-    "integers": ("hg", {}, "not quantized", lambda: changed("llama", with_integers)),
-    "LoRA": ("hg", {}, "before PEFT", lambda: changed("llama", with_lora)),
-    "parametrized": ("hg+or", {}, "model.norm.weight", lambda: changed("llama", parametrized)),
-    "applied": (
-        "hg",
-        {},
-        "already has a strategy",
-        lambda: changed("llama", lambda model: apply_strategy(model, "hg")),
-    ),
-    "DDP": ("hg", {}, "model inside", lambda: wrapped("DistributedDataParallel")),
-    "FSDP": ("hg", {}, "model inside", lambda: wrapped("FullyShardedDataParallel")),
+#: strategy, part of the message, model
+REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
+    "sign": ("er", "'er' cannot represent", lambda: named("gemma2")),
+    "zero": ("hg", "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
+    "no example": ("hg", "example=", Mixer),
+    "Backbone": ("hg", "model is a Backbone", lambda: Backbone(SMALL)),
+    "integers": ("hg", "not quantized", lambda: changed("llama", with_integers)),
+    "LoRA": ("hg", "before PEFT", lambda: changed("llama", with_lora)),
+    "parametrized": ("hg+or", "model.norm.weight", lambda: changed("llama", parametrized)),
+    "applied": ("hg", "already has", lambda: changed("llama", lambda model: apply_strategy(model, "hg"))),
+    "DDP": ("hg", "model inside", lambda: wrapped("DistributedDataParallel")),
+    "FSDP": ("hg", "model inside", lambda: wrapped("FullyShardedDataParallel")),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
-    strategy, options, why, build = REFUSED[case]
-    model, untie = build(), options.get("untie_head", False)
+    strategy, why, build = REFUSED[case]
+    model = build()
     with unchanged(model), pytest.raises(ValueError, match=why):
-        apply_strategy(model, strategy, options=None if untie else ScaleOptions(**options), untie_head=untie)
+        apply_strategy(model, strategy)
 
 
 @pytest.mark.parametrize("call", [lambda model: apply_strategy(model, "hg"), fold_applied, weight_decay_roles])

@@ -16,7 +16,7 @@ from lightning_sv.interop.apply.weights import ScaledWeight
 from tests.conftest import thinned
 from tests.interop.test_apply import named, perturb, unchanged
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function:UserWarning")
 D, V = 16, 32
 IDS = torch.arange(16).view(2, 8) % V
 Read = Callable[["Net", Tensor], Any]
@@ -123,7 +123,7 @@ def test_of_a_branch_that_only_training_reaches_the_roles_are_given() -> None:
 
 def test_dnp_needs_layers_that_are_called() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
-    with unchanged(net), pytest.raises(ValueError, match=r"without calling it.*'matrix': 'dp'"):
+    with unchanged(net), pytest.raises(ValueError, match="without calling it"):
         apply_strategy(net, "hg+dnp", IDS)
 
 

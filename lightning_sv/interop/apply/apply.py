@@ -19,7 +19,7 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
-from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale import ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs attributed to rounding
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -57,7 +57,6 @@ def apply_strategy(
     strategy: str | ScaleStrategy,
     example: Any = None,
     *,
-    options: ScaleOptions | None = None,
     untie_head: bool = False,
     known: Mapping[str, ModelRole] | None = None,
 ) -> Report:
@@ -65,15 +64,14 @@ def apply_strategy(
 
     Matrices behind a norm become gamma_out * (W (gamma_in * xhat)) by parametrizations of their weights, with the
     norm's own gamma in gamma_in, so that the function is preserved. Norms without matrices keep their gamma, in the
-    strategy's parameterization. Only `dnp` changes the function: it normalizes the outputs of nn.Linear layers. Call
-    `param_groups` afterwards for the strategy's decay, and `fold_applied` to remove the strategy. Vectors of a frozen
-    matrix or norm are frozen.
+    strategy's parameterization. Only `dnp` changes the function: it normalizes the outputs of nn.Linear layers, and is
+    `dp` for other layers. Call `param_groups` afterwards for the strategy's decay, and `fold_applied` to remove the
+    strategy. Vectors of a frozen matrix or norm are frozen.
 
     Args:
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling
         strategy: the strategy, for instance 'hg+dp+or+iwd'
         example: example inputs of the model, see `weight_decay_roles`
-        options: exceptions, by the last part of a matrix's name: ScaleOptions(placement_at={'lm_head': 'bp'})
         untie_head: if True, a head tied to the embedding gets its own copy, which can have vectors
         known: roles by parameter name, for instance of a branch used only in training, which does not change
 
@@ -108,7 +106,7 @@ def apply_strategy(
                 f"{type(model).__name__} has no finite output for this example; expected some, to check that its "
                 "function is preserved. Initialize or load the weights first."
             )
-        change = Change(model, parsed, ScaleOptions() if options is None else options, sites, undo)
+        change = Change(model, parsed, sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
@@ -118,8 +116,7 @@ def apply_strategy(
         for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
-                    f"dnp normalizes the output of {path}, but this model uses its weight without "
-                    f"calling it. Use dp, or options=ScaleOptions(placement_at={{{path.rpartition('.')[2]!r}: 'dp'}})."
+                    f"dnp normalizes the output of {path}, but this model uses its weight without calling it. Use dp."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):

@@ -31,12 +31,6 @@ class SiteMatrix:
     head_width: int | None  #: width of the heads into which its product is viewed
     router: bool  #: whether it selects experts
 
-    @property
-    def word(self) -> str:
-        """Name in ScaleOptions: 'q_proj' of 'model.layers.0.self_attn.q_proj.weight'."""
-        parts = [part for part in self.weight.removesuffix(".weight").split(".") if not part.isdigit()]
-        return parts[-1] if parts else self.weight
-
 
 @dataclass(frozen=True)
 class Site:
@@ -77,9 +71,9 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
             stays = "it is read by a convolution, a function of a matrix or a different kind of product"
         for matrix in matrices:
             if matrix.weight in tied:
-                stays = f"{matrix.word} is tied and read elsewhere"
+                stays = f"{matrix.weight} is tied and read elsewhere"
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
-                stays = f"{matrix.word} reads it with a different width"
+                stays = f"{matrix.weight} reads it with a different width"
         if row.name in tied:
             stays = "it is tied to a different parameter"
         biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
