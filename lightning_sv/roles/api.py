@@ -13,7 +13,7 @@ from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.roles.trace import PARAM, Node, place, trace
+from lightning_sv.roles.trace import PARAM, Node, trace
 from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
@@ -142,9 +142,8 @@ class TracedModel:
 
     def _folds(self, name: str) -> bool:
         """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
-        logits = self.flow.graph.logits
         try:
-            ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=logits))
+            ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=self.flow.graph.outputs))
         except UnknownConsumerError:  # behind a gate, which roles do not pass
             return False
         operands = [end.matrix for end in ends if end.matrix is not None]
@@ -176,12 +175,6 @@ class TracedModel:
                 rows.append(replace(like[0], name=name, shape=shape, trained=parameter.requires_grad))
             elif not parameter.requires_grad:
                 rows.append(ModelParameter(name, shape, "other", trained=False))
-            elif twins := [key for key, p in self.named.items() if key != name and place(p) == place(parameter)]:
-                raise ConfigError(
-                    f"parameter {name} shares its storage with {twins[-1]} but is a different parameter, so an "
-                    "optimizer would update the same values twice; tie the modules with one parameter: "
-                    f"{twins[-1]} = {name}, without nn.Parameter(...) or .data."
-                )
             elif not every and max(shape, default=1) == parameter.numel():
                 rows.append(ModelParameter(name, shape, "other"))
             else:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -96,12 +97,11 @@ class Walk:
 
 @dataclass
 class Graph:
-    """Nodes in the order of the pass, parameters by name, the module's outputs, and those that define its function."""
+    """Nodes in the order of the pass, parameters by name, and the outputs that define the model's function."""
 
     nodes: list[Node]
     parameters: dict[str, Node]
     outputs: set[Node]
-    logits: set[Node]
 
 
 class Tracer(TorchDispatchMode):
@@ -239,11 +239,6 @@ def _storage(tensor: Tensor) -> Any:
         return tensor
 
 
-def place(tensor: Tensor) -> Any:
-    """Return a key that is equal for tensors with the same storage and geometry."""
-    return _storage(tensor), _geometry(tensor)
-
-
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
 
@@ -305,18 +300,14 @@ def _conditions(model: nn.Module) -> Iterator[None]:
 
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
     log = logging.getLogger("torch._subclasses.fake_tensor")  # logs tracebacks of caught exceptions
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(tracing_state(model))
-            unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(fake or nullcontext())
-            yield
-    finally:
-        log.setLevel(level)
+    unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(log, "disabled", True))
+        stack.enter_context(tracing_state(model))
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(fake or nullcontext())
+        yield
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -345,11 +336,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 "model accepts, and a model without flex_attention, torch.cond and other higher-order operators. In "
                 'transformers, call model.set_attn_implementation("sdpa") first.'
             ) from error
-        outputs, logits = (
-            {tracer.find(t) for t in tree_iter(values) if isinstance(t, Tensor)}
-            for values in (plain_output(out), logits_of(out))
-        )
-    return Graph(tracer.nodes, parameters, outputs, logits)
+        outputs = {tracer.find(t) for t in tree_iter(logits_of(out)) if isinstance(t, Tensor)}
+    return Graph(tracer.nodes, parameters, outputs)
 
 
 def plain_output(out: Any) -> Any:

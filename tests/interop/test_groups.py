@@ -1,6 +1,6 @@
 """Groups and names for optimizers: the lines that the documentation gives, in the frameworks themselves."""
 
-import re
+import subprocess
 import sys
 from typing import Any
 
@@ -160,13 +160,6 @@ def test_nanogpt_takes_the_groups_whether_targets_are_given_or_not() -> None:
         assert shrunk(model, optimizer) == names - {"mlp.0.bias", "mlp.1.bias", "mlp.3.bias"}
 
 
-def test_megatrons_predicate_is_a_pattern() -> None:
-    model = qwen3()
-    spared = re.compile("|".join(weight_decay_roles(model).patterns("regex", "iwd")))
-    decays = {name for name, p in model.named_parameters() if not spared.search(name)}
-    assert decays == truth(model)
-
-
 @FOREIGN
 def test_litgpt_takes_the_groups() -> None:
     pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
@@ -238,8 +231,6 @@ def test_adapters_of_peft_have_roles() -> None:
 
 
 def test_names_and_groups_import_no_lightning() -> None:
-    import subprocess
-
     program = (
         "import sys, lightning_sv.interop; assert not {'lightning', 'transformers', 'torch._dynamo'} & set(sys.modules)"
     )

@@ -21,7 +21,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import perturbed, thinned
+from tests.conftest import Refused, perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -214,44 +214,38 @@ def test_the_command_shows_a_run_and_a_folder(
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
 
 
-def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*words: str | Path) -> str:
-        assert main(["inspect", *map(str, words)]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        return line
-
+def test_what_cannot_be_inspected_is_said(tmp_path: Path, refused: Refused) -> None:
     def saved(name: str, model: nn.Module, **options: Any) -> Path:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
-        capsys.readouterr()  # transformers' bar, which what ran before may have turned off
         return tmp_path / name
 
-    assert "nowhere is not a folder" in refused(tmp_path / "nowhere")
+    assert "nowhere is not a folder" in refused("inspect", str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
-    assert "empty has no *.safetensors" in refused(tmp_path / "empty")
+    assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
-    assert "model.safetensors.index.json" in refused(whole / "model.safetensors.index.json")
-    assert "expected a file that ends in .png" in refused(whole, "--png", "x.jpg")
+    assert "model.safetensors.index.json" in refused("inspect", str(whole / "model.safetensors.index.json"))
+    assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
     shard = sorted(whole.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
-    assert f"{shard.name} cannot be read as safetensors" in refused(whole)
+    assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))
     shard.unlink()
-    assert "A file is missing" in refused(whole)
+    assert "A file is missing" in refused("inspect", str(whole))
     (one := saved("one", model)).joinpath("config.json").unlink()
-    assert "one has no config.json" in refused(one)
+    assert "config.json cannot be read" in refused("inspect", str(one))
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
-    assert "different models" in refused(one)
+    assert "different models" in refused("inspect", str(one))
     apply_strategy(applied := named("llama"), "hg+dp+or")
-    assert "saved before fold_applied" in refused(saved("applied", applied))
+    assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     quantized = named("llama")
     quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
-    assert "lm_head.weight" in refused(saved("fp8", quantized))
-    assert "has no scale vectors" in refused(saved("olmo", named("olmo")))
+    assert "lm_head.weight" in refused("inspect", str(saved("fp8", quantized)))
+    assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
     foreign = saved("foreign", named("llama"))
     written = json.loads((foreign / "config.json").read_text())
     written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
     (foreign / "config.json").write_text(json.dumps(written))
     (foreign / "own.py").write_text("raise SystemExit('run')")
-    assert "trust_remote_code" in refused(foreign)
+    assert "trust_remote_code" in refused("inspect", str(foreign))

@@ -41,12 +41,12 @@ def checked(family: Family, model: nn.Module) -> Roles:
     assert found == truth
     trained = [p.name for p in roles.parameters if p.trained]
     for policy in ("wd", "iwd", "owd", "nowd"):
-        for decayed in (False, True):
-            wanted = set(roles.decayed(policy) if decayed else roles.undecayed(policy))
-            regex, glob = (roles.patterns(kind, policy, decayed=decayed) for kind in ("regex", "glob"))
-            assert {name for name in trained if any(re.search(p, name) for p in regex)} == wanted
-            assert {name for name in trained if any(re.match(p, name) for p in regex)} == wanted
-            assert {name for name in trained if any(fnmatchcase(name, p) for p in glob)} == wanted
+        regex, glob = (roles.patterns(kind, policy) for kind in ("regex", "glob"))
+        undecayed = set(roles.undecayed(policy))
+        assert undecayed == set(trained) - set(roles.decayed(policy))
+        assert {name for name in trained if any(re.search(p, name) for p in regex)} == undecayed
+        assert {name for name in trained if any(re.match(p, name) for p in regex)} == undecayed
+        assert {name for name in trained if any(fnmatchcase(name, p) for p in glob)} == undecayed
     return roles
 
 
@@ -73,16 +73,12 @@ def test_fake_model_that_draws_truncated_normal_numbers_is_built_and_draws_none(
     assert trunc_normal_(torch.zeros(99)).std() > 0.5 and nn.Linear(2, 2).weight.abs().max() > 0
 
 
-def test_fake_model_that_reads_a_number_names_the_line() -> None:
-    def reads() -> nn.Module:
-        layer = nn.Linear(4, 4)
-        layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
-        return layer
-
-    with pytest.raises(ValueError, match=r"test_roles.py:\d+ \(`layer.rates = .* a fake tensor has none"):
+@pytest.mark.parametrize(
+    "reads", [lambda: torch.linspace(0, 0.1, 3)[1].item(), lambda: nn.Linear(*torch.ones(3).nonzero().shape)]
+)
+def test_fake_model_reading_a_number_refused(reads: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ValueError, match="a fake tensor has none"):
         fake_model(reads)
-    with pytest.raises(ValueError, match=r"torch.ones\(3\).nonzero\(\).* a fake tensor has none"):
-        fake_model(lambda: nn.Linear(*torch.ones(3).nonzero().shape))
 
 
 @pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
@@ -102,18 +98,6 @@ def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
             )
             assert p.redundant is (not lone and bool(through)), p.name
             assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
-
-
-def test_axes_and_heads_come_from_the_strides() -> None:
-    gpt2 = find("gpt2").build()
-    roles = weight_decay_roles(gpt2)
-    assert roles["transformer.h.0.attn.c_proj.weight"].in_axis == 0  # square, and stored (in, out)
-    assert roles["transformer.h.0.mlp.c_fc.weight"].in_axis == 0
-    llama = find("llama").build()
-    roles = weight_decay_roles(llama)
-    assert roles["model.layers.0.self_attn.o_proj.weight"].in_axis == 1
-    assert roles["model.layers.0.self_attn.k_proj.weight"].head_width == 8
-    assert roles["model.layers.0.mlp.up_proj.weight"].head_width is None
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -377,10 +361,7 @@ def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> No
     assert (row.role, row.redundant) == (role, folds)
 
 
-def test_a_lazy_module_and_an_operator_of_higher_order_are_errors_that_name_the_remedy() -> None:
-    with pytest.raises(ValueError, match="0.weight .* call the model once"):
-        weight_decay_roles(nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 4))
-
+def test_weight_decay_roles_higher_order_operator_names_the_remedy() -> None:
     def flexible(m: Small, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
@@ -406,25 +387,6 @@ def test_rows_of_a_table_by_position_are_an_embedding(how: str) -> None:
     role, added = ADDED[how]
     model = Small(lambda m, x: m.up(NORMED["var_mean"](m.w, x + added(m.p, x)).float()), p=torch.ones(7, 4))
     assert weight_decay_roles(model, IDS)["p"].role == role
-
-
-@pytest.mark.parametrize("how", ["parameter", "data", "fake"])
-def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
-    def build() -> nn.Module:
-        model = Small(lambda m, x: NORMED["first"](m.w, x))
-        model.out = nn.Linear(4, 11, bias=False)
-        model.up = nn.Identity()
-        if how == "data":
-            model.out.weight.data = model.embed.weight.data
-        else:
-            model.out.weight = nn.Parameter(model.embed.weight)
-        return model
-
-    model = fake_model(build) if how == "fake" else build()
-    with pytest.raises(ValueError, match="embed.weight"):
-        weight_decay_roles(model, IDS)
-    model.out.weight = model.embed.weight
-    assert [p.name for p in weight_decay_roles(model, IDS).parameters if p.role == "embedding"] == ["embed.weight"]
 
 
 class Counting(nn.Module):

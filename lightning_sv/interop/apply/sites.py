@@ -148,9 +148,9 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
         return row.decays_to
     if "bias" in traced.uses[row.name]:  # a table of gammas and biases
         return None
-    values = {(value_at(factor, 0.0), value_at(factor, 1.0)) for _, factor in traced.scaled[row.name]}
-    zero, one = values.pop() if len(values) == 1 else (None, None)
-    return zero if zero is not None and one == zero + 1 else None
+    numbers = [(value_at(factor, at), at) for _, factor in traced.scaled[row.name] for at in (0.0, 1.0, 3.0)]
+    added = {None if value is None else value - at for value, at in numbers}
+    return added.pop() if len(added) == 1 else None
 
 
 def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | None:
