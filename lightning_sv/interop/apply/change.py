@@ -91,7 +91,7 @@ class Change:
         lacks = "no vector after it" if site.vector else "no own vector"
         if self.row.scale_out or (self.row.scale_in and not site.vector):
             for name in site.tied:
-                self._note(name, f"{lacks}, because it is tied; untie_head=True unties a head")
+                self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
             for name in site.unfit:
                 self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
         for matrix in site.matrices:
@@ -226,11 +226,8 @@ class Change:
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
-            why = f"{name} under {str(self.strategy)!r}: {error}"
-            if not gamma.any():
-                start = float(self.named[name].flatten()[0]) + 1e-3
-                why += f" Or initialize it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
-            raise ConfigError(why) from error
+            hint = "" if gamma.any() else " Or start near 0 instead of at 0."
+            raise ConfigError(f"{name} under {str(self.strategy)!r}: {error}{hint}") from error
         return vector.requires_grad_(self._trains[name])
 
     def _scale_columns(self, matrices: Iterable[SiteMatrix], gamma: Tensor) -> None:
@@ -262,28 +259,18 @@ class Change:
 
     def _checked(self, name: str) -> nn.Parameter:
         """Return a parameter to change, a plain tensor that is not the input of a different parametrization."""
-        check_numbers(name, self.named[name])
-        path, parametrized, rest = name.rpartition("parametrizations.")
-        if parametrized:
-            owner, weight = path.rstrip("."), rest.partition(".")[0]
+        parameter = self.named[name]
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
             raise ConfigError(
-                f"{path}{weight} is already parametrized; remove that first: torch.nn.utils.parametrize."
-                f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
+                f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
+                "expected a plain floating-point tensor: not quantized, not sharded, not fake."
             )
-        return self.named[name]
-
-
-def check_numbers(name: str, parameter: nn.Parameter) -> None:
-    """Check that a parameter is a plain floating-point tensor.
-
-    Raises:
-        ConfigError: it is quantized, sharded, fake or of integers
-    """
-    if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-        raise ConfigError(
-            f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
-            "expected a plain floating-point tensor: not quantized, not sharded, not fake."
-        )
+        if "parametrizations" in name.split("."):
+            raise ConfigError(
+                f"{name} is already parametrized; remove that first with torch.nn.utils.parametrize."
+                "remove_parametrizations."
+            )
+        return parameter
 
 
 @torch.no_grad()
@@ -304,7 +291,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
             again. The model is then unchanged
     """
     check_module(model)
-    inners = applied_modules(model)
+    inners = [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
     if not inners:
         raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
@@ -338,11 +325,6 @@ def fold_applied(model: nn.Module) -> nn.Module:
     return model
 
 
-def applied_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the models inside `model` that have a strategy."""
-    return [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
-
-
 def uncompiled(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
     while "_orig_mod" in model._modules:
@@ -368,16 +350,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    present: set[str] = set()
-    seen: set[nn.Module] = set()
-    pending: list[nn.Module] = [model]
-    while pending:  # faster than model.modules(), because this runs in every training step
-        module = pending.pop()
-        seen.add(module)
-        if isinstance(module, Scaled):
-            present.add(module.site)
-        else:
-            pending += [child for child in module._modules.values() if child is not None and child not in seen]
+    present = {module.site for module in model.modules() if isinstance(module, Scaled)}
     if missing := sorted(vars(model)[APPLIED].sites - present):
         raise ConfigError(
             f"{missing[0]} has lost its scale vectors, because a new module replaced it, as in "
