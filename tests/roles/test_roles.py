@@ -51,18 +51,18 @@ def checked(family: Family, model: nn.Module) -> Roles:
 
 
 @pytest.mark.parametrize("family", thinned(EVERY, [f for f in EVERY if f.id in FEW]), ids=lambda family: family.id)
-def test_every_parameter_of_a_family_has_the_role_that_its_architecture_gives_it(family: Family) -> None:
+def test_weight_decay_roles_any_family_equal_truth(family: Family) -> None:
     checked(family, family.build())
 
 
 @pytest.mark.parametrize(
     "name", thinned(["llama", "gemma3_text", "qwen3_moe", "mamba2", "bert", "t5", "llava"], ["t5", "llava"])
 )
-def test_sizes_alone_give_the_same_roles(name: str) -> None:
+def test_weight_decay_roles_fake_model_equal_truth(name: str) -> None:
     checked(find(name), fake_model(find(name).build, torch.bfloat16))
 
 
-def test_fake_model_that_draws_truncated_normal_numbers_is_built_and_draws_none() -> None:
+def test_fake_model_truncated_normal_draws_nothing() -> None:
     def draws() -> nn.Module:
         layer = nn.Linear(4, 4)
         for initialize in (trunc_normal_, nn.init.trunc_normal_):
@@ -83,7 +83,7 @@ def test_fake_model_reading_a_number_refused(reads: Callable[[], nn.Module]) -> 
 
 @pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
 @pytest.mark.parametrize("kind", [{}, MOE, GEMMA], ids=["llama", "moe", "gemma"])
-def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
+def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -> None:
     if kind == GEMMA and strategy == "unified":
         pytest.skip("Gemma normalizes q and k already")
     model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, **kind), strategy)
@@ -101,7 +101,7 @@ def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_transformer_encoder_of_torch(norm_first: bool) -> None:
+def test_weight_decay_roles_torch_encoder_equal_truth(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
     roles = weight_decay_roles(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16))
     truth = {"norm": "input" if norm_first else "output", "bias": "bias", "weight": "matrix"}
@@ -168,7 +168,7 @@ TRUTH = {
 @pytest.mark.parametrize(
     "how", ["reentrant", "non-reentrant", "frozen", "autocast", "no_grad", "inference", "compiled", "bf16"]
 )
-def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
+def test_weight_decay_roles_any_state_same_and_restored(how: str) -> None:
     model = Mixed(how if how in ("frozen", "reentrant", "non-reentrant") else "plain")
     known = {"spare": "bias"} if "entrant" in how else {}
     if how == "compiled":
@@ -191,14 +191,14 @@ def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
-def test_a_norm_that_something_else_reads_too_is_no_input_norm() -> None:
+def test_weight_decay_roles_norm_read_elsewhere_is_output() -> None:
     roles = weight_decay_roles(Mixed("mixed"), IDS, dict.fromkeys([*TRUTH], "other") | {"gamma": "other"})
     assert roles["gamma"].role == "other"  # given roles have priority over the trace
     known = {name: role for name, role in TRUTH.items() if name != "gamma"}
     assert weight_decay_roles(Mixed("mixed"), IDS, known)["gamma"].role == "output"
 
 
-def test_what_cannot_be_classified_is_named() -> None:
+def test_weight_decay_roles_unclassifiable_named() -> None:
     with pytest.raises(ValueError, match="'round'"):
         weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias"})
     known = weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias", "gamma": "input"})
@@ -278,7 +278,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.parametrize("how", [*NORMED, *UNNORMED])
-def test_norms_by_hand_have_input_vectors_in_whatever_order_they_are_written(how: str) -> None:
+def test_weight_decay_roles_norms_by_hand_any_order(how: str) -> None:
     scale = (NORMED | UNNORMED)[how]
     row = weight_decay_roles(Small(lambda m, x: m.up(scale(m.w, x).float())), IDS)["w"]
     assert row.role == ("input" if how in NORMED else "multiplier")
@@ -299,7 +299,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("how", WEIGHTS)
-def test_a_matrix_takes_up_a_vector_where_nothing_else_is_done_to_it_and_its_gain_is_a_multiplier(how: str) -> None:
+def test_weight_decay_roles_function_of_matrix_folds_or_not(how: str) -> None:
     takes, change = WEIGHTS[how]
 
     def weighted(m: Small, x: torch.Tensor) -> torch.Tensor:
@@ -353,7 +353,7 @@ READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("how", READ)
-def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> None:
+def test_weight_decay_roles_linear_readers_make_input(how: str) -> None:
     role, folds, between = READ[how]
 
     model = Small(lambda m, x: m.up(between(NORMED["var_mean"](m.w, x), x, m.a)), a=torch.rand(4))
@@ -361,7 +361,7 @@ def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> No
     assert (row.role, row.redundant) == (role, folds)
 
 
-def test_weight_decay_roles_higher_order_operator_names_the_remedy() -> None:
+def test_weight_decay_roles_higher_order_operator_refused() -> None:
     def flexible(m: Small, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
@@ -383,7 +383,7 @@ ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
 
 
 @pytest.mark.parametrize("how", ADDED)
-def test_rows_of_a_table_by_position_are_an_embedding(how: str) -> None:
+def test_weight_decay_roles_rows_by_position_are_embedding(how: str) -> None:
     role, added = ADDED[how]
     model = Small(lambda m, x: m.up(NORMED["var_mean"](m.w, x + added(m.p, x)).float()), p=torch.ones(7, 4))
     assert weight_decay_roles(model, IDS)["p"].role == role
@@ -412,7 +412,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["plain", "fails", "inference", "called before"])
-def test_buffers_are_as_they_were_whatever_the_pass_does_to_them(how: str) -> None:
+def test_weight_decay_roles_any_pass_buffers_restored(how: str) -> None:
     model = Counting(how == "fails")
     if how == "called before":
         model(IDS[:, :2])

@@ -30,7 +30,7 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
 
 
-def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_json_has_parameters_and_patterns(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = find("gemma3_text")
     model = family.build()
     for where in (model_dir, model_dir / "config.json"):
@@ -47,7 +47,7 @@ def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsy
     assert json.loads(capsys.readouterr().out)["undecayed"] == {"regex": [], "glob": []}
 
 
-def test_the_table_collapses_layers(
+def test_roles_table_collapses_layers(
     model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -59,7 +59,7 @@ def test_the_table_collapses_layers(
     assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
 
 
-def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
+def test_roles_control_characters_removed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     roles = Roles((ModelParameter("a\x1b[2J.weight", (2,), "output", False, 0.0),))
@@ -70,7 +70,7 @@ def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
 
 
 @pytest.mark.parametrize("name", thinned(["t5", "llava", "vit"], ["t5"]))
-def test_the_class_is_that_of_the_configuration(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_configured_class_is_built(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
@@ -79,7 +79,7 @@ def test_the_class_is_that_of_the_configuration(name: str, tmp_path: Path, capsy
     assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
 
 
-def test_what_an_example_does_not_use_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_unused_parameter_needs_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
     config.architectures = ["Dinov2ForImageClassification"]
     config.save_pretrained(tmp_path)
@@ -104,7 +104,7 @@ class OwnModel(LlamaForCausalLM):
 """
 
 
-def test_code_beside_a_model_runs_only_when_it_is_trusted(
+def test_roles_remote_code_runs_only_if_trusted(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -122,7 +122,7 @@ def test_code_beside_a_model_runs_only_when_it_is_trusted(
     assert ran.exists() and len(json.loads(capsys.readouterr().out)["parameters"]) == len(list(llama.parameters()))
 
 
-def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, refused: Refused) -> None:
+def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Refused) -> None:
     empty, config = tmp_path / "empty", model_dir / "config.json"
     empty.mkdir()
     assert "config.json" in refused("roles", str(empty))
