@@ -93,7 +93,7 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
     # a pass of it is a loop over tokens: four seconds a strategy
     if family.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
 ])  # fmt: skip
-def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, family: Family) -> None:
+def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family: Family) -> None:
     model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign at a norm without a matrix
     before = logits(model)
     with unchanged(model, values=False):
@@ -110,13 +110,13 @@ def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, fam
 @pytest.mark.parametrize(
     ("strategy", "noted"), [("hg+dp+or+iwd", ["model.embed_tokens.weight"]), ("nop", ["model.norm.weight"]), ("hg", [])]
 )
-def test_apply_tied_head_is_noted_if_it_lacks_a_vector(strategy: str, noted: list[str]) -> None:
+def test_apply_strategy_tied_head_without_vector_noted(strategy: str, noted: list[str]) -> None:
     report = apply_strategy(named("qwen2-tied"), strategy)
     assert list(dict(report.notes)) == noted and not any("lm_head" in name for name in report.vectors)
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])
-def test_apply_dnp_is_dp_except_in_plain_linear_layers(name: str) -> None:
+def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str) -> None:
     """Fused rows, interleaved rows, Conv1D and experts have an output-side vector without a norm."""
     model = named(name)
     report = apply_strategy(model, "hg+dnp")
@@ -127,7 +127,7 @@ def test_apply_dnp_is_dp_except_in_plain_linear_layers(name: str) -> None:
     assert report.same_function == (not normed)
 
 
-def test_generation_with_a_cache_gives_the_same_tokens() -> None:
+def test_apply_strategy_generation_with_cache_same_tokens() -> None:
     for name in ("llama", "gemma2"):
         model, ids = named(name), torch.arange(4, 12)[None]
         plain = model.generate(ids, max_new_tokens=10, do_sample=False)
@@ -137,7 +137,7 @@ def test_generation_with_a_cache_gives_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
+def test_apply_strategy_gradient_checkpointing_same_bits(reentrant: bool) -> None:
     model, ids = named("llama"), torch.arange(4, 20)[None]
     apply_strategy(model, "hg+dp+or+iwd")
     found = []
@@ -154,7 +154,7 @@ def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
     assert all(found[0][name].any() for name in found[0])
 
 
-def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> None:
+def test_apply_strategy_state_loads_but_not_into_plain_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     for name, strategy in (("llama", "hg+dp+or+iwd"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")):
         model = named(name)
@@ -179,7 +179,7 @@ def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> Non
         assert torch.equal(logits(again), applied)
 
 
-def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another() -> None:
+def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
     report = apply_strategy(model, "unified")
     assert not report.same_function and report.difference > 1e-3 and "the function changes" in str(report)
@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
+def test_apply_strategy_refused_model_unchanged(case: str) -> None:
     strategy, why, build = REFUSED[case]
     model = build()
     with unchanged(model), pytest.raises(ValueError, match=why):
@@ -267,12 +267,12 @@ def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda model: apply_strategy(model, "hg"), fold_applied, weight_decay_roles])
-def test_a_class_is_refused(call: Callable[[Any], object]) -> None:
+def test_interop_class_instead_of_module_refused(call: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match="expected an nn.Module"):
         call(nn.Linear)
 
 
-def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model = named("qwen2-tied", 0.05)
     monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
@@ -280,7 +280,7 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
             apply_strategy(model, strategy)
 
 
-def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
+def test_scaled_weight_assigned_data_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     with unchanged(model):
@@ -290,7 +290,7 @@ def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
-def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
+def test_fold_applied_lora_merge_refused_before_right_after() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
@@ -306,19 +306,19 @@ def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
 
 
-def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:
+def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     report = apply_strategy(Mixer(), "hg+dp+or", torch.randn(2, 8, 8))
     assert report.difference < ROUNDING and "norm.parametrizations.weight.0.vector" in report.vectors
 
 
 @pytest.mark.parametrize("fused", ["gpt_neox", "bloom", "gpt_oss"])
-def test_rows_that_are_mixed_are_said_to_share_their_vectors(fused: str) -> None:
+def test_apply_strategy_mixed_rows_share_vectors(fused: str) -> None:
     model = named(fused)
     with pytest.warns(UserWarning, match="hg is partial"):
         apply_strategy(model, "hg+dp")
 
 
-def test_rows_that_lie_one_after_the_other_have_vectors_of_their_own() -> None:
+def test_apply_strategy_stacked_rows_have_own_vectors() -> None:
     model = named("phi3")
     apply_strategy(model, "hg+dp")
     (qkv,) = model.model.layers[0].self_attn.qkv_proj.parametrizations.weight

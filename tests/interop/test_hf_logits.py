@@ -27,7 +27,7 @@ def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
     return model
 
 
-def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -> None:
+def test_to_hugging_face_unknown_norms_refused(config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match="post_norm"):
         to_hugging_face(Backbone(replace(config, post_norm=True)))
     with pytest.raises(ValueError, match="n_expert_shared"):
@@ -71,7 +71,7 @@ PLAIN = [
     ids=["llama", "llama-3.1", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
 )
 @pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
-def test_logits_equal_hugging_faces(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
+def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
     assert_same_logits(trained(replace(config, **sizes), text), family)
 
 
@@ -94,7 +94,7 @@ SHARED = [
     thinned(SHARED, SHARED[1:3], several=True),
     ids=["dense", "grouped", "moe", "one head"],
 )
-def test_dnp_on_q_and_k_with_vectors_that_heads_share_is_plain_qwen_3(
+def test_to_hugging_face_dnp_on_shared_q_k_is_qwen3(
     family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
 ) -> None:
     assert_same_logits(trained(replace(config, **sizes), "unified", **options), family)
@@ -119,7 +119,7 @@ OWN_CODE = [
     ("family", "sizes", "options"),
     thinned(OWN_CODE, [OWN_CODE[i] for i in (1, 4, 5, 9)], several=True),
 )
-def test_what_no_plain_model_normalizes_runs_by_our_code(
+def test_to_hugging_face_output_norms_run_by_own_code(
     family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
 ) -> None:
     assert_same_logits(trained(replace(config, **sizes), "unified", **options), family, own_code=True)

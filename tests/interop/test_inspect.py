@@ -90,7 +90,7 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
     ("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
     ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
 )  # fmt: skip
-def test_a_folder_of_transformers_is_measured(
+def test_vectors_of_folder_statistics_equal_formulas(
     family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_sv.interop.inspect.BLOCK", 100)  # three rows
@@ -107,7 +107,7 @@ def test_a_folder_of_transformers_is_measured(
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
 
 
-def test_experts_that_a_run_of_ours_has_are_measured_one_by_one() -> None:
+def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2)
     for strategy in ("llama", "hg+or", "hg+dp+er", "unified", "ap"):
         model = perturbed(Backbone(config, strategy))
@@ -137,7 +137,7 @@ def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
     return StoredVector("layers.3.norm", "input", stored, origin, "", {}, shared=True)
 
 
-def test_what_training_in_bf16_swallows_and_channels_that_stand_out_are_counted() -> None:
+def test_statistics_bf16_and_outliers_counted() -> None:
     stored = torch.ones(100)
     stored[:3] = torch.tensor([0.01, -9.0, -1.5])
     row = statistics(vector(stored))
@@ -175,7 +175,7 @@ def made_up(folder: Path, width: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak")
-def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     def peak_of(folder: Path) -> float:
         """MiB that are resident at most, beyond those before; pages of a mapped file count."""
         Path("/proc/self/clear_refs").write_text("5")
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_the_command_shows_a_run_and_a_folder(
+def test_inspect_run_and_folder_shown(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -214,7 +214,7 @@ def test_the_command_shows_a_run_and_a_folder(
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
 
 
-def test_what_cannot_be_inspected_is_said(tmp_path: Path, refused: Refused) -> None:
+def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     def saved(name: str, model: nn.Module, **options: Any) -> Path:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
         return tmp_path / name

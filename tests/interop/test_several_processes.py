@@ -11,14 +11,14 @@ from tests.launch import launch
 
 
 @pytest.mark.long
-def test_ddp_and_fsdp_train_as_one_process_does_and_keep_the_digits_of_scale_vectors(tmp_path: Path) -> None:
+def test_apply_strategy_ddp_and_fsdp_same_losses(tmp_path: Path) -> None:
     ended = launch("tests.interop.several_processes", logs=tmp_path, seconds=300)
     assert ended.fine, ended
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_a_compiled_model_has_the_same_gradients() -> None:
+def test_apply_strategy_compiled_model_same_gradients() -> None:
     """In one graph, the norms that dnp puts behind matrices included."""
     model, ids = named("llama", 0.3), torch.arange(4, 20)[None]
     model.model.layers = model.model.layers[:1]
