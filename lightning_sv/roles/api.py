@@ -78,7 +78,6 @@ class TracedModel:
         self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)
         self._declared = _declared_roles(model) | {name: (role, None) for name, role in self.known.items()}
         self._scales_matrix: set[str] = set()
-        self._consumers: dict[str, list[Consumer]] = {}
         for use in uses_of_parameters(self.flow):
             self._note(use)
         found = {name: row for name in self.named if (row := self._parameter(name)) is not None}
@@ -112,9 +111,7 @@ class TracedModel:
         Raises:
             UnknownConsumerError: it is unknown whether an operation is linear
         """
-        if name not in self._consumers:
-            self._consumers[name] = list(consumers(self.scaled.get(name, ()), name, through_gates=False))
-        return self._consumers[name]
+        return list(consumers(self.scaled.get(name, ()), name, through_gates=False))
 
     def _parameter(self, name: str) -> ModelParameter | None:
         roles, scaled = set(self.uses.get(name, ())), self.scaled.get(name)

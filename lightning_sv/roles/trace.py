@@ -141,7 +141,7 @@ class Tracer(TorchDispatchMode):
         if not op.recorded:
             return func(*args, **kwargs)
         arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
-        tensors = {name: values for name, value in arguments.items() if (values := list(_tensors(value)))}
+        tensors = {name: values for name, value in arguments.items() if (values := _tensors(value))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
@@ -182,7 +182,7 @@ def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation, outside the fake mode if no tensor is fake, so that its values are real."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, kwargs))):
         return func(*args, **kwargs)
     with unset_fake_temporarily():
         return func(*args, **kwargs)
@@ -224,12 +224,8 @@ def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
     return DATA if {PARAM, INPUT} <= kinds else max(kinds, default=CONST)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
 
 
 def _storage(tensor: Tensor) -> Any:
@@ -323,9 +319,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
         for tensor in model.buffers():
             tracer.source(tensor, "buffer")
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                tracer.source(tensor, "input")
+        for tensor in _tensors((args, kwargs)):
+            tracer.source(tensor, "input")
         try:
             with tracer:
                 out = model(*args, **kwargs)
@@ -336,7 +331,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 "model accepts, and a model without flex_attention, torch.cond and other higher-order operators. In "
                 'transformers, call model.set_attn_implementation("sdpa") first.'
             ) from error
-        outputs = {tracer.find(t) for t in tree_iter(logits_of(out)) if isinstance(t, Tensor)}
+        outputs = {tracer.find(tensor) for tensor in _tensors(logits_of(out))}
     return Graph(tracer.nodes, parameters, outputs)
 
 
