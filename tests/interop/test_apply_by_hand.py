@@ -306,15 +306,10 @@ def _reads_embedding(model: Bare, h: Tensor) -> Tensor:
     return model.down(model.up(model.emb(IDS)))
 
 
-def _reads_both_norms(model: Bare, h: Tensor) -> Tensor:
-    return model.down(model.up(model.norm(model.emb(IDS).square())))
-
-
 OTHERS: dict[str, tuple[Callable[[Bare, Tensor], Tensor], dict[str, set[str]], set[str]]] = {
     "the residual stream": (lambda model, h: h, {"head": BOTH}, set()),
     "a function": (lambda model, h: torch.tanh(h), {"head": BOTH}, set()),
     "a matrix of other data": (_reads_embedding, {"gate": BOTH, "head": BOTH}, {"up.weight"}),
-    "a matrix of two norms": (_reads_both_norms, {"up": BOTH, "gate": BOTH, "head": BOTH}, set()),
 }
 
 

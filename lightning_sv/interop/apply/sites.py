@@ -95,25 +95,18 @@ def _names_read(ends: Iterable[Consumer], traced: TracedModel) -> list[str]:
 
 
 def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> list[Site]:
-    """Return the norms without scale vector that only matrices read; those that share a matrix form one site."""
-    read: list[tuple[set[str], set[Node], int]] = []  # matrices, their products, width
+    """Return the norms without scale vector that only matrices read."""
+    sites = []
     for norm in _bare_norms(traced):
-        ones = Node("parameter", [], norm.shape[-1:], (1,))
+        ones, width = Node("parameter", [], norm.shape[-1:], (1,)), norm.shape[-1]
         try:
             ends = list(consumers([(norm, ones)], "a norm without scale vector", through_gates=False))
         except UnknownConsumerError:
             continue
         if not ends or any(end.matrix is None or not end.along_channels for end in ends):
             continue
-        names, products, width = set(_names_read(ends, traced)), {end.node for end in ends}, norm.shape[-1]
-        for other in [other for other in read if other[0] & names and other[2] == width]:
-            read.remove(other)
-            names, products = names | other[0], products | other[1]
-        read.append((names, products, width))
-    sites = []
-    for names, products, width in read:
-        ordered = [name for name in traced.named if name in names]
-        candidates = {name: _matrix(name, traced, normalized) for name in ordered if name not in tied}
+        products, names = {end.node for end in ends}, _names_read(ends, traced)
+        candidates = {name: _matrix(name, traced, normalized) for name in names if name not in tied}
         fits = {
             name: matrix
             for name, matrix in candidates.items()
@@ -121,7 +114,7 @@ def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> l
             and traced.named[name].shape[matrix.in_axis] == width
             and {product for product, _, _ in traced.products[name]} <= products
         }
-        shared = tuple(name for name in ordered if name in tied)
+        shared = tuple(name for name in names if name in tied)
         unfit = tuple(name for name in candidates if name not in fits)
         sites.append(Site("", 1.0, "input", None, tuple(fits.values()), shared, "", unfit))
     return sites
