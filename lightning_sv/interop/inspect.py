@@ -206,18 +206,14 @@ class Weights:
     """
 
     def __init__(self, folder: Path):
-        if not folder.is_dir():
-            raise ConfigError(
-                f"{folder} is not a folder; expected a run directory, or a folder with config.json and *.safetensors."
-            )
         self.file_of: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with _opened(regular(path)) as file:
                 self.file_of |= dict.fromkeys(file.keys(), path)
         if not self.file_of:
             raise ConfigError(
-                f"{folder} has no *.safetensors; expected a folder with a model's weights. Pickled weights (*.bin, "
-                "*.pt) are not loaded, because they can run code."
+                f"{folder} has no *.safetensors; expected a run directory, or a folder with config.json and "
+                "*.safetensors. Pickled weights (*.bin, *.pt) are not loaded, because they can run code."
             )
 
     def shape(self, key: str) -> tuple[int, ...]:

@@ -65,13 +65,9 @@ class TracedModel:
     ):
         self.inputs, self.known, self.named = example_of(model, example), known or {}, dict(model.named_parameters())
         for name, role in self.known.items():
-            if name not in self.named:
-                raise ConfigError(
-                    f"known has {name!r}; expected the name of a parameter of the model. Check the spelling."
-                )
-            if role not in MODEL_ROLES:
-                expected = " ".join(MODEL_ROLES)
-                raise ConfigError(f"known[{name!r}] is {role!r}; expected one of: {expected}.")
+            if name not in self.named or role not in MODEL_ROLES:
+                expected = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}"
+                raise ConfigError(f"known[{name!r}] is {role!r}; expected {expected}.")
         self.model, self.flow = model, Dataflow(trace(model, *self.inputs))
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)

@@ -219,7 +219,7 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
         return tmp_path / name
 
-    assert "nowhere is not a folder" in refused("inspect", str(tmp_path / "nowhere"))
+    assert "nowhere has no *.safetensors" in refused("inspect", str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
     assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))
