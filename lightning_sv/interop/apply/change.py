@@ -309,7 +309,6 @@ def fold_applied(model: nn.Module) -> nn.Module:
                     f"({type(parametrizations[1]).__name__}); remove that first with "
                     "torch.nn.utils.parametrize.remove_parametrizations."
                 )
-            getattr(module, attribute)  # fail before any change if it cannot be computed
             planned.append((module, attribute, parametrizations[0].order))
     for module, attribute, order in planned:
         _remove(module, attribute, order, keep=True)
