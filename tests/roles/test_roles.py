@@ -100,6 +100,15 @@ def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -
             assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
 
 
+def test_weight_decay_roles_axes_and_heads_from_strides() -> None:
+    roles = weight_decay_roles(find("gpt2").build())
+    assert roles["transformer.h.0.attn.c_proj.weight"].in_axis == 0  # square, and stored (in, out)
+    roles = weight_decay_roles(find("llama").build())
+    assert roles["model.layers.0.self_attn.o_proj.weight"].in_axis == 1
+    assert roles["model.layers.0.self_attn.k_proj.weight"].head_width == 8
+    assert roles["model.layers.0.mlp.up_proj.weight"].head_width is None
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_weight_decay_roles_torch_encoder_equal_truth(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
