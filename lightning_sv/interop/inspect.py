@@ -19,6 +19,7 @@ from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
+from lightning_sv.interop.groups import unwrapped
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import model_from_config, transformers
@@ -252,7 +253,8 @@ class Weights:
         names: Any = model.state_dict()
         pieces: dict[str, list[Piece]] = defaultdict(list)
         for key in sorted(self.file_of):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+            plain = unwrapped(key)
+            name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
             operations = {
                 type(step).__name__
                 for converter in converters

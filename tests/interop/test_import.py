@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
+from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.scale import ScaleStrategy
 from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, perturbed, thinned
 from tests.tolerances import assert_near
@@ -129,6 +130,21 @@ def test_from_hugging_face_unsupported_config_refused(
 ) -> None:
     with pytest.raises(ValueError, match=why):
         from_hugging_face(rewritten(folders[name], tmp_path / "changed", **changes))
+
+
+def test_from_hugging_face_wrapped_names_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = rewritten(folders["qwen3"], tmp_path / "wrapped")
+    stored = load_file(folder / "model.safetensors")
+    renamed = {
+        f"_orig_mod.module.{key}".replace("layers.1.", "layers.1._checkpoint_wrapped_module."): value
+        for key, value in stored.items()
+    }
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    expected, found = from_hugging_face(folders["qwen3"]).state_dict(), from_hugging_face(folder).state_dict()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    expected_vectors, found_vectors = (vectors_of_folder(path).vectors for path in (folders["qwen3"], folder))
+    for vector, expected_vector in zip(found_vectors, expected_vectors, strict=True):
+        assert vector.name == expected_vector.name and torch.equal(vector.stored, expected_vector.stored)
 
 
 def test_from_hugging_face_damaged_folder_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from lightning_sv.atomic import regular
 from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import check_no_norm, unfold
+from lightning_sv.interop.groups import WRAPPERS
 from lightning_sv.interop.hf.convert import keys
 from lightning_sv.interop.hf.save import SAMPLE, compare
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
@@ -209,7 +210,8 @@ def _open(folder: Path, family: str) -> Any:
     if not any(file.suffix == ".safetensors" for file in files):
         raise ConfigError(f"{folder} has no *.safetensors; pickled weights are not loaded, because they can run code.")
     model_of = getattr(transformers(), f"{family}ForCausalLM")
-    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+    renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # names of compiled or wrapped models
+    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True, "key_mapping": renamed}
     try:
         theirs, info = model_of.from_pretrained(folder, dtype=torch.float32, **options)
     except Exception as error:  # damaged files can raise anything
