@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.interop.hf.families import arguments, target
+from lightning_sv.interop.hf.convert import arguments, target
 from lightning_sv.nn import BackboneConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
+from lightning_sv.roles import Roles, weight_decay_roles
 from lightning_sv.scale.strategy import DECAYS
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
@@ -22,7 +22,6 @@ def param_groups(
     policy: str = "iwd",
     example: Any = None,
     roles: Roles | None = None,
-    known: Mapping[str, ModelRole] | None = None,
 ) -> list[dict[str, Any]]:
     """Return two optimizer groups: the trained parameters that decay under `policy`, and the others.
 
@@ -35,8 +34,7 @@ def param_groups(
         weight_decay: weight decay of the first group; the second has none
         policy: 'wd', 'iwd', 'owd' or 'nowd'
         example: example inputs of the model, see `weight_decay_roles`
-        roles: roles of the parameters, if already known: from the model before wrapping, or on fake tensors
-        known: given roles, by parameter name
+        roles: result of `weight_decay_roles` for the model before wrapping, on fake tensors, or with given roles
 
     Raises:
         ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
@@ -48,7 +46,7 @@ def param_groups(
             usable = False
         if not usable:
             raise ConfigError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
-    decayed = set(decayed_names(model, policy, example, roles, known))
+    decayed = set(decayed_names(model, policy, example, roles))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in trained if name in decayed], "lr": lr, "weight_decay": weight_decay},
@@ -57,13 +55,7 @@ def param_groups(
     return [group for group in groups if group["params"]]
 
 
-def decayed_names(
-    model: nn.Module,
-    policy: str = "iwd",
-    example: Any = None,
-    roles: Roles | None = None,
-    known: Mapping[str, ModelRole] | None = None,
-) -> list[str]:
+def decayed_names(model: nn.Module, policy: str = "iwd", example: Any = None, roles: Roles | None = None) -> list[str]:
     """Return the names of the trained parameters that decay; arguments as in `param_groups`.
 
     Raises:
@@ -72,7 +64,7 @@ def decayed_names(
     if policy not in DECAYS and ":" not in str(policy):  # module:Name is a policy of the user
         raise ConfigError(unknown("policy", policy, DECAYS))
     if roles is None:
-        roles = weight_decay_roles(model, example, known)
+        roles = weight_decay_roles(model, example)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     decays = _decays(trained, {parameter.name: parameter.decays(policy) for parameter in roles.parameters})
     if missing := [name for name in trained if name not in decays]:

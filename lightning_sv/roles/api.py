@@ -13,7 +13,7 @@ from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.roles.trace import PARAM, Node, place, trace
+from lightning_sv.roles.trace import PARAM, Node, trace
 from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
@@ -65,20 +65,15 @@ class TracedModel:
     ):
         self.inputs, self.known, self.named = example_of(model, example), known or {}, dict(model.named_parameters())
         for name, role in self.known.items():
-            if name not in self.named:
-                raise ConfigError(
-                    f"known has {name!r}; expected the name of a parameter of the model. Check the spelling."
-                )
-            if role not in MODEL_ROLES:
-                expected = " ".join(MODEL_ROLES)
-                raise ConfigError(f"known[{name!r}] is {role!r}; expected one of: {expected}.")
+            if name not in self.named or role not in MODEL_ROLES:
+                expected = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}"
+                raise ConfigError(f"known[{name!r}] is {role!r}; expected {expected}.")
         self.model, self.flow = model, Dataflow(trace(model, *self.inputs))
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)
         self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)
         self._declared = _declared_roles(model) | {name: (role, None) for name, role in self.known.items()}
         self._scales_matrix: set[str] = set()
-        self._consumers: dict[str, list[Consumer]] = {}
         for use in uses_of_parameters(self.flow):
             self._note(use)
         found = {name: row for name in self.named if (row := self._parameter(name)) is not None}
@@ -112,9 +107,7 @@ class TracedModel:
         Raises:
             UnknownConsumerError: it is unknown whether an operation is linear
         """
-        if name not in self._consumers:
-            self._consumers[name] = list(consumers(self.scaled.get(name, ()), name, through_gates=False))
-        return self._consumers[name]
+        return list(consumers(self.scaled.get(name, ()), name, through_gates=False))
 
     def _parameter(self, name: str) -> ModelParameter | None:
         roles, scaled = set(self.uses.get(name, ())), self.scaled.get(name)
@@ -142,9 +135,8 @@ class TracedModel:
 
     def _folds(self, name: str) -> bool:
         """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
-        logits = self.flow.graph.logits
         try:
-            ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=logits))
+            ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=self.flow.graph.outputs))
         except UnknownConsumerError:  # behind a gate, which roles do not pass
             return False
         operands = [end.matrix for end in ends if end.matrix is not None]
@@ -176,12 +168,6 @@ class TracedModel:
                 rows.append(replace(like[0], name=name, shape=shape, trained=parameter.requires_grad))
             elif not parameter.requires_grad:
                 rows.append(ModelParameter(name, shape, "other", trained=False))
-            elif twins := [key for key, p in self.named.items() if key != name and place(p) == place(parameter)]:
-                raise ConfigError(
-                    f"parameter {name} shares its storage with {twins[-1]} but is a different parameter, so an "
-                    "optimizer would update the same values twice; tie the modules with one parameter: "
-                    f"{twins[-1]} = {name}, without nn.Parameter(...) or .data."
-                )
             elif not every and max(shape, default=1) == parameter.numel():
                 rows.append(ModelParameter(name, shape, "other"))
             else:

@@ -64,51 +64,39 @@ class Rule(NamedTuple):
     #: 'scale vector' is resolved later by the consumers of the scaled values; None if this use determines no role
     role: ModelRole | Literal["scale vector"] | None
     applies: Callable[[Use], bool]
-    why: str
 
 
-#: the first rule that applies to a use decides
+#: the first rule that applies to a use decides; docs/roles-architecture.md gives the reason for each
 RULES = (
-    Rule("learned queries' matrix", "matrix",
-         lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == PRODUCTS[use.node.op][1],
-         "it multiplies learned queries before they are combined with data"),
-    Rule("learned queries' bias", "bias",
-         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
-         "it is added to the product of learned queries and a matrix"),
-    Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
-         "a function of parameters: its result is classified when it is combined with data"),
-    Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
-         "rows of a table are selected by index"),
-    Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self",
-         "table[ids] is equivalent to a lookup"),
-    Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables,
-         "rows of a table, selected by position, such as learned positions"),
-    Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node),
-         "a matrix whose product is ranked by top-k, sort or argmax selects experts"),
-    Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs),
-         "a matrix whose product is only the output"),
-    Rule("matrix", "matrix", lambda use: use.part == "operand",
-         "any other linear map of data"),
-    Rule("bias", "bias", lambda use: use.part == "addend",
-         "it is added by a sum, a product or a norm"),
-    Rule("scale vector", "scale vector", lambda use: bool(use.scaled),
-         "it multiplies the output of a norm, or one of the norm's two factors before the other"),
-    Rule("norm's statistics", None, lambda use: use.part == "norm weight",
-         "the other outputs of the norm's operation do not depend on the vector"),
-    Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1,
-         "it multiplies unnormalized values, like LayerScale"),
-    Rule("attention's mask", "bias",
-         lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias"),
-         "it is added to the scores"),
-    Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION,
-         "a learned query, key or value without a matrix"),
-    Rule("single factor", "other", lambda use: use.part == "factor",
-         "a single number for all channels is not a scale vector"),
-    Rule("joined", "other", lambda use: use.node.op in JOINS,
-         "it is concatenated with data, like a class token"),
-    Rule("elementwise", "other", lambda use: use.node.pointwise,
-         "a function of it and data that is neither their product nor their sum"),
-)  # fmt: skip
+    Rule(
+        "learned queries' matrix",
+        "matrix",
+        lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == PRODUCTS[use.node.op][1],
+    ),
+    Rule(
+        "learned queries' bias",
+        "bias",
+        lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
+    ),
+    Rule("parameters alone", None, lambda use: use.node.kind == PARAM),
+    Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS),
+    Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self"),
+    Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables),
+    Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node)),
+    Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs)),
+    Rule("matrix", "matrix", lambda use: use.part == "operand"),
+    Rule("bias", "bias", lambda use: use.part == "addend"),
+    Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
+    Rule("norm's statistics", None, lambda use: use.part == "norm weight"),
+    Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1),
+    Rule(
+        "attention's mask", "bias", lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias")
+    ),
+    Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION),
+    Rule("single factor", "other", lambda use: use.part == "factor"),
+    Rule("joined", "other", lambda use: use.node.op in JOINS),
+    Rule("elementwise", "other", lambda use: use.node.pointwise),
+)
 
 
 def first_rule(use: Use) -> Rule | None:

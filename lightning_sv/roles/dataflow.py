@@ -1,7 +1,8 @@
 """Dataflow of a traced pass: parameters in each value, and normalized values."""
 
 import math
-from collections.abc import Callable
+
+import torch
 
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
@@ -11,19 +12,7 @@ _SQUARE, _ROOT, _INVERSE = 2.0, 1.0, -1.0
 #: operation -> power to which it raises a statistic
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
 _KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
-#: operations on the value of a parameter, and on a value and a number
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "tanh": math.tanh,
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-}
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "add": lambda x, number: x + number,
-    "sub": lambda x, number: x - number,
-    "rsub": lambda x, number: number - x,
-    "mul": lambda x, number: x * number,
-    "div": lambda x, number: x / number,
-}
+_ONES = {"ones", "ones_like", "new_ones"}
 
 
 def contraction(product: Node, name: str, operand: Node) -> int:
@@ -297,13 +286,9 @@ def value_at(factor: Node, at: float) -> float | None:
         return at
     learned = [value for _, value in factor.inputs if value.kind == PARAM]
     base = value_at(learned[0], at) if len(learned) == 1 else None
-    if base is None or factor.moves:
-        return -base if base is not None and factor.op == "neg" else base
-    if factor.op in _FUNCTIONS:
-        return _FUNCTIONS[factor.op](base)
-    constants = [value for _, value in factor.inputs if value.kind == CONST]
-    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
-    other = 1.0 if ones else factor.scalars.get("other")
-    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
+    if base is None or (factor.moves and factor.op != "neg"):
+        return base
+    if not factor.pointwise or any(v.kind != PARAM and v.op not in _ONES for _, v in factor.inputs):
         return None
-    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)
+    numbers = {name: torch.tensor(base if v.kind == PARAM else 1.0, dtype=torch.float64) for name, v in factor.inputs}
+    return float(factor.call(**numbers, **factor.scalars))

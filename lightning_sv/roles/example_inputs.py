@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
@@ -21,14 +20,9 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """Return (args, kwargs) of the traced call, from the example or the model's config.
 
     Raises:
-        ConfigError: there is no example, and none can be made; a model on the meta device; lazy parameters
+        ConfigError: there is no example, and none can be made; or the model is on the meta device
     """
     check_module(model)
-    lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
-    if lazy:
-        raise ConfigError(
-            f"parameter {lazy[0]} has no shape yet, because its module is lazy; call the model once first."
-        )
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ConfigError(
             "the model is on the meta device, which does not support tracing; build it with "
@@ -71,10 +65,9 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     device = next(model.parameters()).device
     names = ("image_token_id", "image_token_index")
     token = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
-    for candidate in _images(config, accepted):
-        if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
+    for image in _images(config, accepted, next(model.parameters())):
+        if any(value.numel() > _MAX_NUMBERS for value in image.values()):
             continue
-        image = _as_model(model, candidate)
         count = 0 if token is None else _embeddings(model, image)
         if count is not None:
             inputs |= image
@@ -104,9 +97,11 @@ def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
     return torch.tensor([[*ids[: TOKENS // 2], *(inner or []), *ids[TOKENS // 2 :]]])
 
 
-def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
+def _images(config: Any, accepted: set[str], like: Tensor) -> Iterator[dict[str, Any]]:
+    """Yield the inputs of an image in different layouts, with the device and dtype of `like`."""
     if "pixel_values" not in accepted:
         return
+    one = torch.ones((), device=like.device, dtype=like.dtype)  # expanded without memory; zeros would be padding
     vision = getattr(config, "vision_config", config)
     channels = _first(vision, "num_channels", "in_channels", "in_chans") or 3
     if "image_grid_thw" in accepted:  # patches, each a row
@@ -114,23 +109,18 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
         merged = _first(vision, "spatial_merge_size") or 1
         side, deep = 4 * merged, _first(vision, "temporal_patch_size") or 1
         for depth in {deep: None, 1: None}:
-            pixels = _numbers(side * side, channels * depth * patch * patch)
-            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])}
+            pixels = one.expand(side * side, channels * depth * patch * patch)
+            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]], device=like.device)}
         return
     size = _first(vision, "image_size")
     if size is None:
         return
-    sizes = {"image_sizes": torch.tensor([[size, size]])}
+    sizes = {"image_sizes": torch.tensor([[size, size]], device=like.device)}
     for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # one image, or its tiles
-        image = {"pixel_values": _numbers(*lead, channels, size, size)}
+        image = {"pixel_values": one.expand(*lead, channels, size, size)}
         yield image
         if "image_sizes" in accepted:
             yield image | sizes
-
-
-def _numbers(*shape: int) -> Tensor:
-    """Return ones without memory, because zeros would be treated as padding."""
-    return torch.ones(()).expand(shape)
 
 
 def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
@@ -159,11 +149,3 @@ def _first(config: Any, *names: str) -> int | None:
         if isinstance(value, int) and 0 < value <= _MAX_SIZE:
             return value
     return None
-
-
-def _as_model(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    parameter = next(model.parameters())
-    return {
-        name: value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
-        for name, value in given.items()
-    }

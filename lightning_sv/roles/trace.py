@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -96,12 +97,11 @@ class Walk:
 
 @dataclass
 class Graph:
-    """Nodes in the order of the pass, parameters by name, the module's outputs, and those that define its function."""
+    """Nodes in the order of the pass, parameters by name, and the outputs that define the model's function."""
 
     nodes: list[Node]
     parameters: dict[str, Node]
     outputs: set[Node]
-    logits: set[Node]
 
 
 class Tracer(TorchDispatchMode):
@@ -141,7 +141,7 @@ class Tracer(TorchDispatchMode):
         if not op.recorded:
             return func(*args, **kwargs)
         arguments = dict(zip(op.arguments, args, strict=False)) | kwargs
-        tensors = {name: values for name, value in arguments.items() if (values := list(_tensors(value)))}
+        tensors = {name: values for name, value in arguments.items() if (values := _tensors(value))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
@@ -182,7 +182,7 @@ def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation, outside the fake mode if no tensor is fake, so that its values are real."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, kwargs))):
         return func(*args, **kwargs)
     with unset_fake_temporarily():
         return func(*args, **kwargs)
@@ -224,12 +224,8 @@ def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
     return DATA if {PARAM, INPUT} <= kinds else max(kinds, default=CONST)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
 
 
 def _storage(tensor: Tensor) -> Any:
@@ -237,11 +233,6 @@ def _storage(tensor: Tensor) -> Any:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # a subclass without storage
         return tensor
-
-
-def place(tensor: Tensor) -> Any:
-    """Return a key that is equal for tensors with the same storage and geometry."""
-    return _storage(tensor), _geometry(tensor)
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
@@ -305,18 +296,14 @@ def _conditions(model: nn.Module) -> Iterator[None]:
 
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
     log = logging.getLogger("torch._subclasses.fake_tensor")  # logs tracebacks of caught exceptions
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(tracing_state(model))
-            unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(fake or nullcontext())
-            yield
-    finally:
-        log.setLevel(level)
+    unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(log, "disabled", True))
+        stack.enter_context(tracing_state(model))
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(fake or nullcontext())
+        yield
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -332,9 +319,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
         for tensor in model.buffers():
             tracer.source(tensor, "buffer")
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                tracer.source(tensor, "input")
+        for tensor in _tensors((args, kwargs)):
+            tracer.source(tensor, "input")
         try:
             with tracer:
                 out = model(*args, **kwargs)
@@ -345,11 +331,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 "model accepts, and a model without flex_attention, torch.cond and other higher-order operators. In "
                 'transformers, call model.set_attn_implementation("sdpa") first.'
             ) from error
-        outputs, logits = (
-            {tracer.find(t) for t in tree_iter(values) if isinstance(t, Tensor)}
-            for values in (plain_output(out), logits_of(out))
-        )
-    return Graph(tracer.nodes, parameters, outputs, logits)
+        outputs = {tracer.find(tensor) for tensor in _tensors(logits_of(out))}
+    return Graph(tracer.nodes, parameters, outputs)
 
 
 def plain_output(out: Any) -> Any:

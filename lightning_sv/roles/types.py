@@ -2,20 +2,17 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale import ScaleStrategy
 
-ModelRole = Literal["matrix", "router", "head", "embedding", "bias", "input", "output", "multiplier", "other"]
-#: priority for parameters with several uses
-MODEL_ROLES: tuple[ModelRole, ...] = (
-    "embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other",
-)  # fmt: skip
+#: in the order of priority for parameters with several uses
+ModelRole = Literal["embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other"]
+MODEL_ROLES: tuple[ModelRole, ...] = get_args(ModelRole)
 #: roles that decay under every policy
 WEIGHTS = frozenset({"matrix", "router", "head", "embedding"})
 Pattern = Literal["regex", "glob"]
@@ -86,45 +83,29 @@ class Roles:
         """Return the names of the trained parameters that do not decay under `policy`."""
         return [p.name for p in self.parameters if p.trained and not p.decays(policy)]
 
-    def patterns(self, kind: Pattern = "regex", policy: str = "iwd", *, decayed: bool = False) -> list[str]:
-        """Return patterns that match exactly the names that do not decay (or do, with `decayed`).
+    def patterns(self, kind: Pattern = "regex", policy: str = "iwd") -> list[str]:
+        """Return patterns that match exactly the names that do not decay.
+
+        Numbers of layers and experts become wildcards. A name is shortened to its last two parts if that is
+        unambiguous, otherwise to three, and so on; if roles differ between layers, full names are returned.
 
         Args:
             kind: 'regex' (for both re.search and re.match) or 'glob' (fnmatch)
             policy: 'wd', 'iwd', 'owd' or 'nowd'
-            decayed: if True, match the names that decay
+
+        Raises:
+            ConfigError: an unknown kind
         """
-        wanted = self.decayed(policy) if decayed else self.undecayed(policy)
-        return name_patterns(wanted, [p.name for p in self.parameters if p.decays(policy) != decayed], kind)
-
-
-def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex") -> list[str]:
-    r"""Return patterns that together match all of `wanted` and none of `rest`.
-
-    Numbers of layers and experts become wildcards. A name is shortened to its last two parts if that is unambiguous,
-    otherwise to three, and so on; if roles differ between layers, full names are returned.
-
-    Args:
-        wanted: names to match
-        rest: names not to match
-        kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch
-
-    Raises:
-        ConfigError: an unknown kind
-
-    >>> name_patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
-    ['^(.*\\.)?norm\\.weight$']
-    >>> name_patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"], "glob")
-    ['*.norm.weight']
-    """
-    if kind not in ("regex", "glob"):
-        raise ConfigError(f"kind is {kind!r}; expected 'regex' or 'glob'.")
-    matches = re.search if kind == "regex" else lambda pattern, name: fnmatchcase(name, pattern)
-    patterns: list[str] = []
-    for name in wanted:
-        if not any(matches(pattern, name) for pattern in patterns):
-            patterns.append(next(p for p in _candidates(name, kind) if not any(matches(p, other) for other in rest)))
-    return patterns
+        if kind not in ("regex", "glob"):
+            raise ConfigError(f"kind is {kind!r}; expected 'regex' or 'glob'.")
+        matches = re.search if kind == "regex" else lambda pattern, name: fnmatchcase(name, pattern)
+        rest = [p.name for p in self.parameters if p.decays(policy)]
+        patterns: list[str] = []
+        for name in self.undecayed(policy):
+            if not any(matches(pattern, name) for pattern in patterns):
+                usable = (p for p in _candidates(name, kind) if not any(matches(p, other) for other in rest))
+                patterns.append(next(usable))
+        return patterns
 
 
 def _candidates(name: str, kind: Pattern) -> list[str]:

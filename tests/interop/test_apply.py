@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
+from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family, find
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function:UserWarning")
 #: families of every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
 #: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
@@ -93,7 +93,7 @@ def unchanged(model: nn.Module, *, values: bool = True) -> Iterator[None]:
     # a pass of it is a loop over tokens: four seconds a strategy
     if family.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
 ])  # fmt: skip
-def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, family: Family) -> None:
+def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family: Family) -> None:
     model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign at a norm without a matrix
     before = logits(model)
     with unchanged(model, values=False):
@@ -107,47 +107,27 @@ def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, fam
     assert torch.equal(logits(model), applied)
 
 
-def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model, ids = named("qwen2-tied"), torch.arange(4, 20)[None]
-    report = apply_strategy(model, "hg+dp+or+iwd")
-    assert dict(report.notes).keys() == {"model.embed_tokens.weight"}
-    assert not any("lm_head" in name for name in report.vectors)
-    model = named("qwen2-tied")
-    report = apply_strategy(model, "hg+dp+or+iwd", untie_head=True)
-    assert any("lm_head" in name for name in report.vectors) and not report.notes and report.difference < ROUNDING
-    perturb(model)
-    applied = logits(model)
-    fold_applied(model).save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert torch.equal(again(ids, use_cache=False).logits, applied)
+@pytest.mark.parametrize(
+    ("strategy", "noted"), [("hg+dp+or+iwd", ["model.embed_tokens.weight"]), ("nop", ["model.norm.weight"]), ("hg", [])]
+)
+def test_apply_strategy_tied_head_without_vector_noted(strategy: str, noted: list[str]) -> None:
+    report = apply_strategy(named("qwen2-tied"), strategy)
+    assert list(dict(report.notes)) == noted and not any("lm_head" in name for name in report.vectors)
 
 
-def test_the_hint_of_a_refused_dnp_can_be_pasted() -> None:
-    with pytest.raises(ConfigError, match="holds several matrices") as refused:
-        apply_strategy(named("mixtral"), "unified")
-    options = eval(str(refused.value).rpartition("options=")[2].rstrip("."), {"ScaleOptions": ScaleOptions})
-    assert not apply_strategy(named("mixtral"), "unified", options=options).notes
-    with pytest.raises(ConfigError, match="expected ScaleOptions"):
-        apply_strategy(named("llama"), "hg", options={"lm_head": "bp"})  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])
+def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str) -> None:
+    """Fused rows, interleaved rows, Conv1D and experts have an output-side vector without a norm."""
+    model = named(name)
+    report = apply_strategy(model, "hg+dnp")
+    without = {weight for weight, note in report.notes if note.startswith("dp instead of dnp")}
+    scaled = {module.site for module in model.modules() if isinstance(module, ScaledWeight)}
+    normed = {module.site for module in model.modules() if isinstance(module, OutputNorm)}
+    assert without and without <= scaled and not normed & {weight.removesuffix(".weight") for weight in without}
+    assert report.same_function == (not normed)
 
 
-def test_a_norm_before_a_tied_head_is_reported_if_the_strategy_has_no_vector_before_matrices() -> None:
-    for strategy, noted in (("nop", {"model.norm.weight"}), ("hg", set())):
-        report = apply_strategy(named("qwen2-tied"), strategy)
-        assert dict(report.notes).keys() == noted, strategy
-
-
-def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
-    model = named("llama")
-    report = apply_strategy(model, "hg+dp", options=ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}))
-    assert report.difference < ROUNDING and not any("lm_head" in name for name in report.vectors)
-    sides = {name.rpartition(".")[2] for name in report.vectors if "q_proj" in name}
-    assert sides == {"scale_out"}
-
-
-def test_generation_with_a_cache_gives_the_same_tokens() -> None:
+def test_apply_strategy_generation_with_cache_same_tokens() -> None:
     for name in ("llama", "gemma2"):
         model, ids = named(name), torch.arange(4, 12)[None]
         plain = model.generate(ids, max_new_tokens=10, do_sample=False)
@@ -157,7 +137,7 @@ def test_generation_with_a_cache_gives_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
+def test_apply_strategy_gradient_checkpointing_same_bits(reentrant: bool) -> None:
     model, ids = named("llama"), torch.arange(4, 20)[None]
     apply_strategy(model, "hg+dp+or+iwd")
     found = []
@@ -174,7 +154,7 @@ def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
     assert all(found[0][name].any() for name in found[0])
 
 
-def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> None:
+def test_apply_strategy_state_loads_but_not_into_plain_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     for name, strategy in (("llama", "hg+dp+or+iwd"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")):
         model = named(name)
@@ -199,7 +179,7 @@ def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> Non
         assert torch.equal(logits(again), applied)
 
 
-def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another() -> None:
+def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
     report = apply_strategy(model, "unified")
     assert not report.same_function and report.difference > 1e-3 and "the function changes" in str(report)
@@ -263,61 +243,44 @@ def wrapped(name: str) -> nn.Module:
 
 
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
-#: strategy, options, part of the message, model
-REFUSED: dict[str, tuple[str, dict[str, Any], str, Callable[[], nn.Module]]] = {
-    "no such site": ("hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'", lambda: named("llama")),
-    "another axis": ("bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'", lambda: named("llama")),
-    "left by folding": ("hg", {"placement_at": {"q_proj": "np"}}, "placement_at", lambda: named("llama")),
-    "ignored before": ("hg", {"initial_gamma_out": 0.5}, "initial_gamma_out", lambda: named("llama")),
-    "of built models": ("hg", {"share_scale_out": True}, "share_scale_out", lambda: named("llama")),
-    "sign": ("er", {}, "'er' cannot represent", lambda: named("gemma2")),
-    "zero": ("hg", {}, "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
-    "dnp, fused": ("dnp", {}, "holds several matrices", lambda: named("phi3")),
-    "dnp, interleaved": ("dnp", {}, "holds several matrices", lambda: named("gpt_neox")),
-    "dnp, Conv1D": ("hg+dnp", {}, "dnp normalizes only outputs", lambda: named("gpt2")),
-    "dnp, experts": ("unified", {}, "dnp normalizes only outputs", lambda: named("qwen3_moe")),
-    "not tied": ("hg", {"untie_head": True}, "untie_head", lambda: named("llama")),
-    "no example": ("hg", {}, "example=", Mixer),
-    "Backbone": ("hg", {}, "model is a Backbone", lambda: Backbone(SMALL)),
-    "integers": ("hg", {}, "not quantized", lambda: changed("llama", with_integers)),
-    "LoRA": ("hg", {}, "before PEFT", lambda: changed("llama", with_lora)),
-    "parametrized": ("hg+or", {}, "model.norm.weight", lambda: changed("llama", parametrized)),
-    "applied": (
-        "hg",
-        {},
-        "already has a strategy",
-        lambda: changed("llama", lambda model: apply_strategy(model, "hg")),
-    ),
-    "DDP": ("hg", {}, "model inside", lambda: wrapped("DistributedDataParallel")),
-    "FSDP": ("hg", {}, "model inside", lambda: wrapped("FullyShardedDataParallel")),
+#: strategy, part of the message, model
+REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
+    "sign": ("er", "'er' cannot represent", lambda: named("gemma2")),
+    "zero": ("hg", "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
+    "no example": ("hg", "example=", Mixer),
+    "Backbone": ("hg", "model is a Backbone", lambda: Backbone(SMALL)),
+    "integers": ("hg", "traced forward pass failed", lambda: changed("llama", with_integers)),
+    "LoRA": ("hg", "before PEFT", lambda: changed("llama", with_lora)),
+    "parametrized": ("hg+or", "already parametrized", lambda: changed("llama", parametrized)),
+    "applied": ("hg", "already has", lambda: changed("llama", lambda model: apply_strategy(model, "hg"))),
+    "DDP": ("hg", "model inside", lambda: wrapped("DistributedDataParallel")),
+    "FSDP": ("hg", "model inside", lambda: wrapped("FullyShardedDataParallel")),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
-    strategy, options, why, build = REFUSED[case]
-    model, untie = build(), options.get("untie_head", False)
+def test_apply_strategy_refused_model_unchanged(case: str) -> None:
+    strategy, why, build = REFUSED[case]
+    model = build()
     with unchanged(model), pytest.raises(ValueError, match=why):
-        apply_strategy(model, strategy, options=None if untie else ScaleOptions(**options), untie_head=untie)
+        apply_strategy(model, strategy)
 
 
 @pytest.mark.parametrize("call", [lambda model: apply_strategy(model, "hg"), fold_applied, weight_decay_roles])
-def test_a_class_is_refused(call: Callable[[Any], object]) -> None:
+def test_interop_class_instead_of_module_refused(call: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match="expected an nn.Module"):
         call(nn.Linear)
 
 
-def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model = named("qwen2-tied", 0.05)
-    head = model.lm_head.weight
     monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
         with unchanged(model), pytest.raises(ValueError, match="Qwen2ForCausalLM"):
-            apply_strategy(model, strategy, untie_head=True)
-        assert model.lm_head.weight is head is model.model.embed_tokens.weight and model.config.tie_word_embeddings
+            apply_strategy(model, strategy)
 
 
-def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
+def test_scaled_weight_assigned_data_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     with unchanged(model):
@@ -327,7 +290,7 @@ def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
-def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
+def test_fold_applied_lora_merge_refused_before_right_after() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
@@ -343,23 +306,19 @@ def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
 
 
-def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:
+def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     report = apply_strategy(Mixer(), "hg+dp+or", torch.randn(2, 8, 8))
     assert report.difference < ROUNDING and "norm.parametrizations.weight.0.vector" in report.vectors
 
 
 @pytest.mark.parametrize("fused", ["gpt_neox", "bloom", "gpt_oss"])
-def test_rows_that_are_mixed_are_said_to_share_their_vectors(fused: str) -> None:
+def test_apply_strategy_mixed_rows_share_vectors(fused: str) -> None:
     model = named(fused)
     with pytest.warns(UserWarning, match="hg is partial"):
         apply_strategy(model, "hg+dp")
 
 
-def test_rows_that_lie_one_after_the_other_have_vectors_of_their_own() -> None:
-    model = named("phi3")
-    apply_strategy(model, "hg+dp")
-    (qkv,) = model.model.layers[0].self_attn.qkv_proj.parametrizations.weight
-    assert qkv.widths == (32, 16, 16) and len({id(part.scale_in) for part in qkv.parts}) == 3
+def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     model = named("qwen3_moe")
     apply_strategy(model, "hg+dp")
     (experts,) = model.model.layers[0].mlp.experts.parametrizations.gate_up_proj

@@ -21,14 +21,13 @@ from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import foldable
 from lightning_sv.interop.hf import save, to_hugging_face
-from lightning_sv.interop.hf.save import model_card
-from lightning_sv.interop.hf.tokenizer import fast_tokenizer
+from lightning_sv.interop.hf.save import fast_tokenizer, model_card
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import GEMMA, MOE, write_run_args
+from tests.conftest import GEMMA, MOE, Refused, write_run_args
 
 
-def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
+def test_export_plain_run_is_llama_with_same_text(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exported"
@@ -76,7 +75,7 @@ with torch.no_grad():
 """
 
 
-def test_unified_runs_by_its_own_code_without_us(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_export_unified_runs_without_lightning_sv(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "exported"
     assert main(["export", str(runs["own"]), "--to", "hf", str(out)]) == 0
     assert (
@@ -96,24 +95,19 @@ def test_unified_runs_by_its_own_code_without_us(runs: dict[str, Path], tmp_path
     assert float((found - expected).norm()) <= save.TOLERANCE * float(expected.norm())
 
 
-def test_refusals_say_why_and_write_nothing(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_export_refused_nothing_written(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    def refused(*words: str) -> str:
-        capsys.readouterr()
-        assert main(["export", *words]) == 2
-        return capsys.readouterr().err
-
-    used = tmp_path / "used"
+    used, plain = tmp_path / "used", str(runs["plain"])
     used.mkdir()
     (used / "mine.txt").write_text("mine")
-    assert "used is not empty" in refused(str(runs["plain"]), str(used))
+    assert "used is not empty" in refused("export", plain, str(used))
     assert [path.name for path in used.iterdir()] == ["mine.txt"]
     new = str(tmp_path / "new")
     monkeypatch.chdir(used)
-    assert "is the current directory" in refused(str(runs["plain"]), ".")
-    assert "is not a folder" in refused(str(tmp_path / "no"), new)
-    assert "--to is 'gguf'; expected one of: 'hf'" in refused(str(runs["plain"]), "--to", "gguf", new)
+    assert "is the current directory" in refused("export", plain, ".")
+    assert "is not a folder" in refused("export", str(tmp_path / "no"), new)
+    assert "--to is 'gguf'; expected one of: 'hf'" in refused("export", plain, "--to", "gguf", new)
     as_theirs = to_hugging_face
 
     def wrong(*args: object) -> torch.nn.Module:
@@ -123,16 +117,16 @@ def test_refusals_say_why_and_write_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(save, "to_hugging_face", wrong)
-        assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused(str(runs["plain"]), new)
+        assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused("export", plain, new)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "make install-hf, or pip install 'transformers>=5'" in refused(str(runs["plain"]), new)
+    assert "make install-hf, or pip install 'transformers>=5'" in refused("export", plain, new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
 
 
 @pytest.mark.parametrize(
     "sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}], ids=["llama", "gemma", "moe"]
 )
-def test_a_folder_has_the_keys_of_transformers_4_and_the_modes_of_umask(
+def test_export_folder_has_version_4_keys_and_umask(
     sizes: dict[str, Any], config: BackboneConfig, corpus: Path, tmp_path: Path
 ) -> None:
     """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
@@ -150,21 +144,14 @@ def test_a_folder_has_the_keys_of_transformers_4_and_the_modes_of_umask(
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
 
 
-def test_a_refused_export_leaves_model_and_disk_as_they_were(
-    config: BackboneConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, out = Tokenizer.load(corpus), tmp_path / "new/folder/out"
+def test_export_refused_model_stays_float32(config: BackboneConfig, corpus: Path, tmp_path: Path) -> None:
     model = Backbone(replace(config, vocab_size=300, post_norm=True))
     with pytest.raises(ValueError, match="post_norm"):
-        save.export(model, tokenizer, out, context=16, card="")
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    monkeypatch.setattr(save, "TOLERANCE", -1)  # the last thing that can be refused
-    with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        save.export(Backbone(replace(config, vocab_size=300)), tokenizer, out, context=16, card="")
-    assert not list(tmp_path.iterdir())
+        save.export(model, Tokenizer.load(corpus), tmp_path / "new/folder/out", context=16, card="")
+    assert {p.dtype for p in model.parameters()} == {torch.float32} and not list(tmp_path.iterdir())
 
 
-def test_the_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
+def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
     text = Path(os.__file__).read_text()
     tokenizer = Tokenizer.train([text], 400)
     fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
@@ -176,27 +163,22 @@ def test_the_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
     assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
 
 
-def test_a_run_begins_with_an_exported_model(
-    runs: dict[str, Path], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_fit_init_from_exported_folder_same_loss(
+    runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     """At a tiny learning rate, the loss under a different strategy equals that of the exported run."""
     folder, run = tmp_path / "exported", tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0
     small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
     args = [*write_run_args(corpus, tmp_path), *small, "--model.optim.lr", "1e-12", "--run_dir", str(run)]
-
-    def refused(*words: str) -> str:
-        capsys.readouterr()
-        assert main(["fit", *args, "--model.init_from", str(folder), *words]) == 2 and not run.exists()
-        return capsys.readouterr().err
-
-    assert "expected one without dnp" in refused("--model.scale", "unified")
-    assert "d_model" in refused("--model.scale", "or", "--model.backbone.d_model", "64")
-    assert str(tmp_path) in refused("--model.init_from", str(tmp_path))
+    fit = ["fit", *args, "--model.init_from", str(folder)]
+    assert "expected one without dnp" in refused(*fit, "--model.scale", "unified")
+    assert "d_model" in refused(*fit, "--model.scale", "or", "--model.backbone.d_model", "64")
+    assert str(tmp_path) in refused(*fit, "--model.init_from", str(tmp_path))
     Tokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
-    assert "the tokenizer of the corpus" in refused("--model.scale", "or")
+    assert "the tokenizer of the corpus" in refused(*fit, "--model.scale", "or") and not run.exists()
     (folder / "tokenizer.json").unlink()
-    assert main(["fit", *args, "--model.init_from", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0
+    assert main([*fit, "--model.scale", "hg+dp+er+iwd"]) == 0
     before, after = (json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run))
     assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
     with pytest.raises(ConfigError, match="init_from"):  # a comparison would take its runs for others
@@ -207,7 +189,7 @@ def test_a_run_begins_with_an_exported_model(
     assert main(["fit", *again]) == 0
 
 
-def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
+def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
     """A width of 21: their grouped product refuses it, and a config.json does not keep which product to use."""
     model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
     text = model_card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
@@ -223,7 +205,7 @@ def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: Back
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_example_exports_and_continues_as_the_run_does(
+def test_example_export_and_generate_same_text(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["export_and_generate.py", str(runs["plain"]), str(tmp_path / "out"), "--tokens", "9"]
@@ -237,7 +219,7 @@ def code_cells(notebook: str) -> list[dict[str, Any]]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_look_at_a_run_draws(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in order, as a kernel runs them. The generated text is not stored, because it may repeat the corpus."""
     monkeypatch.setenv("RUN", str(runs["own"]))
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
@@ -257,7 +239,7 @@ def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.
     assert {"q_proj in", "q_proj out", "lm_head out"} <= sides
 
 
-def test_the_notebook_applies_and_folds_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_strategy_on_transformers_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few of its steps; the stored outputs are those of all."""
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     code = code_cells("strategy_on_transformers.ipynb")

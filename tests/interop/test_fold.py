@@ -57,7 +57,7 @@ def assert_folded(model: Backbone) -> Backbone:
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", EVERY_STRATEGY)
-def test_folding_leaves_the_logits(text: str, family: str, config: BackboneConfig) -> None:
+def test_fold_any_strategy_same_logits(text: str, family: str, config: BackboneConfig) -> None:
     model = make(config, family, text)
     folded, row = assert_folded(model), model.strategy.placement_row
     kept = {".".join(path.split(".")[-2:]) for path, into, _ in foldable(model) if into is None}
@@ -69,7 +69,7 @@ def test_folding_leaves_the_logits(text: str, family: str, config: BackboneConfi
         assert not kept and str(folded.strategy) == "nop"
 
 
-def test_the_output_vectors_of_v_and_up_fold_into_the_next_matrix(config: BackboneConfig) -> None:
+def test_foldable_dnp_v_and_up_fold_into_next_matrix(config: BackboneConfig) -> None:
     for family, pairs in {
         "dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"},
         "moe": {
@@ -85,7 +85,7 @@ def test_the_output_vectors_of_v_and_up_fold_into_the_next_matrix(config: Backbo
 
 
 @pytest.mark.parametrize("text", ["unified", "hg+dp+or"])
-def test_a_head_of_v_that_queries_share_folds_where_each_reads_it(text: str, config: BackboneConfig) -> None:
+def test_fold_grouped_queries_same_logits(text: str, config: BackboneConfig) -> None:
     assert_folded(make(replace(config, **LLAMA_31), "dense", text))
 
 
@@ -100,13 +100,13 @@ def test_a_head_of_v_that_queries_share_folds_where_each_reads_it(text: str, con
     ],
     ids=str,
 )
-def test_finer_choices_fold_too(options: dict[str, Any], config: BackboneConfig) -> None:
+def test_fold_options_same_logits(options: dict[str, Any], config: BackboneConfig) -> None:
     folded = assert_folded(make(config, "dense", "unified", **options))
     shared = isinstance(folded.layers[0].attn.qkv.q_proj.scale_out, HeadShared)
     assert shared == ("share_heads" in options)
 
 
-def test_a_bias_on_the_choice_of_experts_stays(config: BackboneConfig) -> None:
+def test_fold_router_bias_kept(config: BackboneConfig) -> None:
     model = Backbone(replace(config, **MOE, router=RouterConfig(balance="bias")), "hg+dp")
     model.layers[0].ffn.router_bias.copy_(torch.arange(6.0))
     assert fold(model).layers[0].ffn.router_bias.tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,6 +1,6 @@
 """Groups and names for optimizers: the lines that the documentation gives, in the frameworks themselves."""
 
-import re
+import subprocess
 import sys
 from typing import Any
 
@@ -40,7 +40,7 @@ def truth(model: nn.Module, policy: str = "iwd") -> set[str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_without_gradients_shrinks_what_the_policy_decays(policy: str) -> None:
+def test_param_groups_each_policy_decays_its_roles(policy: str) -> None:
     model = qwen3()
     groups = param_groups(model, lr=0.1, weight_decay=0.5, policy=policy)
     assert {group["lr"] for group in groups} == {0.1}
@@ -50,7 +50,7 @@ def test_a_step_without_gradients_shrinks_what_the_policy_decays(policy: str) ->
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
-def test_frozen_parameters_and_foreign_roles() -> None:
+def test_param_groups_frozen_left_out_foreign_roles_refused() -> None:
     model = qwen3()
     roles = weight_decay_roles(model)
     model.lm_head.requires_grad_(False)
@@ -74,7 +74,7 @@ WRAPPERS = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 @pytest.mark.parametrize(
     "words", [*((word,) for word in WRAPPERS), ("a", "model"), ("model", "_orig_mod"), ("_forward_module", "model")]
 )
-def test_roles_found_before_wrapping_fit_the_names_afterwards(words: tuple[str, ...]) -> None:
+def test_decayed_names_wrapped_model_matches_roles(words: tuple[str, ...]) -> None:
     holder: Any = qwen3()
     roles, decayed = weight_decay_roles(holder), truth(holder)
     if words[-1] in WRAPPERS:  # a part too
@@ -92,7 +92,7 @@ def test_roles_found_before_wrapping_fit_the_names_afterwards(words: tuple[str, 
         decayed_names(holder, roles=roles)
 
 
-def test_a_wrapped_name_that_two_roles_could_mean_is_refused() -> None:
+def test_decayed_names_ambiguous_wrapped_name_refused() -> None:
     model = nn.Module()
     model.register_module("module", nn.RMSNorm(4))
     model.register_parameter("weight", nn.Parameter(torch.ones(4)))
@@ -102,7 +102,7 @@ def test_a_wrapped_name_that_two_roles_could_mean_is_refused() -> None:
         decayed_names(Wrapper("_orig_mod", model), roles=roles)
 
 
-def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
+def test_decayed_names_multipliers_follow_output_side() -> None:
     model = find("mamba2").build()
     decayed = {policy: set(decayed_names(model, policy)) for policy in POLICIES}
     name = "backbone.layers.0.mixer.A_log"
@@ -112,7 +112,7 @@ def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
 
 @FOREIGN
 @pytest.mark.parametrize("key", ["lr", "weight_decay"])
-def test_a_number_that_is_none_is_refused_by_name(key: str) -> None:
+def test_param_groups_wrong_number_refused(key: str) -> None:
     """Before the model is looked at; an optimizer would find out later, or never."""
     for value in ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1]):
         with pytest.raises(ValueError, match=f"^{key} is "):
@@ -120,12 +120,12 @@ def test_a_number_that_is_none_is_refused_by_name(key: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["idw", None, "hg+iwd"])
-def test_an_unknown_policy_is_refused_by_name(policy: str) -> None:
+def test_param_groups_unknown_policy_refused(policy: str) -> None:
     with pytest.raises(ConfigError, match=f"^policy {policy!r}".replace("+", r"\+")):
         param_groups(nn.Linear(2, 2), 0.1, 0.1, policy)
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
+def test_param_groups_numpy_and_torch_numbers_accepted() -> None:
     model, roles = nn.Linear(2, 2, bias=False), Roles((ModelParameter("weight", (2, 2), "matrix"),))
     for value in (0, np.float32(0.5), torch.tensor(0.5)):
         (group,) = param_groups(model, value, value, roles=roles)
@@ -151,7 +151,7 @@ class NanoGPT(nn.Module):
         return logits, nn.functional.cross_entropy(logits.view(-1, 64), targets.view(-1))
 
 
-def test_nanogpt_takes_the_groups_whether_targets_are_given_or_not() -> None:
+def test_param_groups_nanogpt_decays_all_but_biases() -> None:
     ids = torch.randint(0, 64, (2, 8))
     for example in (ids, (ids, ids)):
         model = NanoGPT()
@@ -160,15 +160,8 @@ def test_nanogpt_takes_the_groups_whether_targets_are_given_or_not() -> None:
         assert shrunk(model, optimizer) == names - {"mlp.0.bias", "mlp.1.bias", "mlp.3.bias"}
 
 
-def test_megatrons_predicate_is_a_pattern() -> None:
-    model = qwen3()
-    spared = re.compile("|".join(weight_decay_roles(model).patterns("regex", "iwd")))
-    decays = {name for name, p in model.named_parameters() if not spared.search(name)}
-    assert decays == truth(model)
-
-
 @FOREIGN
-def test_litgpt_takes_the_groups() -> None:
+def test_param_groups_litgpt_decays_input_side() -> None:
     pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -192,7 +185,7 @@ def test_litgpt_takes_the_groups() -> None:
 
 
 @FOREIGN
-def test_torchtitan_takes_a_pattern() -> None:
+def test_patterns_torchtitan_decays_input_side() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 
@@ -206,7 +199,7 @@ def test_torchtitan_takes_a_pattern() -> None:
 
 
 @FOREIGN
-def test_olmo_core_takes_globs() -> None:
+def test_patterns_olmo_core_decays_input_side() -> None:
     pytest.importorskip("olmo_core", reason="OLMo-core is not installed")
     from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
     from olmo_core.optim import AdamWConfig, OptimGroupOverride
@@ -227,7 +220,7 @@ def test_olmo_core_takes_globs() -> None:
 
 
 @FOREIGN
-def test_adapters_of_peft_have_roles() -> None:
+def test_weight_decay_roles_peft_adapters_are_matrices() -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     model = peft.get_peft_model(qwen3(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
     roles = weight_decay_roles(model)
@@ -237,9 +230,7 @@ def test_adapters_of_peft_have_roles() -> None:
     assert set(decayed_names(model, roles=roles)) == {n for n, p in model.named_parameters() if p.requires_grad}
 
 
-def test_names_and_groups_import_no_lightning() -> None:
-    import subprocess
-
+def test_interop_import_loads_no_lightning() -> None:
     program = (
         "import sys, lightning_sv.interop; assert not {'lightning', 'transformers', 'torch._dynamo'} & set(sys.modules)"
     )

@@ -63,7 +63,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_4_reads_what_5_wrote(name: str, found: dict[str, Any]) -> None:
+def test_export_transformers_4_same_logits(name: str, found: dict[str, Any]) -> None:
     """Logits, ids and what `pipeline` continues; experts that are normalized are refused, not drawn anew."""
     said = found[name]["transformers"]
     if name in ("ScaledQwen2Moe", "ScaledQwen3Moe"):
@@ -74,7 +74,7 @@ def test_transformers_4_reads_what_5_wrote(name: str, found: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ctranslate2_runs_the_plain_classes_that_it_has(name: str, found: dict[str, Any]) -> None:
+def test_export_ctranslate2_plain_classes_same_logits(name: str, found: dict[str, Any]) -> None:
     """Its converter refuses the others, but for Llama 3.1: there it leaves out the scaling, as docs/export.md warns."""
     said = found[name]["ctranslate2"]
     if name in ("Llama", "Llama grouped", "Qwen3"):

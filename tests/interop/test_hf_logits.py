@@ -27,7 +27,7 @@ def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
     return model
 
 
-def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -> None:
+def test_to_hugging_face_unknown_norms_refused(config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match="post_norm"):
         to_hugging_face(Backbone(replace(config, post_norm=True)))
     with pytest.raises(ValueError, match="n_expert_shared"):
@@ -71,7 +71,7 @@ PLAIN = [
     ids=["llama", "llama-3.1", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
 )
 @pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
-def test_logits_equal_hugging_faces(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
+def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
     assert_same_logits(trained(replace(config, **sizes), text), family)
 
 
@@ -79,47 +79,33 @@ SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}
 DENSE = {"placement_at": dict.fromkeys(("v_proj", "gate_proj", "up_proj", "lm_head"), "dp")}
 SPARSE = {"placement_at": dict.fromkeys(("v_proj", "expert_gate_proj", "expert_up_proj", "lm_head"), "dp")}
 GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
-
-
-SHARED = [
-    ("Qwen3", {}, DENSE | SHARE),
-    ("Qwen3", LLAMA_31, DENSE | SHARE),
-    ("Qwen3Moe", UNSHARED, SPARSE | SHARE),
-    ("Qwen3", {"n_head": 1}, DENSE),
+#: family, sizes and options of `unified`, and whether our code is needed
+UNIFIED = [
+    # dnp on q and k with vectors that heads share is plain Qwen 3
+    ("Qwen3", {}, DENSE | SHARE, False),
+    ("Qwen3", LLAMA_31, DENSE | SHARE, False),
+    ("Qwen3Moe", UNSHARED, SPARSE | SHARE, False),
+    ("Qwen3", {"n_head": 1}, DENSE, False),
+    # other normalized outputs
+    ("Llama", {}, {}, True),
+    ("Llama", LLAMA_31, {}, True),
+    ("Llama", {}, SHARE, True),
+    ("Llama", {}, DENSE, True),
+    ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}, True),
+    ("Gemma3", GEMMA, GEMMAS, True),
+    ("Qwen3", {"qk_norm": True}, GEMMAS, True),
+    ("Qwen2Moe", MOE, {}, True),
+    ("Qwen2Moe", UNSHARED, {"placement_at": {"expert_gate_proj": "dp"}}, True),
+    ("Qwen2Moe", MOE, SPARSE | SHARE, True),
+    ("Qwen3Moe", UNSHARED | {"qk_norm": True}, GEMMAS, True),
 ]
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes", "options"),
-    thinned(SHARED, SHARED[1:3], several=True),
-    ids=["dense", "grouped", "moe", "one head"],
+    ("family", "sizes", "options", "own_code"),
+    thinned(UNIFIED, [UNIFIED[i] for i in (1, 2, 5, 8, 9, 13)], several=True),
 )
-def test_dnp_on_q_and_k_with_vectors_that_heads_share_is_plain_qwen_3(
-    family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
+def test_to_hugging_face_unified_same_logits(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], own_code: bool, config: BackboneConfig
 ) -> None:
-    assert_same_logits(trained(replace(config, **sizes), "unified", **options), family)
-
-
-OWN_CODE = [
-    ("Llama", {}, {}),
-    ("Llama", LLAMA_31, {}),
-    ("Llama", {}, SHARE),
-    ("Llama", {}, DENSE),
-    ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}),
-    ("Gemma3", GEMMA, GEMMAS),
-    ("Qwen3", {"qk_norm": True}, GEMMAS),
-    ("Qwen2Moe", MOE, {}),
-    ("Qwen2Moe", UNSHARED, {"placement_at": {"expert_gate_proj": "dp"}}),
-    ("Qwen2Moe", MOE, SPARSE | SHARE),
-    ("Qwen3Moe", UNSHARED | {"qk_norm": True}, GEMMAS),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "sizes", "options"),
-    thinned(OWN_CODE, [OWN_CODE[i] for i in (1, 4, 5, 9)], several=True),
-)
-def test_what_no_plain_model_normalizes_runs_by_our_code(
-    family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
-) -> None:
-    assert_same_logits(trained(replace(config, **sizes), "unified", **options), family, own_code=True)
+    assert_same_logits(trained(replace(config, **sizes), "unified", **options), family, own_code=own_code)

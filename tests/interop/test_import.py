@@ -65,9 +65,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("name", thinned(CASES, ["llama", "qwen3", "gemma3"]))
 @pytest.mark.parametrize("text", KEEPING)
-def test_every_strategy_that_keeps_the_function_gives_their_logits(
-    text: str, name: str, folders: dict[str, Path]
-) -> None:
+def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folders: dict[str, Path]) -> None:
     family, _ = CASES[name]
     tokens = torch.randint(0, 48, (2, 19))
     lone = family in ("Qwen3", "Gemma3")
@@ -85,7 +83,7 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
         assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters() + tied
 
 
-def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
+def test_from_hugging_face_exported_model_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
     """Gammas and matrices are equal too, if the strategy has the same norms."""
     for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():
         model = perturbed(Backbone(replace(config, **sizes)))
@@ -127,14 +125,14 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
         ("gemma3", {"final_logit_softcapping": 30.0}, "its logits are capped"),
     ],
 )  # fmt: skip
-def test_what_the_backbone_does_not_do_is_refused(
+def test_from_hugging_face_unsupported_config_refused(
     name: str, changes: dict[str, Any], why: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=why):
         from_hugging_face(rewritten(folders[name], tmp_path / "changed", **changes))
 
 
-def test_weights_that_a_wrapped_model_saved_are_those_of_the_model(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_from_hugging_face_wrapped_names_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = rewritten(folders["qwen3"], tmp_path / "wrapped")
     stored = load_file(folder / "model.safetensors")
     renamed = {
@@ -149,7 +147,7 @@ def test_weights_that_a_wrapped_model_saved_are_those_of_the_model(folders: dict
         assert vector.name == expected_vector.name and torch.equal(vector.stored, expected_vector.stored)
 
 
-def test_what_is_no_checkpoint_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_from_hugging_face_damaged_folder_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="config.json cannot be read"):
         from_hugging_face(tmp_path)
     folder = rewritten(folders["llama"], tmp_path / "pickled")

@@ -21,7 +21,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import perturbed, thinned
+from tests.conftest import Refused, perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -90,10 +90,10 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
     ("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
     ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
 )  # fmt: skip
-def test_a_folder_of_transformers_is_measured(
+def test_vectors_of_folder_statistics_equal_formulas(
     family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_sv.interop.inspect.vector_statistics.BLOCK", 100)  # three rows
+    monkeypatch.setattr("lightning_sv.interop.inspect.BLOCK", 100)  # three rows
     model = named(family.__name__)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -107,7 +107,7 @@ def test_a_folder_of_transformers_is_measured(
         assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
 
 
-def test_experts_that_a_run_of_ours_has_are_measured_one_by_one() -> None:
+def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2)
     for strategy in ("llama", "hg+or", "hg+dp+er", "unified", "ap"):
         model = perturbed(Backbone(config, strategy))
@@ -134,10 +134,10 @@ def test_experts_that_a_run_of_ours_has_are_measured_one_by_one() -> None:
 
 
 def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
-    return StoredVector("layers.3.norm", "input", stored, origin, True, "", {}, shared=True)
+    return StoredVector("layers.3.norm", "input", stored, origin, "", {}, shared=True)
 
 
-def test_what_training_in_bf16_swallows_and_channels_that_stand_out_are_counted() -> None:
+def test_statistics_bf16_and_outliers_counted() -> None:
     stored = torch.ones(100)
     stored[:3] = torch.tensor([0.01, -9.0, -1.5])
     row = statistics(vector(stored))
@@ -175,7 +175,7 @@ def made_up(folder: Path, width: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak")
-def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     def peak_of(folder: Path) -> float:
         """MiB that are resident at most, beyond those before; pages of a mapped file count."""
         Path("/proc/self/clear_refs").write_text("5")
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_the_command_shows_a_run_and_a_folder(
+def test_inspect_run_and_folder_shown(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -214,44 +214,38 @@ def test_the_command_shows_a_run_and_a_folder(
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
 
 
-def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*words: str | Path) -> str:
-        assert main(["inspect", *map(str, words)]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        return line
-
+def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     def saved(name: str, model: nn.Module, **options: Any) -> Path:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
-        capsys.readouterr()  # transformers' bar, which what ran before may have turned off
         return tmp_path / name
 
-    assert "nowhere is not a folder" in refused(tmp_path / "nowhere")
+    assert "nowhere has no *.safetensors" in refused("inspect", str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
-    assert "empty has no *.safetensors" in refused(tmp_path / "empty")
+    assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
-    assert "model.safetensors.index.json" in refused(whole / "model.safetensors.index.json")
-    assert "expected a file that ends in .png" in refused(whole, "--png", "x.jpg")
+    assert "model.safetensors.index.json" in refused("inspect", str(whole / "model.safetensors.index.json"))
+    assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
     shard = sorted(whole.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
-    assert f"{shard.name} cannot be read as safetensors" in refused(whole)
+    assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))
     shard.unlink()
-    assert "A file is missing" in refused(whole)
+    assert "A file is missing" in refused("inspect", str(whole))
     (one := saved("one", model)).joinpath("config.json").unlink()
-    assert "one has no config.json" in refused(one)
+    assert "config.json cannot be read" in refused("inspect", str(one))
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
-    assert "different models" in refused(one)
+    assert "different models" in refused("inspect", str(one))
     apply_strategy(applied := named("llama"), "hg+dp+or")
-    assert "saved before fold_applied" in refused(saved("applied", applied))
+    assert "saved before fold_applied" in refused("inspect", str(saved("applied", applied)))
     quantized = named("llama")
     quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
-    assert "lm_head.weight" in refused(saved("fp8", quantized))
-    assert "has no scale vectors" in refused(saved("olmo", named("olmo")))
+    assert "lm_head.weight" in refused("inspect", str(saved("fp8", quantized)))
+    assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
     foreign = saved("foreign", named("llama"))
     written = json.loads((foreign / "config.json").read_text())
     written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
     (foreign / "config.json").write_text(json.dumps(written))
     (foreign / "own.py").write_text("raise SystemExit('run')")
-    assert "trust_remote_code" in refused(foreign)
+    assert "trust_remote_code" in refused("inspect", str(foreign))

@@ -35,7 +35,7 @@ def trainer(model: nn.Module, folder: Path, **options: Any) -> Trainer:
     return IwdTrainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in ids])
 
 
-def test_it_takes_the_names_of_plain_and_applied_models(tmp_path: Path) -> None:
+def test_trainer_decayed_names_shrink(tmp_path: Path) -> None:
     model = qwen3()
     assert shrunk(model, trainer(model, tmp_path).create_optimizer()) == truth(model)
     applied = named("llama")
@@ -48,7 +48,7 @@ def test_it_takes_the_names_of_plain_and_applied_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", thinned(["hg+dp+or+iwd", "unified"], ["unified"]))
-def test_a_resumed_run_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
+def test_trainer_resumed_run_same_bits(strategy: str, tmp_path: Path) -> None:
     """With scale vectors, and with norms behind the matrices; a plain model's ends so too."""
 
     def model() -> nn.Module:
@@ -71,7 +71,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def test_the_three_uses_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -84,7 +84,7 @@ def test_the_three_uses_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (again(ids).logits - before).norm() < ROUNDING * before.norm()
 
 
-def test_the_example_trains_folds_and_loads_a_plain_llama(
+def test_example_hf_trainer_loads_plain_llama(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plain"

@@ -11,7 +11,7 @@ import pytest
 from lightning_sv.__main__ import main
 from lightning_sv.cli.roles import print_patterns, print_roles
 from lightning_sv.roles import ModelParameter, Roles
-from tests.conftest import thinned
+from tests.conftest import Refused, thinned
 from tests.roles.families import find
 
 transformers = pytest.importorskip("transformers")
@@ -30,7 +30,7 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
 
 
-def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_json_has_parameters_and_patterns(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = find("gemma3_text")
     model = family.build()
     for where in (model_dir, model_dir / "config.json"):
@@ -47,7 +47,7 @@ def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsy
     assert json.loads(capsys.readouterr().out)["undecayed"] == {"regex": [], "glob": []}
 
 
-def test_the_table_collapses_layers(
+def test_roles_table_collapses_layers(
     model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -59,16 +59,7 @@ def test_the_table_collapses_layers(
     assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
 
 
-def test_a_parameter_of_the_model_itself_is_not_listed_below_a_module(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("model.norm.weight", "layers.0.norm.weight", "lm_head.weight")
-    print_roles("M", Roles(tuple(ModelParameter(name, (2,), "input", True, 0.0) for name in names)), "iwd")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition("  1  ")[0].rstrip() for line in lines[3:8]] == [
-        "model", "  norm.weight", "layers.*", "  norm.weight", "lm_head.weight",
-    ]  # fmt: skip
-
-
-def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
+def test_roles_control_characters_removed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     roles = Roles((ModelParameter("a\x1b[2J.weight", (2,), "output", False, 0.0),))
@@ -79,7 +70,7 @@ def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
 
 
 @pytest.mark.parametrize("name", thinned(["t5", "llava", "vit"], ["t5"]))
-def test_the_class_is_that_of_the_configuration(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_configured_class_is_built(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
@@ -88,7 +79,7 @@ def test_the_class_is_that_of_the_configuration(name: str, tmp_path: Path, capsy
     assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
 
 
-def test_what_an_example_does_not_use_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_unused_parameter_needs_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
     config.architectures = ["Dinov2ForImageClassification"]
     config.save_pretrained(tmp_path)
@@ -113,7 +104,7 @@ class OwnModel(LlamaForCausalLM):
 """
 
 
-def test_code_beside_a_model_runs_only_when_it_is_trusted(
+def test_roles_remote_code_runs_only_if_trusted(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -131,25 +122,18 @@ def test_code_beside_a_model_runs_only_when_it_is_trusted(
     assert ran.exists() and len(json.loads(capsys.readouterr().out)["parameters"]) == len(list(llama.parameters()))
 
 
-def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = tmp_path / "empty"
+def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Refused) -> None:
+    empty, config = tmp_path / "empty", model_dir / "config.json"
     empty.mkdir()
-    config = model_dir / "config.json"
-
-    def refused(path: Path, *words: str) -> str:
-        assert main(["roles", str(path), *words]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        return line
-
-    assert "config.json" in refused(empty)
-    assert "nowhere cannot be read" in refused(tmp_path / "nowhere")
-    assert "is a pickle" in refused(tmp_path / "pytorch_model.bin")
-    assert "--policy" in refused(model_dir, "--policy", "idw")
+    assert "config.json" in refused("roles", str(empty))
+    assert "nowhere.json cannot be read" in refused("roles", str(tmp_path / "nowhere.json"))
+    assert "expected a model's directory or its config.json" in refused("roles", str(tmp_path / "pytorch_model.bin"))
+    assert "--policy" in refused("roles", str(model_dir), "--policy", "idw")
     edit(config, num_attention_heads=5, num_key_value_heads=3)
-    assert "the traced forward pass failed" in refused(model_dir) or "the model cannot be built" in refused(model_dir)
+    assert "the model cannot be built" in refused("roles", str(model_dir))
     edit(config, model_type="no-such-type")
-    assert "is 'no-such-type'; expected one of transformers" in refused(model_dir)
+    assert "no-such-type" in refused("roles", str(model_dir))
     edit(config, model_type=None)
-    assert "'model_type'" in refused(model_dir)
+    assert "model_type" in refused("roles", str(model_dir))
     config.write_text("{")
-    assert "config.json is not valid JSON" in refused(model_dir)
+    assert "config.json cannot be read" in refused("roles", str(model_dir))

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.change import Change, applied_modules, check_numbers, scaled_weights, uncompiled
+from lightning_sv.interop.apply.change import Change, uncompiled
 from lightning_sv.interop.apply.sites import find_sites
+from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
-from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale import ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs attributed to rounding
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -57,24 +58,20 @@ def apply_strategy(
     strategy: str | ScaleStrategy,
     example: Any = None,
     *,
-    options: ScaleOptions | None = None,
-    untie_head: bool = False,
     known: Mapping[str, ModelRole] | None = None,
 ) -> Report:
     """Add the scale vectors of a strategy to an existing model, in place.
 
     Matrices behind a norm become gamma_out * (W (gamma_in * xhat)) by parametrizations of their weights, with the
     norm's own gamma in gamma_in, so that the function is preserved. Norms without matrices keep their gamma, in the
-    strategy's parameterization. Only `dnp` changes the function: it normalizes the outputs of nn.Linear layers. Call
-    `param_groups` afterwards for the strategy's decay, and `fold_applied` to remove the strategy. Vectors of a frozen
-    matrix or norm are frozen.
+    strategy's parameterization. Only `dnp` changes the function: it normalizes the outputs of nn.Linear layers, and is
+    `dp` for other layers. Call `param_groups` afterwards for the strategy's decay, and `fold_applied` to remove the
+    strategy. Vectors of a frozen matrix or norm are frozen.
 
     Args:
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling
         strategy: the strategy, for instance 'hg+dp+or+iwd'
         example: example inputs of the model, see `weight_decay_roles`
-        options: exceptions, by the last part of a matrix's name: ScaleOptions(placement_at={'lm_head': 'bp'})
-        untie_head: if True, a head tied to the embedding gets its own copy, which can have vectors
         known: roles by parameter name, for instance of a branch used only in training, which does not change
 
     Returns:
@@ -91,24 +88,12 @@ def apply_strategy(
     model = uncompiled(model)
     _check(model)
     with ExitStack() as undo:  # restores the model unless all checks pass
-        if untie_head:
-            _untie(model, undo)
-        try:
-            traced = TracedModel(model, example, known)
-        except ConfigError:
-            for name, parameter in model.named_parameters():
-                check_numbers(name, parameter)  # a likely cause
-            raise
+        traced = TracedModel(model, example, known)
         sites = find_sites(traced, bare=True)
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         before = _outputs(traced)
-        if not any(leaf.isfinite().any() for leaf in before):
-            raise ConfigError(
-                f"{type(model).__name__} has no finite output for this example; expected some, to check that its "
-                "function is preserved. Initialize or load the weights first."
-            )
-        change = Change(model, parsed, ScaleOptions() if options is None else options, sites, undo)
+        change = Change(model, parsed, sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
@@ -118,8 +103,7 @@ def apply_strategy(
         for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
-                    f"dnp normalizes the output of {path}, but this model uses its weight without "
-                    f"calling it. Use dp, or options=ScaleOptions(placement_at={{{path.rpartition('.')[2]!r}: 'dp'}})."
+                    f"dnp normalizes the output of {path}, but this model uses its weight without calling it. Use dp."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):
@@ -160,7 +144,7 @@ def _check(model: nn.Module) -> None:
         raise ConfigError(
             "model is a Backbone; expected a different class. Build it with its strategy: Backbone(config, strategy)."
         )
-    if applied_modules(model) or any(scaled_weights(module) for module in model.modules()):
+    if any(isinstance(module, Scaled) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
     if wrappers := [kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS]:
         raise ConfigError(
@@ -172,36 +156,22 @@ def _check(model: nn.Module) -> None:
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
 
 
-def _untie(model: nn.Module, undo: ExitStack) -> None:
-    """Give linear layers tied to an embedding their own copy of the table."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    tied = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module.weight) in tables]
-    if not tied:
-        raise ConfigError(f"untie_head: no linear layer of this {type(model).__name__} shares an embedding's table.")
-    for module in tied:
-        undo.callback(setattr, module, "weight", module.weight)
-        module.weight = nn.Parameter(module.weight.detach().clone(), module.weight.requires_grad)
-    config: Any = getattr(model, "config", None)
-    if (setting := getattr(config, "tie_word_embeddings", None)) is not None:
-        undo.callback(setattr, config, "tie_word_embeddings", setting)
-        config.tie_word_embeddings = False
-
-
 def _outputs(traced: TracedModel) -> list[Tensor]:
     """Return the model's logits in eval mode, or all its outputs if none are called logits.
 
     Raises:
-        ConfigError: the model has no floating-point output
+        ConfigError: the model has no finite floating-point output
     """
     model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)
     leaves = tree_leaves(logits_of(out))
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not numbers:
+    if not any(leaf.isfinite().any() for leaf in numbers):
         raise ConfigError(
-            f"{type(model).__name__} returns {type(out).__name__}; expected floating-point numbers, to check that its "
-            "function is preserved. Let forward return a tensor, or a tuple, dict or dataclass of them."
+            f"{type(model).__name__} returns {type(out).__name__}; expected finite floating-point numbers, to check "
+            "that its function is preserved. Initialize or load the weights first, and let forward return a tensor, "
+            "or a tuple, dict or dataclass of them."
         )
     return numbers
 

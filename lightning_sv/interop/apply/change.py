@@ -22,9 +22,8 @@ from lightning_sv.interop.apply.weights import (
 )
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.roles.example_inputs import check_module
-from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale import DirectScale, OffsetScale, ScaleStrategy, ScaleVector
 from lightning_sv.scale.norm import upcast
-from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with the state for `fold_applied`
@@ -47,7 +46,6 @@ class Change:
     Args:
         model: model to change
         strategy: the strategy
-        options: `placement_at`, by the last part of a matrix's name
         sites: sites of the model
         undo: stack that gets the inverse of each change
 
@@ -60,10 +58,8 @@ class Change:
     """
 
     @torch.no_grad()
-    def __init__(
-        self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions, sites: list[Site], undo: ExitStack
-    ):
-        self.model, self.strategy, self.options, self.undo = model, strategy, options, undo
+    def __init__(self, model: nn.Module, strategy: ScaleStrategy, sites: list[Site], undo: ExitStack):
+        self.model, self.strategy, self.undo = model, strategy, undo
         self.row, self.named = strategy.placement_row, dict(model.named_parameters())
         self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
         self.outputs: dict[str, OutputNorm] = {}
@@ -72,7 +68,6 @@ class Change:
         self._frozen: list[str] = []
         self._weights: dict[str, None] = {}  # in order
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
-        self._check_options(sites)
         for site in sites:
             if site.origin not in (0.0, 1.0):
                 self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
@@ -87,27 +82,6 @@ class Change:
         setattr(model, APPLIED, Applied(self._frozen, frozenset([*self._weights, *self.outputs]), handles))
         undo.callback(model.__delattr__, APPLIED)
 
-    def _check_options(self, sites: list[Site]) -> None:
-        if not isinstance(self.options, ScaleOptions):
-            raise ConfigError(
-                f"options is {self.options!r}; expected ScaleOptions of lightning_sv.scale, for instance "
-                "ScaleOptions(placement_at={'lm_head': 'dp'})."
-            )
-        if self.options != ScaleOptions(self.options.placement_at):
-            raise ConfigError(
-                f"options are {self.options.label()}; apply_strategy supports placement_at only. Build a Backbone "
-                "with the strategy for the others."
-            )
-        names = {matrix.word for site in sites for matrix in site.matrices}
-        for key, token in self.options.placement_at.items():
-            if key not in names:
-                raise ConfigError(
-                    f"options.placement_at names {key!r}; expected a matrix that reads a scale vector of this model: "
-                    f"{' '.join(sorted(names)) or 'none'}."
-                )
-            if token not in PLACEMENTS:
-                raise ConfigError(f"options.placement_at.{key} is {token!r}; expected one of {' '.join(PLACEMENTS)}.")
-
     def _note(self, name: str, what: str) -> None:
         if (name, what) not in self.notes:  # several norms can share a tied matrix
             self.notes.append((name, what))
@@ -117,7 +91,7 @@ class Change:
         lacks = "no vector after it" if site.vector else "no own vector"
         if self.row.scale_out or (self.row.scale_in and not site.vector):
             for name in site.tied:
-                self._note(name, f"{lacks}, because it is tied; untie_head=True unties a head")
+                self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
             for name in site.unfit:
                 self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
         for matrix in site.matrices:
@@ -128,14 +102,13 @@ class Change:
 
     def _bare_site(self, site: Site) -> None:
         """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
-        behind = [matrix for matrix in site.matrices if self._placement(matrix).scale_in]
         shared: SharedVector | None = None
-        if behind and not self.strategy.per_branch:
-            first = min(behind, key=lambda matrix: not self.named[matrix.weight].requires_grad)
+        if site.matrices and self.row.scale_in and not self.strategy.per_branch:
+            first = min(site.matrices, key=lambda matrix: not self.named[matrix.weight].requires_grad)
             vector = self._vector(first.weight, self._ones(first), "input")
             shared = chain([vector], repeat(vector.forward))  # stored in the first matrix
         for matrix in site.matrices:
-            self._branch(matrix, self._ones(matrix) if matrix in behind else None, matrix.weight, shared)
+            self._branch(matrix, self._ones(matrix) if self.row.scale_in else None, matrix.weight, shared)
 
     def _site(self, site: Site) -> None:
         """Move the site's vector to its matrices if the strategy requires it and they can absorb it; else keep it."""
@@ -145,40 +118,24 @@ class Change:
             moves = moves or self.strategy.per_branch or self.row.scale_out
         if site.role == "input" and moves and site.stays and not site.matrices:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
-        has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
         branches = sum(len(matrix.parts) for matrix in site.matrices)
-        if not site.matrices or (all(has_in.values()) and (branches == 1 or not self.strategy.per_branch)):
+        moved: Tensor | None = None  # gamma, as vectors of the matrices
+        if not site.matrices or (self.row.scale_in and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, gamma)
-        elif not any(has_in.values()) and site.stays:
-            self._freeze(site.vector)
-            self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
-        elif site.stays:
-            if not all(has_in.values()):
-                raise ConfigError(
-                    f"options.placement_at cannot move {site.vector} to only some of its matrices: {site.stays}."
-                )
+        elif site.stays and self.row.scale_in:
             self._keep(site, gamma)
             self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
-        elif any(has_in.values()) and not self.strategy.per_branch:
-            raise ConfigError(
-                f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "
-                "strategy shares one between them; add 'hg' to the strategy."
-            )
+        elif site.stays:
+            self._freeze(site.vector)
+            self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         else:
             self._neutral(site, gamma)
-            for matrix in site.matrices:
-                if has_in[matrix]:
-                    self._branch(matrix, self._unsigned(gamma, [matrix]), site.vector)
-                else:
-                    self._scale_columns(matrix, gamma)
-                    self._branch(matrix)
-            return
+            if self.row.scale_in:
+                moved = gamma
+            else:
+                self._scale_columns(site.matrices, gamma)
         for matrix in site.matrices:
-            self._branch(matrix)
-
-    def _placement(self, matrix: SiteMatrix) -> Placement:
-        token = self.options.placement_at.get(matrix.word)
-        return self.row if token is None else PLACEMENTS[token]
+            self._branch(matrix, None if moved is None else self._unsigned(moved, [matrix]), site.vector)
 
     def _ones(self, matrix: SiteMatrix) -> Tensor:
         weight = self.named[matrix.weight]
@@ -201,8 +158,7 @@ class Change:
         try:
             self.strategy.vector(gamma.shape[-1], "input").set_gamma(gamma.cpu())
         except ValueError:
-            for matrix in matrices:
-                self._scale_columns(matrix, gamma.sign())
+            self._scale_columns(matrices, gamma.sign())
             if bias is not None:
                 self._set(bias, self.named[bias] * gamma.sign())
             return gamma.abs()
@@ -225,10 +181,9 @@ class Change:
         self, matrix: SiteMatrix, gamma: Tensor | None = None, source: str = "", shared: SharedVector | None = None
     ) -> None:
         """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
-        placement, weight = self._placement(matrix), self.named[matrix.weight]
-        if placement.norm_out and not matrix.router and not matrix.normalized:
-            self._output_norm(matrix, weight)
-        after = placement.scale_out and not (placement.norm_out and not matrix.router)
+        weight, after = self.named[matrix.weight], self.row.scale_out
+        if self.row.norm_out and not matrix.router:
+            after = not matrix.normalized and not self._output_norm(matrix, weight)
         if matrix.weight in self._weights or not (after or gamma is not None):
             return
         parts = []
@@ -244,16 +199,15 @@ class Change:
             parts.append(ScaledPart(scale_in, scale_out))
         self._parametrize(matrix.weight, ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1))
 
-    def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> None:
+    def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> bool:
+        """Normalize the output of a matrix's layer; return False, with a note, if it is not a plain linear map."""
         path = matrix.weight.rpartition(".")[0]
         layer = self.model.get_submodule(path)
         several = matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2
         if type(layer) is not nn.Linear or several:
-            raise ConfigError(
-                "dnp normalizes only outputs of plain nn.Linear layers that hold one matrix; "
-                f"{matrix.weight} {'holds several matrices' if several else f'belongs to a {type(layer).__name__}'}. "
-                f"Use dp, or options=ScaleOptions(placement_at={{{matrix.word!r}: 'dp'}})."
-            )
+            why = "it holds several matrices" if several else f"its layer is a {type(layer).__name__}, not an nn.Linear"
+            self._note(matrix.weight, f"dp instead of dnp, because {why}")
+            return False
         norm = OutputNorm(
             self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
             matrix.head_width or weight.shape[0],
@@ -263,6 +217,7 @@ class Change:
         self.undo.callback(layer.__delattr__, "output_norm")
         self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)
         norm.site, self.outputs[path] = path, norm
+        return True
 
     def _vector(self, name: str, gamma: Tensor, role: Role) -> ScaleVector:
         """Return a vector with this gamma, on the device of parameter `name` and frozen if that is."""
@@ -271,17 +226,15 @@ class Change:
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
-            why = f"{name} under {str(self.strategy)!r}: {error}"
-            if not gamma.any():
-                start = float(self.named[name].flatten()[0]) + 1e-3
-                why += f" Or initialize it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
-            raise ConfigError(why) from error
+            hint = "" if gamma.any() else " Or start near 0 instead of at 0."
+            raise ConfigError(f"{name} under {str(self.strategy)!r}: {error}{hint}") from error
         return vector.requires_grad_(self._trains[name])
 
-    def _scale_columns(self, matrix: SiteMatrix, gamma: Tensor) -> None:
+    def _scale_columns(self, matrices: Iterable[SiteMatrix], gamma: Tensor) -> None:
         """W <- W diag(gamma)."""
-        weight = self.named[matrix.weight]
-        self._set(matrix.weight, weight * (gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)))
+        for matrix in matrices:
+            weight = self.named[matrix.weight]
+            self._set(matrix.weight, weight * (gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)))
 
     def _set(self, name: str, value: Tensor) -> None:
         parameter = self._checked(name)
@@ -306,28 +259,18 @@ class Change:
 
     def _checked(self, name: str) -> nn.Parameter:
         """Return a parameter to change, a plain tensor that is not the input of a different parametrization."""
-        check_numbers(name, self.named[name])
-        path, parametrized, rest = name.rpartition("parametrizations.")
-        if parametrized:
-            owner, weight = path.rstrip("."), rest.partition(".")[0]
+        parameter = self.named[name]
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
             raise ConfigError(
-                f"{path}{weight} is already parametrized; remove that first: torch.nn.utils.parametrize."
-                f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
+                f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
+                "expected a plain floating-point tensor: not quantized, not sharded, not fake."
             )
-        return self.named[name]
-
-
-def check_numbers(name: str, parameter: nn.Parameter) -> None:
-    """Check that a parameter is a plain floating-point tensor.
-
-    Raises:
-        ConfigError: it is quantized, sharded, fake or of integers
-    """
-    if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-        raise ConfigError(
-            f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
-            "expected a plain floating-point tensor: not quantized, not sharded, not fake."
-        )
+        if "parametrizations" in name.split("."):
+            raise ConfigError(
+                f"{name} is already parametrized; remove that first with torch.nn.utils.parametrize."
+                "remove_parametrizations."
+            )
+        return parameter
 
 
 @torch.no_grad()
@@ -348,7 +291,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
             again. The model is then unchanged
     """
     check_module(model)
-    inners = applied_modules(model)
+    inners = [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
     if not inners:
         raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
@@ -366,7 +309,6 @@ def fold_applied(model: nn.Module) -> nn.Module:
                     f"({type(parametrizations[1]).__name__}); remove that first with "
                     "torch.nn.utils.parametrize.remove_parametrizations."
                 )
-            getattr(module, attribute)  # fail before any change if it cannot be computed
             planned.append((module, attribute, parametrizations[0].order))
     for module, attribute, order in planned:
         _remove(module, attribute, order, keep=True)
@@ -380,11 +322,6 @@ def fold_applied(model: nn.Module) -> nn.Module:
                 named[unwrapped(name)].requires_grad_(True)
         delattr(inner, APPLIED)
     return model
-
-
-def applied_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the models inside `model` that have a strategy."""
-    return [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -412,16 +349,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    present: set[str] = set()
-    seen: set[nn.Module] = set()
-    pending: list[nn.Module] = [model]
-    while pending:  # faster than model.modules(), because this runs in every training step
-        module = pending.pop()
-        seen.add(module)
-        if isinstance(module, Scaled):
-            present.add(module.site)
-        else:
-            pending += [child for child in module._modules.values() if child is not None and child not in seen]
+    present = {module.site for module in model.modules() if isinstance(module, Scaled)}
     if missing := sorted(vars(model)[APPLIED].sites - present):
         raise ConfigError(
             f"{missing[0]} has lost its scale vectors, because a new module replaced it, as in "

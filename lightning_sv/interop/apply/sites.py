@@ -31,12 +31,6 @@ class SiteMatrix:
     head_width: int | None  #: width of the heads into which its product is viewed
     router: bool  #: whether it selects experts
 
-    @property
-    def word(self) -> str:
-        """Name in ScaleOptions: 'q_proj' of 'model.layers.0.self_attn.q_proj.weight'."""
-        parts = [part for part in self.weight.removesuffix(".weight").split(".") if not part.isdigit()]
-        return parts[-1] if parts else self.weight
-
 
 @dataclass(frozen=True)
 class Site:
@@ -77,9 +71,9 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
             stays = "it is read by a convolution, a function of a matrix or a different kind of product"
         for matrix in matrices:
             if matrix.weight in tied:
-                stays = f"{matrix.word} is tied and read elsewhere"
+                stays = f"{matrix.weight} is tied and read elsewhere"
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
-                stays = f"{matrix.word} reads it with a different width"
+                stays = f"{matrix.weight} reads it with a different width"
         if row.name in tied:
             stays = "it is tied to a different parameter"
         biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
@@ -101,25 +95,18 @@ def _names_read(ends: Iterable[Consumer], traced: TracedModel) -> list[str]:
 
 
 def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> list[Site]:
-    """Return the norms without scale vector that only matrices read; those that share a matrix form one site."""
-    read: list[tuple[set[str], set[Node], int]] = []  # matrices, their products, width
+    """Return the norms without scale vector that only matrices read."""
+    sites = []
     for norm in _bare_norms(traced):
-        ones = Node("parameter", [], norm.shape[-1:], (1,))
+        ones, width = Node("parameter", [], norm.shape[-1:], (1,)), norm.shape[-1]
         try:
             ends = list(consumers([(norm, ones)], "a norm without scale vector", through_gates=False))
         except UnknownConsumerError:
             continue
         if not ends or any(end.matrix is None or not end.along_channels for end in ends):
             continue
-        names, products, width = set(_names_read(ends, traced)), {end.node for end in ends}, norm.shape[-1]
-        for other in [other for other in read if other[0] & names and other[2] == width]:
-            read.remove(other)
-            names, products = names | other[0], products | other[1]
-        read.append((names, products, width))
-    sites = []
-    for names, products, width in read:
-        ordered = [name for name in traced.named if name in names]
-        candidates = {name: _matrix(name, traced, normalized) for name in ordered if name not in tied}
+        products, names = {end.node for end in ends}, _names_read(ends, traced)
+        candidates = {name: _matrix(name, traced, normalized) for name in names if name not in tied}
         fits = {
             name: matrix
             for name, matrix in candidates.items()
@@ -127,7 +114,7 @@ def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> l
             and traced.named[name].shape[matrix.in_axis] == width
             and {product for product, _, _ in traced.products[name]} <= products
         }
-        shared = tuple(name for name in ordered if name in tied)
+        shared = tuple(name for name in names if name in tied)
         unfit = tuple(name for name in candidates if name not in fits)
         sites.append(Site("", 1.0, "input", None, tuple(fits.values()), shared, "", unfit))
     return sites
@@ -154,9 +141,9 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
         return row.decays_to
     if "bias" in traced.uses[row.name]:  # a table of gammas and biases
         return None
-    values = {(value_at(factor, 0.0), value_at(factor, 1.0)) for _, factor in traced.scaled[row.name]}
-    zero, one = values.pop() if len(values) == 1 else (None, None)
-    return zero if zero is not None and one == zero + 1 else None
+    numbers = [(value_at(factor, at), at) for _, factor in traced.scaled[row.name] for at in (0.0, 1.0, 3.0)]
+    added = {None if value is None else value - at for value, at in numbers}
+    return added.pop() if len(added) == 1 else None
 
 
 def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | None:

@@ -1,15 +1,221 @@
-"""Conversion of a backbone to a transformers model with the same logits."""
+"""Conversion of a backbone to a transformers model with the same logits.
 
+The model family is one with the norms that remain after folding.
+"""
+
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded, fold_weights
-from lightning_sv.interop.hf.families import Target, arguments, keys, target
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.roles.fake import transformers
+
+# ours, inside a layer -> theirs; a norm's key stands for its gamma
+_ATTENTION = {
+    "attn.qkv.norm": "input_layernorm.weight",
+    "attn.qkv.q_proj.weight": "self_attn.q_proj.weight",
+    "attn.qkv.k_proj.weight": "self_attn.k_proj.weight",
+    "attn.qkv.v_proj.weight": "self_attn.v_proj.weight",
+    "attn.o_proj.weight": "self_attn.o_proj.weight",
+}
+_QK_NORM = {"attn.q_norm": "self_attn.q_norm.weight", "attn.k_norm": "self_attn.k_norm.weight"}
+_FFN = {
+    "ffn.gate_up.gate_proj.weight": "mlp.gate_proj.weight",
+    "ffn.gate_up.up_proj.weight": "mlp.up_proj.weight",
+    "ffn.down_proj.weight": "mlp.down_proj.weight",
+}
+_SHARED_EXPERT = {
+    "ffn.inputs.shared_gate_proj.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn.inputs.shared_up_proj.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn.inputs.shared_router.weight": "mlp.shared_expert_gate.weight",
+    "ffn.shared_down_proj.weight": "mlp.shared_expert.down_proj.weight",
+}
+_EXPERTS = {
+    "ffn.inputs.norm": "post_attention_layernorm.weight",
+    "ffn.inputs.router.weight": "mlp.gate.weight",
+    "ffn.expert_gate_up_proj": "mlp.experts.gate_up_proj",  # both in one
+    "ffn.expert_down_proj.weight": "mlp.experts.down_proj",
+}
+_LLAMA = _ATTENTION | _FFN | {"ffn.gate_up.norm": "post_attention_layernorm.weight"}
+_POST_NORM = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffn.gate_up.norm": "pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
+#: parts outside the layers
+_OUTSIDE = {
+    "embed.weight": "model.embed_tokens.weight",
+    "head.norm": "model.norm.weight",
+    "head.lm_head.weight": "lm_head.weight",
+}
+#: prefix of transformers' classes -> the parts of a layer
+LAYERS: dict[str, dict[str, str]] = {
+    "Llama": _LLAMA,
+    "Mistral": _LLAMA,  # import only
+    "Qwen3": _LLAMA | _QK_NORM,
+    "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
+    "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
+    "Qwen3Moe": _ATTENTION | _EXPERTS | _QK_NORM,
+}
+
+
+class Target(NamedTuple):
+    """A transformers model with the same function as a folded one."""
+
+    family: str  #: a key of `LAYERS`
+    #: normalized branches that a plain model of this family lacks; if there are any, our own modelling code is
+    #: exported with the weights
+    output_norms: frozenset[str] = frozenset()
+    qk_of_outputs: bool = False  #: whether the gammas of q_norm and k_norm are those after the branches' outputs
+
+
+def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
+    """Choose the family, with a plain model if one has the remaining norms.
+
+    Args:
+        config: sizes of the backbone
+        folded: the folded model, for its normalized branches; None for none
+
+    Raises:
+        ConfigError: no family of transformers has these norms or this router
+    """
+    normalized = frozenset(path.rpartition(".")[2] for path in (folded.outputs if folded else ()))
+    if config.router.balance == "bias":
+        raise ConfigError(
+            "model.backbone.router.balance is bias, which transformers' mixtures of experts do not support; expected "
+            "loss or none."
+        )
+    if (config.post_norm and (not config.qk_norm or config.n_expert)) or (
+        config.qk_norm and config.n_expert and config.n_expert_shared
+    ):
+        raise ConfigError(
+            "transformers has no model with these norms; expected post_norm only with qk_norm and without n_expert "
+            "(Gemma 3), and qk_norm with n_expert only with n_expert_shared: 0 (Qwen3-MoE)."
+        )
+    if config.post_norm:
+        return Target("Gemma3", normalized)
+    experts = "Moe" if config.n_expert else ""
+    if config.qk_norm:
+        return Target(f"Qwen3{experts}", normalized)
+    plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
+    gammas = folded.outputs.values() if folded else ()
+    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in gammas):
+        return Target(f"Qwen3{experts}", qk_of_outputs=True)
+    return Target("Qwen2Moe" if experts else "Llama", normalized)
+
+
+def keys(family: str, n_layer: int) -> dict[str, str]:
+    """Return our names -> their names for all parts of a model; a norm's key stands for its gamma."""
+    layers = range(n_layer)
+    return _OUTSIDE | {
+        f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for i in layers for ours, theirs in LAYERS[family].items()
+    }
+
+
+def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None = None) -> dict[str, Any]:
+    """Return the arguments of the transformers config class.
+
+    Args:
+        config: sizes of the backbone
+        to: target family
+        max_positions: maximum sequence length
+        eot: id of the token at the start and end of a text; None omits their defaults too
+    """
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling := config.rope_scaling:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context,
+        }
+    shared: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.ffn_width,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+        "bos_token_id": eot,
+        "pad_token_id": None,
+        "eos_token_id": eot,
+    }
+    if to.output_norms:
+        shared["output_norms"] = _widths(config, to.output_norms)
+    if config.n_expert:
+        shared |= _expert_arguments(config)
+    if to.family == "Llama":
+        shared["mlp_bias"] = False
+    if to.family == "Gemma3":
+        shared |= {
+            "hidden_activation": "silu",
+            "query_pre_attn_scalar": config.head_width,
+            "layer_types": ["full_attention"] * config.n_layer,
+            "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        }
+    return shared
+
+
+def ways_to_load(config: BackboneConfig) -> dict[str, str]:
+    """Return the loading options for experts of any width, which config.json does not store.
+
+    The default, a grouped product, requires strides of 16 bytes, a width of 8 in float32 and bf16.
+    """
+    ragged = config.n_expert and (config.expert_width % 8 or config.d_model % 8)
+    return {"experts_implementation": "eager"} if ragged else {}
+
+
+def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json keys of transformers 4 that differ from those of transformers 5.
+
+    Without them, version 4 silently uses its defaults.
+
+    Args:
+        written: config.json of version 5
+    """
+    rope = written["rope_parameters"]
+    full, local = rope.get("full_attention", rope), rope.get("sliding_attention")
+    renamed = {"rope_theta": full["rope_theta"]}
+    if full["rope_type"] != "default":
+        renamed["rope_scaling"] = full
+    if local is not None:
+        renamed["rope_local_base_freq"] = local["rope_theta"]
+    if "num_local_experts" in written:
+        renamed["num_experts"] = written["num_local_experts"]
+    return renamed
+
+
+def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
+    return ways_to_load(config) | {
+        "qkv_bias": False,
+        "num_experts": config.n_expert,
+        "num_experts_per_tok": config.n_expert_active,
+        "moe_intermediate_size": config.expert_width,
+        "shared_expert_intermediate_size": config.ffn_width,
+        "norm_topk_prob": config.router.renormalize,
+        # theirs is k when balanced
+        "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
+    }
+
+
+def _widths(config: BackboneConfig, names: frozenset[str]) -> Mapping[str, int]:
+    """Return name in our modelling code -> channels normalized together, of each normalized branch."""
+    per_head, experts = ("q_proj", "k_proj", "v_proj"), ("expert_gate_proj", "expert_up_proj")
+    width = dict.fromkeys(per_head, config.head_width) | dict.fromkeys(experts, config.expert_width)
+    width |= {"lm_head": config.vocab_size}
+    return {name.removeprefix("shared_"): width.get(name, config.ffn_width) for name in sorted(names)}
 
 
 @torch.no_grad()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_sv.atomic import regular
+from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
-from lightning_sv.interop.hf.families import keys
-from lightning_sv.interop.hf.save import compare
+from lightning_sv.interop.hf.convert import keys
+from lightning_sv.interop.hf.save import SAMPLE, compare
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
 from lightning_sv.roles.fake import transformers
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -86,6 +87,27 @@ def check_start(model: Backbone, folder: str | Path) -> None:
         actual, required = getattr(model.config, name), getattr(expected, name)
         if actual != required:
             raise ConfigError(f"{name} is {actual}; expected {required}, as in {folder}.")
+
+
+def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Check that a corpus has the tokenizer of a transformers model, if its folder has one.
+
+    Args:
+        tokenizer: tokenizer of the corpus
+        folder: folder of the model
+
+    Raises:
+        ConfigError: the ids differ
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return
+    theirs = Tokenizer(read_limited(path), str(path), tokenizer.eot_token)
+    if theirs.encode(SAMPLE) != tokenizer.encode(SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
+            f"--data.corpus.tokenizer {path}."
+        )
 
 
 @torch.no_grad()

@@ -5,20 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tokenizers
 import torch
+from tokenizers import processors
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folding
-from lightning_sv.interop.hf.convert import to_hugging_face
-from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
-from lightning_sv.interop.hf.tokenizer import fast_tokenizer
+from lightning_sv.interop.hf.convert import names_in_version_4, to_hugging_face, ways_to_load
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 
 #: largest relative difference of the logits attributed to rounding in float32
 TOLERANCE = 1e-4
+#: text on which byte-level tokenizers differ
+SAMPLE = "def f(x):\n\treturn  x + 12345  # it's naïve, 你好 🙂\n\n\n"
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -113,6 +115,38 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         )
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
     return Exported(type(theirs).__name__, own_code, difference)
+
+
+def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
+    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training.
+
+    Args:
+        tokenizer: tokenizer of the corpus
+        context: maximum text length
+
+    Raises:
+        ConfigError: transformers is not installed, or its ids differ
+    """
+    converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
+    end = converted.id_to_token(tokenizer.eot)
+    pieces = processors.TemplateProcessing(
+        single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
+    )
+    converted.post_processor = pieces
+    converted.no_truncation()
+    converted.no_padding()
+    # The folder stores the name of the class; transformers 5 has a different one, which version 4 cannot load.
+    kind: Any = type("PreTrainedTokenizerFast", (transformers().PreTrainedTokenizerFast,), {})
+    theirs = kind(
+        tokenizer_object=converted, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+    expected, actual = [tokenizer.eot, *tokenizer.encode(SAMPLE)], theirs(SAMPLE)["input_ids"]
+    if actual != expected:
+        raise ConfigError(
+            f"the tokenizer cannot be exported: in transformers, {SAMPLE!r} becomes {actual}; expected {expected}."
+        )
+    return theirs
 
 
 @torch.no_grad()

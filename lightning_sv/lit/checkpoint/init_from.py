@@ -55,8 +55,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
     """
     if is_of_transformers(init_from):
         # 0.2 seconds of imports
-        from lightning_sv.interop.hf.load import check_start, load_hugging_face
-        from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
+        from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
 
         check_start(module.meta(), init_from)
         check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))

@@ -1,9 +1,14 @@
-"""Scale vectors of a transformers folder, from its configuration and its safetensors, and of a run of this package."""
+"""Statistics of a trained model's scale vectors, read block by block from its files.
 
+The files are a folder of transformers (configuration and safetensors), or a run of this package.
+"""
+
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +20,170 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.groups import unwrapped
-from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import model_from_config, transformers
 from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
+#: thresholds of dead and outlier channels, relative to the median size of a vector's entries
+DEAD, OUTLIER = 0.05, 8.0
+#: entries per block
+BLOCK = 2**20
+
 _NUMBERS = ("F64", "F32", "F16", "BF16")
 _MISMATCH = "configuration and weights belong to different models, or the model was saved before fold_applied"
 #: transformers' operations from stored tensors to a parameter that keep each channel in place
 _STACKED = {"MergeModulelist", "Concatenate"}
+
+#: (leading indices, first row, row after the last) -> these rows of a matrix
+ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class StoredVector:
+    """A scale vector as stored in a file."""
+
+    name: str  #: name of the parameter, or of our module
+    role: str  #: 'input' or 'output'
+    stored: Tensor  #: gamma - origin, in the stored dtype
+    origin: float  #: 1 if the norm multiplies by 1 + w, else 0
+    why: str  #: reason why matrices cannot absorb it, or ''
+    #: name of each adjacent matrix -> sum of squares of the weights of each channel, float64, of gamma's shape or,
+    #: for experts that share gamma, with a leading axis
+    matrices: dict[str, Tensor]
+    shared: bool  #: True if the matrices are branches that read one vector
+
+
+@dataclass(frozen=True)
+class VectorStatistics:
+    """Statistics of a scale vector gamma."""
+
+    name: str  #: name of the parameter, or of our module
+    depth: int | None  #: number of its layer; None outside the layers
+    role: str  #: 'input' or 'output'
+    dtype: str  #: stored dtype
+    size: int  #: number of entries
+    mean: float  #: mean of gamma
+    rms: float  #: root mean square of gamma
+    smallest: float  #: minimum of gamma
+    largest: float  #: maximum of gamma
+    low: float  #: 5th percentile of gamma
+    high: float  #: 95th percentile of gamma
+    negative: float  #: fraction of entries below 0
+    at_start: float  #: fraction of entries exactly 1, the initial value
+    distinct: int  #: number of different values
+    dead: float  #: fraction below 5% of the median size
+    outliers: float  #: fraction above 8 times the median size
+    #: median over channels j of ln(gamma_j^2 / |w_j|^2), |w_j|^2 over all adjacent matrices; None without any
+    balance: float | None
+    #: mean correlation of ln |w_j| over pairs of branches that read the vector; None for less than two
+    agreement: float | None
+    folds: bool  #: True if matrices can absorb it
+    why: str  #: reason why they cannot, or ''
+    matrices: tuple[str, ...]  #: names of the adjacent matrices
+
+
+def statistics(vector: StoredVector) -> VectorStatistics:
+    """Return the statistics of a vector.
+
+    Raises:
+        ConfigError: an entry is not finite
+    """
+    stored = vector.stored.double().flatten()
+    gamma = stored + vector.origin
+    if not gamma.isfinite().all():
+        raise ConfigError(f"{vector.name} has entries that are not finite; the model has diverged.")
+    size, median = gamma.abs(), gamma.abs().quantile(0.5)
+    return VectorStatistics(
+        name=vector.name,
+        depth=next((int(part) for part in vector.name.split(".") if part.isdigit()), None),
+        role=vector.role,
+        dtype=str(vector.stored.dtype).removeprefix("torch."),
+        size=gamma.numel(),
+        mean=gamma.mean().item(),
+        rms=gamma.square().mean().sqrt().item(),
+        smallest=gamma.min().item(),
+        largest=gamma.max().item(),
+        low=gamma.quantile(0.05).item(),
+        high=gamma.quantile(0.95).item(),
+        negative=_share(gamma < 0),
+        at_start=_share(stored == 1 - vector.origin),
+        distinct=len(stored.unique()),
+        dead=_share(size < DEAD * median),
+        outliers=_share(size > OUTLIER * median),
+        balance=_balance(gamma.view(vector.stored.shape), vector.matrices),
+        agreement=_agreement(vector),
+        folds=not vector.why,
+        why=vector.why,
+        matrices=tuple(vector.matrices),
+    )
+
+
+def _share(mask: Tensor) -> float:
+    return mask.double().mean().item()
+
+
+def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
+    if not matrices:
+        return None
+    total = sum(_like(squares, gamma) for squares in matrices.values())
+    assert isinstance(total, Tensor)
+    mask = (gamma != 0) & (total > 0)
+    return (gamma[mask].square() / total[mask]).log().quantile(0.5).item() if mask.any() else None
+
+
+def _like(squares: Tensor, gamma: Tensor) -> Tensor:
+    """Sum over experts (leading axes) and heads that share gamma."""
+    while squares.ndim > gamma.ndim:
+        squares = squares.sum(0)
+    heads: Tensor = squares.unflatten(-1, (-1, gamma.shape[-1]))
+    return heads.sum(-2)
+
+
+def _agreement(vector: StoredVector) -> float | None:
+    """Return the mean correlation of the branches' ln |w_j|, without channels that a branch does not read."""
+    branches = [_like(squares, vector.stored).flatten() for squares in vector.matrices.values()]
+    if len(branches) < 2 or not vector.shared:
+        return None
+    mask = torch.stack(branches).gt(0).all(0)
+    logs = [branch[mask].log() for branch in branches]
+    logs = [log - log.mean() for log in logs]
+    pairs = [float(a @ b / (a.norm() * b.norm())) for a, b in combinations(logs, 2) if a.any() and b.any()]
+    return sum(pairs) / len(pairs) if pairs else None
+
+
+def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...]) -> list[Tensor]:
+    r"""Return ||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each matrix in a weight.
+
+    Args:
+        read: function that returns rows of the last two axes
+        shape: shape of the weight, (*lead, rows, columns)
+        axis: -1 or -2, the axis of the channels
+        widths: widths of the concatenated matrices along the other axis
+
+    Returns:
+        For each width (*lead, channels), float64.
+    """
+    lead, rows, columns = shape[:-2], shape[-2], shape[-1]
+    bounds = list(pairwise(accumulate(widths, initial=0)))
+    out = [torch.zeros(*lead, shape[axis], dtype=torch.float64) for _ in widths]
+    for index in product(*map(range, lead)):
+        if axis == -1:
+            for total, (low, high) in zip(out, bounds, strict=True):
+                for start, end in _blocks(low, high, columns):
+                    total[index] += read(index, start, end).float().square().sum(0)
+        else:
+            for start, end in _blocks(0, rows, columns):
+                squares = read(index, start, end).float().square()
+                for total, (low, high) in zip(out, bounds, strict=True):
+                    total[index][start:end] = squares[:, low:high].sum(1)
+    return out
+
+
+def _blocks(low: int, high: int, columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, math.ceil(BLOCK / max(1, columns)))
+    return ((start, min(start + step, high)) for start in range(low, high, step))
 
 
 @dataclass(frozen=True)
@@ -48,18 +206,14 @@ class Weights:
     """
 
     def __init__(self, folder: Path):
-        if not folder.is_dir():
-            raise ConfigError(
-                f"{folder} is not a folder; expected a run directory, or a folder with config.json and *.safetensors."
-            )
         self.file_of: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with _opened(regular(path)) as file:
                 self.file_of |= dict.fromkeys(file.keys(), path)
         if not self.file_of:
             raise ConfigError(
-                f"{folder} has no *.safetensors; expected a folder with a model's weights. Pickled weights (*.bin, "
-                "*.pt) are not loaded, because they can run code."
+                f"{folder} has no *.safetensors; expected a run directory, or a folder with config.json and "
+                "*.safetensors. Pickled weights (*.bin, *.pt) are not loaded, because they can run code."
             )
 
     def shape(self, key: str) -> tuple[int, ...]:
@@ -163,23 +317,17 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
                     sums[matrix.weight] = _sums(matrix, shape, pieces, weights)
                 matrices |= sums[matrix.weight]
         why = "" if row.redundant else site.stays or "not only matrices read it"
-        vector = StoredVector(site.vector, row.role, stored, site.origin or 0.0, not why, why, matrices, shared=True)
-        vectors.append(vector)
+        vectors.append(StoredVector(site.vector, row.role, stored, site.origin or 0.0, why, matrices, shared=True))
     return FoundVectors(type(model).__name__, vectors, [name for name, parts in sums.items() if not parts])
 
 
 def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights) -> str:
     """Return the key of a parameter that is stored unchanged."""
     stored = pieces.get(name, [])
-    if len(stored) != 1 or stored[0].pattern is not None:
+    if len(stored) != 1 or stored[0].pattern is not None or weights.shape(stored[0].key) != shape:
         raise ConfigError(
-            f"{name} is {'in a different form' if stored else 'missing'} in the weights; expected the parameters of "
-            f"the configuration's model. A file is missing, or {_MISMATCH}."
-        )
-    if weights.shape(stored[0].key) != shape:
-        raise ConfigError(
-            f"the shape of {name} is {list(weights.shape(stored[0].key))} in the weights; expected {list(shape)}, as "
-            f"in the configuration. Perhaps {_MISMATCH}."
+            f"{name} of shape {list(shape)} is missing in the weights; expected the parameters of the configuration's "
+            f"model. A file is missing, or {_MISMATCH}."
         )
     return stored[0].key
 
@@ -232,7 +380,7 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
         entries[norm.scale] = {"matrices": {}, "shared": False, "why": foldings[f"{path}.scale"].why}
     names = {module: name for name, module in model.named_modules()}
     return [
-        StoredVector(names[vector], vector.role, _gamma(vector), 0.0, not entry["why"], **entry)
+        StoredVector(names[vector], vector.role, _gamma(vector), 0.0, **entry)
         for vector, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
     ]
 
