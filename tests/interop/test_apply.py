@@ -179,6 +179,19 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(tmp_path: Path) -> 
         assert torch.equal(logits(again), applied)
 
 
+def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
+    model = named("llama")
+    apply_strategy(model, "unified", dp_at=["lm_head"])
+    assert hasattr(model.model.layers[0].mlp.up_proj, "output_norm") and not hasattr(model.lm_head, "output_norm")
+    assert any("lm_head" in name and "scale_out" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(("strategy", "name"), [("unified", "head"), ("hg+dp", "lm_head")])
+def test_apply_strategy_dp_at_without_dnp_refused(strategy: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="dp_at"):
+        apply_strategy(named("llama"), strategy, dp_at=[name])
+
+
 def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
     report = apply_strategy(model, "unified")

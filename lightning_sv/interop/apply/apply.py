@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +58,7 @@ def apply_strategy(
     strategy: str | ScaleStrategy,
     example: Any = None,
     *,
+    dp_at: Collection[str] = (),
     known: Mapping[str, ModelRole] | None = None,
 ) -> Report:
     """Add the scale vectors of a strategy to an existing model, in place.
@@ -72,6 +73,7 @@ def apply_strategy(
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling
         strategy: the strategy, for instance 'hg+dp+or+iwd'
         example: example inputs of the model, see `weight_decay_roles`
+        dp_at: matrices that get `dp` instead of the strategy's `dnp`, by the last part of their names: ('lm_head',)
         known: roles by parameter name, for instance of a branch used only in training, which does not change
 
     Returns:
@@ -93,7 +95,7 @@ def apply_strategy(
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         before = _outputs(traced)
-        change = Change(model, parsed, sites, undo)
+        change = Change(model, parsed, dp_at, sites, undo)
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
@@ -103,7 +105,8 @@ def apply_strategy(
         for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
-                    f"dnp normalizes the output of {path}, but this model uses its weight without calling it. Use dp."
+                    f"dnp normalizes the output of {path}, but this model uses its weight without calling it. "
+                    f"Use dp, or dp_at=({path.rpartition('.')[2]!r},)."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):

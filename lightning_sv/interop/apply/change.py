@@ -1,6 +1,6 @@
 """Changes of a model for a strategy, per site; how to undo them, or fold them into the weights."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, repeat
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.sites import Site, SiteMatrix
 from lightning_sv.interop.apply.weights import (
     OutputNorm,
@@ -46,6 +46,7 @@ class Change:
     Args:
         model: model to change
         strategy: the strategy
+        dp_at: last parts of the names of matrices with `dp` instead of `dnp`
         sites: sites of the model
         undo: stack that gets the inverse of each change
 
@@ -58,8 +59,10 @@ class Change:
     """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, strategy: ScaleStrategy, sites: list[Site], undo: ExitStack):
-        self.model, self.strategy, self.undo = model, strategy, undo
+    def __init__(
+        self, model: nn.Module, strategy: ScaleStrategy, dp_at: Collection[str], sites: list[Site], undo: ExitStack
+    ):
+        self.model, self.strategy, self.dp_at, self.undo = model, strategy, dp_at, undo
         self.row, self.named = strategy.placement_row, dict(model.named_parameters())
         self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
         self.outputs: dict[str, OutputNorm] = {}
@@ -68,6 +71,9 @@ class Change:
         self._frozen: list[str] = []
         self._weights: dict[str, None] = {}  # in order
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
+        names = {matrix.word: None for site in sites for matrix in site.matrices} if self.row.norm_out else {}
+        for word in dp_at:
+            expect(word in names, "dp_at", repr(word), f"one of {' '.join(names)}." if names else "none without dnp.")
         for site in sites:
             if site.origin not in (0.0, 1.0):
                 self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
@@ -182,7 +188,7 @@ class Change:
     ) -> None:
         """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
         weight, after = self.named[matrix.weight], self.row.scale_out
-        if self.row.norm_out and not matrix.router:
+        if self.row.norm_out and not matrix.router and matrix.word not in self.dp_at:
             after = not matrix.normalized and not self._output_norm(matrix, weight)
         if matrix.weight in self._weights or not (after or gamma is not None):
             return

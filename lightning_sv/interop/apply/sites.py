@@ -31,6 +31,11 @@ class SiteMatrix:
     head_width: int | None  #: width of the heads into which its product is viewed
     router: bool  #: whether it selects experts
 
+    @property
+    def word(self) -> str:
+        """Last part of its name: 'q_proj' of 'model.layers.0.self_attn.q_proj.weight'."""
+        return self.weight.removesuffix(".weight").rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class Site:
