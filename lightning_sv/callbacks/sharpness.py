@@ -19,7 +19,6 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
-from lightning_sv.callbacks.probe_memory import free_bytes, probe_bytes
 from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
@@ -27,7 +26,6 @@ from lightning_sv.callbacks.training_monitor import pause_throughput, write_scal
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import document_ids, next_token_loss
-from lightning_sv.settings.model import PretrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +52,7 @@ class Sharpness(L.Callback):
     Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
     weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
-    lanczos_steps vectors of a subset's size. On a GPU it is measured before the first probe: if exact products do not
-    fit, differences are used, and if these do not fit either, the run stops.
+    lanczos_steps vectors of a subset's size.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not be sharded.
 
@@ -104,7 +101,6 @@ class Sharpness(L.Callback):
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
-        self._exact = method == "exact"
         self._clock = StepTrigger("Sharpness")
         self._steps: frozenset[int] = frozenset()
         self._total = 0
@@ -180,30 +176,6 @@ class Sharpness(L.Callback):
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
                 )
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
-            self._fit_memory(settings, pl_module)
-
-    def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
-        """On a GPU, choose products that fit its memory."""
-        assert self._blocks is not None
-        if (free := free_bytes(pl_module.device, pl_module)) is None:
-            return
-        n, length = self._blocks.shape
-        for exact in (True, False) if self.method == "exact" else (False,):
-            shape = (n, length - 1)
-            needed = probe_bytes(settings.meta(), shape, self._present, self.lanczos_steps, exact=exact)
-            self._exact = exact
-            if needed <= free:
-                return
-            if exact:
-                log.warning(
-                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free; using differences of gradients",
-                    needed / 2**30,
-                    free / 2**30,
-                )
-        raise ConfigError(
-            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, the "
-            "memory that training leaves free. Remove the subset all, or lower lanczos_steps or sequences."
-        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -291,7 +263,7 @@ class Sharpness(L.Callback):
         return scalars | {"products": spent}
 
     def _products(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, Product]:
-        if not self._exact:
+        if self.method == "difference":
             return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
         together = {id(p): p for name in self._present for p in subsets[name]}
         exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets

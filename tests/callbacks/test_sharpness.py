@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +11,12 @@ import torch
 from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule
-from lightning_sv.callbacks import Sharpness, sharpness
+from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.curvature_batch import parameter_subsets
-from lightning_sv.callbacks.probe_memory import probe_bytes
 from lightning_sv.corpus import CorpusConfig
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
-from lightning_sv.errors import ConfigError
-from lightning_sv.nn import meta_backbone, next_token_loss
-from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale import ScaleVector
-from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 from lightning_sv.settings.data import DataConfig
-from tests.conftest import GEMMA, MOE, perturbed, thinned
-from tests.plan.test_memory import allocated
+from tests.conftest import GEMMA, MOE, perturbed
 
 
 def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
@@ -114,44 +106,6 @@ def test_sharpness_probes_beyond_the_budget_are_skipped(
     assert len(probed) == {0.5: 9, 10.0: 5, 40.0: 2, 1000.0: 2}[seconds]
     share = len(probed) * seconds / (1000 + len(probed) * seconds)
     assert share <= 0.05 or len(probed) == 2
-
-
-@pytest.mark.parametrize("exact", thinned([True, False], [False]))
-def test_probe_bytes_equal_allocated_memory(exact: bool) -> None:
-    """The CPU's allocator is the oracle, with chunks as on a GPU."""
-    sizes = BackboneConfig(d_model=192, n_layer=3, n_head=3, vocab_size=1024)
-    tokens = torch.zeros(2, 128, dtype=torch.long)
-
-    def probe() -> float:
-        model = meta_backbone(sizes, "unified").to_empty(device="cpu")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(0.01)
-        of = HessianProduct if exact else DifferenceProduct
-        product = of(lambda: next_token_loss(model(tokens), tokens), tuple(model.parameters()))
-        return lanczos(product, 3, rtol=0).value
-
-    with unchunked(CHUNK_ELEMENTS, CHUNK):
-        real = allocated(probe)
-    assert probe_bytes(meta_backbone(sizes, "unified"), (2, 128), ["all"], 3, exact=exact) == pytest.approx(
-        real, rel=0.1
-    )
-
-
-@pytest.mark.long
-def test_sharpness_memory_too_small_for_exact_products_takes_differences_or_is_refused(
-    config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meta = partial(meta_backbone, config, "unified")  # each measurement gives one storage
-    needed = {exact: probe_bytes(meta(), (2, 8), ["all"], 7, exact=exact) for exact in (True, False)}
-    for exact, free in needed.items():
-        monkeypatch.setattr(sharpness, "free_bytes", lambda *given, free=free: free)
-        harness = Harness(config, "unified", 1, sequences=2, probes=2)
-        harness.run(seconds_a_step=1.0)
-        assert harness.callback._exact == exact
-    monkeypatch.setattr(sharpness, "free_bytes", lambda *given: needed[False] - 1)
-    with pytest.raises(ConfigError, match="Sharpness"):
-        Harness(config, "unified", 1, sequences=2, probes=2).run(seconds_a_step=1.0)
 
 
 def test_sharpness_loss_not_finite_is_logged_without_curvature(config: BackboneConfig) -> None:
