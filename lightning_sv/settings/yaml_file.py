@@ -104,8 +104,7 @@ def _parse(text: str) -> Any:
         return {}
     if _size(node, {}, 0) > MAX_NODES:
         raise yaml.YAMLError(f"more than {MAX_NODES:,} values with aliases expanded")
-    _refuse_twice(node, "", {})
-    # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text
+    # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text and accepts a repeated key
     is_mapping = isinstance(node, yaml.MappingNode)
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if is_mapping else node.value
 
@@ -122,20 +121,6 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
         if value is not None or key not in SECTIONS:
             kept[name] = without_empty(value, f"{key}.") if isinstance(value, dict) else value
     return kept
-
-
-def _refuse_twice(node: Node, prefix: str, lines: dict[str, int]) -> None:
-    """Raise YAMLError for a repeated key, also `model.scale` and `scale` in `model`."""
-    if isinstance(node, SequenceNode):
-        for child in node.value:
-            _refuse_twice(child, "", {})
-    elif isinstance(node, MappingNode):
-        for name, value in node.value:
-            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
-            if key in lines:
-                raise yaml.YAMLError(f"line {line}: {key} is given twice, first in line {lines[key]}; expected once.")
-            lines[key] = line
-            _refuse_twice(value, f"{key}.", lines)
 
 
 def _size(node: Node, known: dict[int, int], depth: int) -> int:
