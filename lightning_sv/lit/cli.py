@@ -45,8 +45,7 @@ from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.parse import add_run
-from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.parse import Parser, add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys, prepare_process

@@ -13,8 +13,7 @@ from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import read_config
-from lightning_sv.settings.parse import _parser
-from lightning_sv.settings.parser import _keys
+from lightning_sv.settings.parse import _keys, _parser
 from lightning_sv.settings.yaml_file import SECTIONS
 
 ROOT = Path(__file__).parents[2]

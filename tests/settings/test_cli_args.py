@@ -1,7 +1,6 @@
 """Unusual arguments: numbers out of range, bytes that are not text, terminals with a different encoding."""
 
 import io
-import re
 import subprocess
 from pathlib import Path
 
@@ -63,19 +62,12 @@ def test_a_trainer_key_out_of_range_is_refused(key: str, value: str) -> None:
         check_trainer_keys(trainer)
 
 
-IGNORED = [
-    ["fit", "--optimizer", "AdamW"],
-    ["fit", "--lr_scheduler", "StepLR"],
-    ["plan", "--gpus", "1", "--optimizer", "SGD"],
-    ["compare", "--a", "nop", "--b", "hg", "--lr_scheduler", "StepLR"],
-]
-
-
-@pytest.mark.parametrize("words", thinned(IGNORED, IGNORED[1:3]))  # fmt: skip
-def test_no_option_is_accepted_and_ignored(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words[:-2], *CONFIG, *words[-2:]]) == 2
-    said = capsys.readouterr().err
-    assert words[-2] in said and re.search(r"model\.(optim|schedule)\.name", said)
+@pytest.mark.parametrize(
+    "words", thinned([["fit"], ["plan", "--gpus", "1"], ["compare", "--a", "nop", "--b", "hg"]], [["fit"]])
+)
+def test_fit_arguments_unknown_option_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, *CONFIG, "--optimizer", "AdamW"]) == 2
+    assert "--optimizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", thinned(sorted(command.COMMANDS), ["fit", "report"]))

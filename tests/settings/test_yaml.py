@@ -11,8 +11,7 @@ from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings import yaml_file
 from lightning_sv.settings.cli_args import read_leaves
-from lightning_sv.settings.parse import _parser, parse_run
-from lightning_sv.settings.parser import _keys
+from lightning_sv.settings.parse import _keys, _parser, parse_run
 from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import thinned
 from tests.test_imports import CONFIG as LAYERS
