@@ -8,8 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Int

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.run_state import data_of, settings_of, validates_now
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, validates_now
 from lightning_sv.callbacks.training_monitor import TrainingMonitor, learning_rate
 from lightning_sv.log import is_quiet
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.branch_norms import place_of
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
-from lightning_sv.callbacks.scaled_branches import place_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.callbacks.training_monitor import write_scalars
+from lightning_sv.callbacks.training_monitor import MetricAccumulator, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 

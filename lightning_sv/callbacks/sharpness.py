@@ -19,8 +19,7 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
-from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, TrainingMonitor
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -15,8 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import distributed
 
 from lightning_sv.atomic import atomic_path, partial_of, remove
-from lightning_sv.callbacks.run_state import tokens_seen, validates_now
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
