@@ -81,13 +81,8 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class BranchCallback(L.Callback):
     """Callback that writes figures of a model's branches: before the first step, when due, and after the last step.
 
-    Args:
-        key: name of the setting `every_n_steps`, for errors
-        every_n_steps: optimizer steps between two writes
-        model: dotted name of the submodule with the scale vectors; None to find it
-
     Raises:
-        ConfigError: every_n_steps is below 1
+        ConfigError: every_n_steps is below 1; `key` is its name in the config
     """
 
     def __init__(self, key: str, every_n_steps: int, model: str | None):

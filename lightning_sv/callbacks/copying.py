@@ -1,7 +1,5 @@
 """Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
-from typing import NamedTuple
-
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -18,28 +16,17 @@ from lightning_sv.settings.data import DataConfig
 TOKENS_PER_PASS = 16_384
 
 
-class TokenKinds(NamedTuple):
-    """Kinds of target tokens, by their context; each token has exactly one kind.
+def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
+    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence; each has exactly one kind.
 
-    Attributes:
-        repeat: (B, T), True if the pair (previous token, this token) occurred earlier in the sequence
-        seen: (B, T), True if the token occurred earlier, but not after the same previous token
-        unseen: (B, T), True if the token did not occur earlier
-    """
-
-    repeat: Bool[Tensor, "B T"]
-    seen: Bool[Tensor, "B T"]
-    unseen: Bool[Tensor, "B T"]
-
-
-def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
-    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence.
+    repeat: the pair (previous token, this token) occurred earlier in the sequence; seen: the token occurred earlier,
+    but not after the same previous token; unseen: the token did not occur earlier.
 
     Args:
         block: (B, T + 1) token ids
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
-    >>> kinds.repeat.int().tolist(), kinds.seen.int().tolist()
+    >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     previous, targets = block[:, :-1], block[:, 1:]
@@ -47,7 +34,7 @@ def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
     same_pair = same & (previous.unsqueeze(-1) == previous.unsqueeze(-2))
     repeat = same_pair.tril(-1).any(-1)
     seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is not a target
-    return TokenKinds(repeat, seen & ~repeat, ~seen)
+    return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
 
 
 @torch.no_grad()
@@ -86,7 +73,7 @@ def copying_losses(
     """
     losses, kinds = token_losses(model, block, eot), token_kinds(block)
     means = {}
-    for name, kind in kinds._asdict().items():
+    for name, kind in kinds.items():
         share = kind.float().mean().item()
         if name != "unseen":
             means[f"{name}_share"] = share
@@ -125,22 +112,18 @@ class CopyingMonitor(HeldOutProbe):
 
     def charts(self) -> Pages:
         """Return one page: the loss per kind of token, and on repeated text."""
-        kinds, copies = TokenKinds._fields, ("first_copy", "second_copy")
-        return {
-            "copying": {
-                "loss by kind of token": ["Multiline", [f"copying/{kind}" for kind in kinds]],
-                "text read twice": ["Multiline", [f"copying/{copy}" for copy in copies]],
-                "second copy minus first": ["Multiline", ["copying/second_minus_first"]],
-            }
+        charts = {
+            "loss by kind of token": ("repeat", "seen", "unseen"),
+            "text read twice": ("first_copy", "second_copy"),
+            "second copy minus first": ("second_minus_first",),
         }
+        return {"copying": {name: ["Multiline", [f"copying/{key}" for key in keys]] for name, keys in charts.items()}}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training that the data are token batches and that the repeated text fits into a sequence."""
         super().setup(trainer, pl_module, stage)
         data, length = data_of(trainer), self.repeat_length or 2
-        if stage != "fit" or data is None:
-            return
-        if data.seq_len < 2 * length - 1:
+        if stage == "fit" and data is not None and data.seq_len < 2 * length - 1:
             raise ConfigError(
                 f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
                 "tokens in CopyingMonitor."

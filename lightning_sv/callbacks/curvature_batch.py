@@ -118,13 +118,8 @@ def fitting_sequences(
 def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep: bool) -> Backbone | None:
     """Build an eager float32 backbone with the current weights of `source`, which may be compiled or sharded.
 
-    Gathering sharded weights is a collective: call it on every rank. No random numbers are sampled.
-
-    Args:
-        source: the trained backbone
-        meta: backbone of the same sizes and strategy, without storage
-        device: device of the copy
-        keep: if False, only take part in the collective and return None
+    `meta` is a backbone of the same sizes and strategy without storage. Gathering sharded weights is a collective:
+    call it on every rank; those with `keep=False` return None. No random numbers are sampled.
     """
     copy = meta.to_empty(device=device) if keep else None
     target: dict[str, Tensor] = {} if copy is None else copy.state_dict()

@@ -41,13 +41,9 @@ class HeldOutProbe(L.Callback):
     def measure(
         self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
     ) -> dict[str, float]:
-        """Return the scalars to log.
+        """Return the scalars of `model`, in evaluation mode, on (B, T + 1) held-out token ids.
 
-        Args:
-            model: a module that maps (B, T) token ids to (B, T, V) logits, in evaluation mode
-            block: (B, T + 1) held-out token ids
-            data: settings of the data
-            eot: id of the end-of-text token if attention is restricted to a document
+        `eot` is the id of the end-of-text token if attention is restricted to a document.
         """
         raise NotImplementedError
 

@@ -49,7 +49,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
                 figures = _entries(gamma) | parameterization_preconditioner(sides[side])
-                if (beta := _beta(sides[side])) is not None:
+                if (beta := getattr(sides[side], "magnitude", None)) is not None:
                     figures["beta"] = full_tensor(beta)
                 out |= {f"{where}/{key}_{side}": _mean(value) for key, value in figures.items()}
         out |= _imbalances(model)
@@ -108,7 +108,7 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for where, _, sides in _scaled(model):
         for side, vector in sides.items():
-            beta = _beta(vector)
+            beta: Tensor | None = getattr(vector, "magnitude", None)
             if beta is not None and beta.grad is not None:
                 out[f"{where}/beta_{side}_grad"] = _mean(full_tensor(beta.grad).abs())
     return out | means_over_layers(out)
@@ -116,11 +116,6 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
     return [branch for branch in scaled_branches(model) if branch.vectors]
-
-
-def _beta(vector: Any) -> Tensor | None:
-    magnitude: Tensor | None = getattr(vector, "magnitude", None)
-    return magnitude
 
 
 def _entries(gamma: Tensor) -> dict[str, Tensor]:

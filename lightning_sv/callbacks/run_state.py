@@ -12,11 +12,7 @@ from lightning_sv.settings.model import PretrainConfig
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
-    """Return the model that a callback reads.
-
-    Args:
-        module: LightningModule that the Trainer trains
-        name: dotted name of a submodule; None for our backbone, or for a custom module itself
+    """Return the submodule of this dotted name; without a name our backbone, or the custom module itself.
 
     Raises:
         ConfigError: `module` has no submodule of that name
@@ -62,11 +58,7 @@ def total_steps(trainer: L.Trainer) -> int | None:
 
 
 def known_steps(trainer: L.Trainer, callback: str) -> int:
-    """Return the number of optimizer steps of the run.
-
-    Args:
-        trainer: trainer of the run
-        callback: name of the callback that needs the number, for the error
+    """Return the number of optimizer steps of the run, which `callback` needs.
 
     Raises:
         ConfigError: only `max_time` ends the run, or max_epochs over data of unknown length
@@ -87,14 +79,10 @@ def validates_now(trainer: L.Trainer) -> bool:
 
 
 class StepTrigger:
-    """Count optimizer steps for a callback that Lightning calls after every micro-batch.
-
-    Args:
-        key: name of the callback's setting, for errors
-        every_n_steps: interval of the steps that are due; the last step of a run always is
+    """Count optimizer steps for a callback that Lightning calls after every micro-batch; the last step is always due.
 
     Raises:
-        ConfigError: every_n_steps is below 1
+        ConfigError: every_n_steps is below 1; `key` is its name in the config
     """
 
     def __init__(self, key: str, every_n_steps: int = 1):

@@ -22,7 +22,7 @@ from lightning_sv.callbacks.curvature_batch import (
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import document_ids, next_token_loss
 
@@ -252,18 +252,13 @@ class Sharpness(L.Callback):
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
         scalars, spent = {"loss": value}, 0
-        products = self._products(subsets, loss)
-        for name, product in products.items():
+        together = {id(p): p for name in self._present for p in subsets[name]}  # one graph for all subsets
+        exact = HessianProduct(loss, tuple(together.values())) if self.method == "exact" else None
+        for name in self._present:
+            product = DifferenceProduct(loss, subsets[name]) if exact is None else exact.subset(subsets[name])
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2)
             moments = hutchinson(product, self.hutchinson_probes)
             spent += sharpest.n_matvecs + moments.trace.n_matvecs
             for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):
                 scalars |= {f"{name}/{figure}": estimate.value, f"{name}/{figure}_error": estimate.error}
         return scalars | {"products": spent}
-
-    def _products(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, Product]:
-        if self.method == "difference":
-            return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
-        together = {id(p): p for name in self._present for p in subsets[name]}
-        exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets
-        return {name: exact.subset(subsets[name]) for name in self._present}

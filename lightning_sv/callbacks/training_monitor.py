@@ -18,14 +18,10 @@ from lightning_sv.nn.gpus import gpu_of_card
 
 
 class MetricAccumulator(L.Callback):
-    """Callback that sums values of micro-batches on the device between writes.
-
-    Args:
-        section: name of the callback in the config, for errors
-        every_n_steps: optimizer steps between two writes
+    """Callback that sums values of micro-batches on the device between writes; checkpoints have the sums.
 
     Raises:
-        ConfigError: every_n_steps is below 1
+        ConfigError: every_n_steps is below 1; `section` is the callback's section of the config
     """
 
     def __init__(self, section: str, every_n_steps: int):

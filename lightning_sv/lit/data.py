@@ -9,7 +9,7 @@ from typing import Any, Self
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
@@ -27,7 +27,7 @@ class TokenDataModule(L.LightningDataModule):
 
     An optimizer step reads batch_size x accumulate_grad_batches x devices sequences; their order depends only on the
     seed and on that number. Checkpoints contain the loader's position, so that a run resumes exactly, also on a
-    different number of devices. `test` and `predict` read the validation split.
+    different number of devices. `test` reads the validation split.
 
     Args:
         corpus: folder written by `lightning-sv prepare`, its address in an object store, or its `CorpusConfig`
@@ -153,13 +153,6 @@ class TokenDataModule(L.LightningDataModule):
 
     test_dataloader = val_dataloader
 
-    def predict_dataloader(self) -> "DataLoader[Tensor]":
-        """Return this device's part of `val_dataloader`, in batches of equal size, as Lightning's indices require."""
-        batches = self.batches
-        sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
-        numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
-        return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)
-
 
 def choose_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], device: torch.device, devices: int
@@ -167,16 +160,7 @@ def choose_micro_batch(
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
     Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may change it.
-
-    Args:
-        run: settings of the model and its training
-        data: settings of the data
-        trainer: settings of the trainer
-        device: device of this process
-        devices: number of identical devices
-
-    Returns:
-        Description of the choice, or None if nothing was chosen.
+    Returns a description of the choice, or None if nothing was chosen.
 
     Raises:
         ConfigError: a single sequence does not fit

@@ -29,12 +29,9 @@ def rank() -> int:
 
 
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
-    """Take the trainer's rank; exit with the parent process and limit the time of collectives.
+    """Take the trainer's rank, exit with the parent process, limit the time of collectives; return an exit handler.
 
     Lightning reads RANK or SLURM_PROCID even if the run has a single process.
-
-    Returns:
-        Exit handler for an `ExitStack`.
 
     Raises:
         ConfigError: the number of processes differs from the number of devices, or replicas do not divide it

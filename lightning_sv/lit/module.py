@@ -20,10 +20,9 @@ from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.callback import restart_between_steps
+from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
 from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
-from lightning_sv.lit.checkpoint.init_from import Start, check_origin
-from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
+from lightning_sv.lit.checkpoint.init_from import Start
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
@@ -194,18 +193,23 @@ class PretrainModule(L.LightningModule):
         compile_backbone(self.backbone, settings.compile)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        tokens = _inputs(block)
-        out: tuple[Tensor, list[Routing]] = self.net(
-            tokens, self._documents(tokens), targets=block[:, 1:], with_routing=True
-        )
+        """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings.
+
+        Raises:
+            ConfigError: a batch of a user's DataLoader is no such block
+        """
+        if not isinstance(block, Tensor) or block.ndim != 2 or block.is_floating_point():
+            found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
+            raise ConfigError(f"the batch is {found}; expected a (B, T + 1) tensor of token ids.")
+        documents, targets = self._documents(block[:, :-1]), block[:, 1:]
+        out: tuple[Tensor, list[Routing]] = self.net(block[:, :-1], documents, targets=targets, with_routing=True)
         return out
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
         """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
-        data = None if self._trainer is None else data_of(self.trainer)
         if not self.settings.mask_documents:
             return None
+        data = None if self._trainer is None else data_of(self.trainer)
         if data is None:
             raise ConfigError(
                 "mask_documents is True; expected a TokenDataModule, which knows where documents end. "
@@ -241,16 +245,9 @@ class PretrainModule(L.LightningModule):
         """Accumulate the loss, weighted by tokens."""
         tokens = block[:, 1:].numel()
         self.val_nats.update(self.loss(block)[0].double() * tokens)
-        self.val_tokens.update(
-            torch.full((), tokens, device=block.device)
-        )  # on the device, to avoid a host-to-device copy
+        self.val_tokens.update(torch.full((), tokens, device=block.device))  # without a copy from the host
 
     test_step = validation_step
-
-    def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
-        """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        tokens = _inputs(block)
-        return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss, nats per token, and val/perplexity."""
@@ -286,10 +283,7 @@ class PretrainModule(L.LightningModule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: settings.schedule.factor(min(step, steps - 1), steps)
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
         self,
@@ -342,7 +336,7 @@ class PretrainModule(L.LightningModule):
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
-            self.origin = check_origin(saved.get("origin"))
+            self.origin = saved.get("origin")
             self.segments.restore(saved.get("legs"))
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
@@ -355,11 +349,3 @@ class PretrainModule(L.LightningModule):
     def has_own_optimizer(self) -> bool:
         """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
         return is_overridden("configure_optimizers", self, PretrainModule)
-
-
-def _inputs(block: Any) -> Tensor:
-    """Return the (B, T) inputs of a (B, T + 1) block, after a check of a user's batch."""
-    if not isinstance(block, Tensor) or block.ndim != 2 or block.is_floating_point():
-        found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
-        raise ConfigError(f"the batch is {found}; expected a (B, T + 1) tensor of token ids.")
-    return block[:, :-1]

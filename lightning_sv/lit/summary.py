@@ -116,13 +116,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
-    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
-
-    Args:
-        summary: results of the run
-        run_dir: directory of the run
-        as_json: if True, print them as JSON
-    """
+    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning."""
     try:
         # Import matplotlib here, because it would delay every start.
         from lightning_sv.analysis.run_plot import draw_run
@@ -155,14 +149,9 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
-    compare = ["compare", "--baseline", "llama", "--arms", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
-    for what, text in (
-        ("picture", run_dir / PICTURE),
-        (
-            "charts",
-            f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)",
-        ),
-        ("sample", sample),
-        ("compare", shlex.join([program(), *compare])),
-    ):
+    compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
+    compare += ["--config", str(run_dir / CONFIG)]
+    charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
+    lines = {"picture": run_dir / PICTURE, "charts": charts, "sample": sample, "compare": shlex.join(compare)}
+    for what, text in lines.items():
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -84,9 +84,6 @@ _HALF_WEIGHTS = ("bf16-true", "16-true")
 def check_trainer_keys(given: Any) -> None:
     """Reject values and callbacks that a run overwrites or does not support; warn about those that may end it early.
 
-    Args:
-        given: keys of the config, with classes as class_path
-
     Raises:
         ConfigError: names the key or callback, the reason and a hint
     """

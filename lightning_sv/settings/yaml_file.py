@@ -35,11 +35,7 @@ _T = TypeVar("_T")
 
 
 def read_as(record: type[_T], path: Path) -> _T:
-    """Read a YAML file as a dataclass; a field `name` becomes the name of the file.
-
-    Args:
-        record: the dataclass, which may contain lists and dictionaries of dataclasses
-        path: the file
+    """Read a YAML file as a dataclass, also nested ones; a field `name` becomes the name of the file.
 
     Raises:
         ConfigError: the file does not exist, or has a missing, unknown or invalid key; the message names file and key
@@ -57,11 +53,7 @@ def read_as(record: type[_T], path: Path) -> _T:
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
-    """Read a file of keys and values without empty sections; interpolations stay text.
-
-    Args:
-        path: the file
-        where: name of the file in errors
+    """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML of keys and values, or has a key twice

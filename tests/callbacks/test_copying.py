@@ -38,7 +38,7 @@ class Bigram(nn.Module):
 def test_token_kinds_random_text_match_brute_force() -> None:
     block = torch.randint(0, 7, (16, 20))
     kinds = token_kinds(block)
-    for row, (repeat, seen, unseen) in zip(block.tolist(), zip(*kinds, strict=True), strict=True):
+    for row, (repeat, seen, unseen) in zip(block.tolist(), zip(*kinds.values(), strict=True), strict=True):
         for j in range(1, len(row)):
             pairs = set(itertools.pairwise(row[:j]))
             kind = (row[j - 1], row[j]) in pairs, row[j] in row[:j]

@@ -123,10 +123,6 @@ def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
-    for entry, damage, said in (
-        ("origin", 7, "origin is damaged"),
-        ("origin", {"of": torch.zeros(1)}, "origin is damaged"),
-        ("data", {}, "does not record its step"),
-    ):
+    for entry, damage, said in (("data", {}, "does not record its step"),):
         torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {entry: damage}}, tmp_path / "bad.ckpt")
         assert said in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))

@@ -41,12 +41,8 @@ def check_settings(
 ) -> None:
     """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
-    Args:
-        checkpoint: entries of the checkpoint
-        module: settings of the model
-        data: settings of the data; None for custom data, which is not compared
-        training: if True, also compare optimizer, schedule, batch and initial weights
-        own_optimizer: if True, a subclass has built the optimizer, whose state is not checked
+    `training` also compares optimizer, schedule, batch and initial weights. Custom data (None) is not compared, nor
+    the state of `own_optimizer`, which a subclass has built.
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -74,11 +70,6 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     """Check that a different number of steps does not change the learning rate of the next step.
 
     A different length changes every rate of a cosine; wsd does not change before its decay.
-
-    Args:
-        checkpoint: entries of a checkpoint that passed `check_settings`
-        module: settings of the model
-        max_steps: number of steps of this run
 
     Raises:
         ConfigError: the rate would change; the message has both rates and lengths

@@ -78,7 +78,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
                 f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
                 "model and tokenizer."
             )
-    label, before = f"{model.strategy}{model.options.label()}", check_origin(made.get("origin"))
+    label = f"{model.strategy}{model.options.label()}"
     try:
         step, batch = int(model.checkpoint["global_step"]), made["data"]
         origin = {
@@ -88,7 +88,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
             "step": step,
             "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
             "corpus_hash": made.get("corpus_hash"),
-            "origin": before,
+            "origin": made.get("origin"),
         }
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
@@ -97,14 +97,6 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         "the data begin anew"
     )
     return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
-
-
-def check_origin(saved: Any) -> dict[str, Any] | None:
-    """Return the origin in a checkpoint, None if it was initialized; raise ConfigError unless JSON can store it."""
-    try:
-        return saved if saved is None else dict(json.loads(json.dumps(saved)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use a different one.") from error
 
 
 def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:
