@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.__main__ import main
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.yaml_file import read_yaml
+from tests.conftest import Refused
 
 CONF = Path(__file__).parents[2] / "conf"
 FILES = sorted((CONF / "experiment").glob("*.yaml"))
@@ -21,7 +21,7 @@ def merged(into: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return into
 
 
-def test_an_experiment_file_is_its_layers() -> None:
+def test_experiment_file_equals_its_layers() -> None:
     assert len(FILES) > 8
     for path in FILES:
         head = re.search(r"^# = (.*), scale (\w+)\.$", path.read_text(), re.MULTILINE)
@@ -34,8 +34,8 @@ def test_an_experiment_file_is_its_layers() -> None:
         parse_run(["--config", path.stem], check_corpus=False)[0].meta()  # its strategy fits its model
 
 
-def test_a_name_is_found_in_the_working_directory_first_then_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_config_name_is_found_in_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "llama"
@@ -43,5 +43,4 @@ def test_a_name_is_found_in_the_working_directory_first_then_in_the_package(
     own.parent.mkdir(parents=True)
     own.write_text((CONF / "experiment/tiny-llama.yaml").read_text().replace("scale: llama", "scale: hg"))
     assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "hg"
-    assert main(["fit", "--config", "tiny-lama"]) == 2
-    assert "tiny-lama" in capsys.readouterr().err
+    assert "tiny-lama" in refused("fit", "--config", "tiny-lama")
