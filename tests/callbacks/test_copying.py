@@ -47,7 +47,7 @@ def test_token_kinds_random_text_match_brute_force() -> None:
             assert bool(unseen[j - 1]) == (not kind[1])
 
 
-def test_copying_losses_induction_model_is_near_zero_on_repeats_bigram_is_not() -> None:
+def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
     text = torch.stack([torch.randperm(V)[:24] for _ in range(8)])  # each token once, so its follower is unambiguous
     block = torch.cat([text, text[:, :9]], 1)
     copies, counts = (copying_losses(model, block, 16) for model in (Induction(), Bigram()))
@@ -57,7 +57,7 @@ def test_copying_losses_induction_model_is_near_zero_on_repeats_bigram_is_not() 
     assert counts["second_minus_first"] == pytest.approx(0, abs=1e-5)
 
 
-def test_copying_losses_kinds_add_up_to_the_mean_loss() -> None:
+def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:
     model, block = Bigram(), torch.randint(0, 12, (8, 33))
     losses = copying_losses(model, block, 8)
     shares = {"repeat": losses["repeat_share"], "seen": losses["seen_share"]}

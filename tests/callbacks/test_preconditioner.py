@@ -91,7 +91,7 @@ def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVect
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp"])
-def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, config: BackboneConfig) -> None:
+def test_imbalance_shared_gamma_counts_all_its_matrices(text: str, config: BackboneConfig) -> None:
     model = perturbed(Backbone(config, text))
     group = model.layers[0].attn.qkv
     names = ["q_proj", "k_proj", "v_proj"] if text == "llama" else ["k_proj"]
@@ -101,7 +101,7 @@ def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, con
     assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_gradient_of_input_beta_vanishes_under_dnp_only(config: BackboneConfig) -> None:
+def test_beta_gradients_of_the_input_vanish_under_dnp_only(config: BackboneConfig) -> None:
     """The loss depends on it through the norm's eps only, which is made small here."""
     tokens = torch.randint(0, config.vocab_size, (4, 33))
     ratios = {}

@@ -42,7 +42,7 @@ def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
     ("callback", "tag"),
     [("CopyingMonitor", "copying/second_minus_first"), ("ResidualMonitor", "residual/mean/attn/ratio")],
 )
-def test_probe_of_held_out_text_logs_and_leaves_the_run_as_it_is(
+def test_held_out_probe_logs_and_leaves_the_run_unchanged(
     callback: str, tag: str, run_args: list[str], tmp_path: Path
 ) -> None:
     keys = {"--trainer.callbacks": f"lightning_sv.callbacks.{callback}", "--trainer.callbacks.points": "3"}

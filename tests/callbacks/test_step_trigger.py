@@ -11,7 +11,7 @@ from lightning_sv.callbacks.run_state import StepTrigger
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
-def test_step_trigger_acts_once_at_every_second_step_and_the_last(accumulate: int, begin: int) -> None:
+def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock, trainer = StepTrigger("x.every_n_steps", 2), SimpleNamespace(global_step=begin, estimated_stepping_batches=7)
     acted: list[tuple[int, int]] = []
     clock.start(trainer)  # type: ignore[arg-type]
@@ -33,6 +33,6 @@ def test_step_trigger_acts_once_at_every_second_step_and_the_last(accumulate: in
         (Preconditioner, "every_n_steps of Preconditioner"),
     ],
 )
-def test_callback_interval_below_one_is_refused(callback: Any, key: str) -> None:
+def test_callbacks_interval_below_one_is_refused(callback: Any, key: str) -> None:
     with pytest.raises(ValueError, match=f"^{key} is 0;"):
         callback(every_n_steps=0)

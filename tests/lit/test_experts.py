@@ -14,7 +14,7 @@ from tests.conftest import thinned
 
 
 @pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
-def test_moe_run_losses_biases_and_figures_equal_the_routings(
+def test_fit_moe_losses_biases_and_figures_equal_the_routings(
     balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step has two micro-batches. The oracle is the routings that the training steps return."""

@@ -53,7 +53,7 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_checkpoint_gives_model_and_generates(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "checkpoints" / "last.ckpt"
     model = load_backbone(run)
     assert all(map(torch.equal, model.parameters(), load_backbone(str(path)).parameters()))
@@ -69,7 +69,7 @@ def test_checkpoint_gives_model_and_generates(run: Path, tmp_path: Path, capsys:
     assert texts[0] == texts[1] and texts[0]["prompt"] == "def " and texts[0]["text"]
 
 
-def test_fit_with_muon_under_bf16_writes_parameters_and_optimizer_groups(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
     args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
@@ -104,13 +104,13 @@ def test_validate_equals_fit_and_refuses_a_different_tokenizer(
     assert "tokenizer_sha256 is " in error and "as in the checkpoint" in error
 
 
-def test_fast_dev_run_writes_no_summary(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_fast_dev_run_writes_no_summary(run_args: list[str], tmp_path: Path) -> None:
     assert main(["fit", *run_args, "--trainer.fast_dev_run", "true", "--run_dir", str(tmp_path / "dev")]) == 0
     assert not (tmp_path / "dev/summary.json").exists()
 
 
 @pytest.mark.parametrize("written", thinned([FORMAT + 1, FORMAT - 1, "2", True, None], [FORMAT + 1]))
-def test_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, refused: Refused) -> None:
+def test_load_backbone_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, refused: Refused) -> None:
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["lightning_sv"]["format"] == FORMAT
     checkpoint["lightning_sv"]["format"] = written
@@ -124,36 +124,24 @@ def test_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, ref
 
 MISSING = ["--data.corpus.dir", "missing"]
 COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
-
-
 WRONG = [
     (["--model.scale", "hg+dpn"], "word 'dpn' of the strategy"),
-    (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
-    (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
     (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
     (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
     (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
     (["--data.seq_len", "1000000"], "seq_len is 1000000"),
     (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
-    (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
-    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "", "0", "0.5", "true")),
-    pytest.param(
-        ["--trainer.accelerator", "gpu"],
-        "error: trainer: No supported gpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU exists"),
-    ),
+    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
     (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
     (["--ckpt_path", __file__], "is not a readable checkpoint"),
     (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
-    (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
-    (["--model.optim.name", "lion"], "known: adamw muon sgd"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-    (["--config", "nothing.yaml"], "nothing.yaml does not exist"),
     (["--samples.tokens", "-1"], "samples.tokens is -1"),
+    (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
@@ -164,11 +152,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    thinned(WRONG, [*WRONG[:9:2], *WRONG[9:15:5], *WRONG[15::2]], several=True),
-)
-def test_fit_wrong_input_is_refused_before_the_first_step(
+@pytest.mark.parametrize(("args", "message"), thinned(WRONG, WRONG[::2], several=True))
+def test_fit_wrong_input_is_refused_before_any_step(
     args: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     error = refused("fit", *run_args, *args, "--run_dir", str(tmp_path / "refused"))
@@ -199,7 +184,7 @@ def test_fit_into_a_used_directory_is_refused(run: Path, run_args: list[str], re
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_fit_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before, last = contents(run), run / "checkpoints/last.ckpt"
     longer = ["--trainer.max_steps", "14"]
@@ -218,7 +203,7 @@ def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path
 
 
 @pytest.mark.long
-def test_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
     for name, value in (("none", "null"), ("zero", "0")):
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]

@@ -1,5 +1,6 @@
-"""Resumed runs: longer ones, errors of a user's code, two processes."""
+"""Resumed runs: longer ones, errors of a user's code, two processes; and which checkpoints are kept."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.comparability import comparability_warnings
@@ -17,6 +20,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run
 from tests.conftest import thinned
+from tests.lit.runs import LAST, leaving, load, same_checkpoint
 
 WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)
 
@@ -38,7 +42,7 @@ WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],
 )
-def test_resume_with_new_length_is_refused_if_the_learning_rate_jumps(
+def test_check_learning_rate_jump_is_refused(
     schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
 ) -> None:
     rate = 0.01 * schedule.factor(min(step, then - 1), then)
@@ -53,7 +57,7 @@ def test_resume_with_new_length_is_refused_if_the_learning_rate_jumps(
 
 
 @pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
-def test_extended_run_records_its_lengths(
+def test_fit_extended_run_records_its_lengths(
     schedule: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """wsd before its decay continues as the longer run would; a cosine only on request."""
@@ -84,7 +88,7 @@ def stop_after_step(module: PretrainModule, step: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_error_of_user_code_in_a_resumed_run_is_not_a_damaged_checkpoint(
+def test_fit_resumed_error_of_user_code_is_raised(
     run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--ckpt_path", "last", "--trainer.max_steps"]
@@ -95,7 +99,7 @@ def test_error_of_user_code_in_a_resumed_run_is_not_a_damaged_checkpoint(
 
 
 @pytest.mark.long
-def test_two_processes_of_lightnings_launcher_write_one_run(
+def test_fit_two_processes_of_lightnings_launcher_write_one_run(
     run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,3 +109,64 @@ def test_two_processes_of_lightnings_launcher_write_one_run(
     (run,) = (tmp_path / "runs/tiny").iterdir()
     assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
     assert json.loads((run / "summary.json").read_text())["tokens"] == 12 * 128
+
+
+#: validates after every second step
+KEPT = [
+    "--checkpoint.every_n_steps", "3", "--checkpoint.keep", "2", "--data.validations", "6",
+    "--data.val_sequences", "2", "--branch_norms.every_n_steps", "100",
+]  # fmt: skip
+
+
+def steps(run: Path) -> dict[str, int]:
+    """Which step each checkpoint is of."""
+    folder = run / "checkpoints"
+    return {file.name: torch.load(file, weights_only=True)["global_step"] for file in sorted(folder.iterdir())}
+
+
+def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    args = [*run_args, *KEPT]
+    with leaving(stopped, 6):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
+        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    assert steps(whole) == {"last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    assert steps(stopped) == {"last.ckpt": 6, "step-3.ckpt": 3}
+    assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
+    assert steps(stopped) == steps(whole)
+    same_checkpoint(whole, stopped)
+
+
+@pytest.mark.long
+def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    args = ["fit", *run_args, *KEPT, "--model.schedule.name", "wsd", "--checkpoint.keep", "3", "--run_dir", str(run)]
+    assert main([*args, "--trainer.max_steps", "12"]) == 0
+    assert steps(run) == {"last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    again = ["--trainer.max_steps", "8", "--checkpoint.keep", "2", "--data.validations", "4"]
+    assert main([*args, *again, "--ckpt_path", str(run / "checkpoints/step-6.ckpt")]) == 0
+    assert steps(run) == {"last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
+    record = read_run(run)
+    assert record.val_loss == pytest.approx(record.summary["val_loss"])
+    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {5 * 128, 6 * 128, 8 * 128}
+    # TensorBoard itself shows the same timeline
+    events = EventAccumulator(str(run)).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
+
+
+def test_last_checkpoint_full_disk_leaves_every_one(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    save, kept = torch.save, {}
+
+    def full(checkpoint: dict, file: object) -> None:
+        if checkpoint["global_step"] > 6:
+            kept.update({path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")})
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(checkpoint, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert main(["fit", *run_args, *KEPT, "--run_dir", str(run)]) == 1
+    assert set(kept) == {"last.ckpt", "step-3.ckpt", "step-6.ckpt"}
+    assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == kept
+    assert load(run)["global_step"] == 6

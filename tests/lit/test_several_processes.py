@@ -34,7 +34,7 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_equal_one_and_share_checkpoints(
+def test_fit_two_processes_equal_one_and_share_checkpoints(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = alone / "stopped" / LAST
@@ -81,7 +81,7 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
     ("strategy", "ranks", "more"),
     [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, SHARDED), ("ddp", 2, [])],
 )
-def test_validation_as_under_nccl_equals_one_process(
+def test_validate_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
 ) -> None:
     args = [*args, "--trainer.max_steps", "3"]

@@ -39,9 +39,7 @@ def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
-    args: list[str], alone: Path, tmp_path: Path
-) -> None:
+def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     hybrid = fsdp(args, run, 4, "--trainer.strategy.init_args.replicas", "2")
     ended = launch("tests.lit.sharded_checkpoints", "7", *hybrid, logs=tmp_path, seconds=300, ranks=4)
@@ -89,7 +87,7 @@ def test_hybrid_sharded_run_resumed_on_fewer_ranks_equals_one_process(
             check_checkpoint(str(broken))
 
 
-def test_replicas_that_do_not_divide_the_devices_are_refused(args: list[str], tmp_path: Path) -> None:
+def test_fit_replicas_that_do_not_divide_the_devices_is_refused(args: list[str], tmp_path: Path) -> None:
     words = fsdp(args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
     ended = launch("tests.lit.sharded_checkpoints", "-1", *words, logs=tmp_path, seconds=300)
     assert set(ended.codes) <= {2, -signal.SIGABRT}, ended  # the first rank that leaves ends the other

@@ -42,7 +42,7 @@ def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_init_from_run_records_its_origin_and_resumes_without_it(
+def test_init_from_records_its_origin_and_resumes_without_it(
     source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
@@ -116,7 +116,7 @@ def test_init_from_with_a_different_model_is_refused(
     assert not here.exists()
 
 
-def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
+def test_init_from_different_tokenizer_is_refused(
     source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]

@@ -22,7 +22,7 @@ from tests.runs.test_output import full
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-def test_hangup_before_the_first_step_leaves_a_checkpoint_and_a_failing_picture_does_not_fail_the_run(
+def test_fit_hangup_in_setup_leaves_a_checkpoint(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
@@ -60,7 +60,7 @@ def test_hangup_before_the_first_step_leaves_a_checkpoint_and_a_failing_picture_
             signal.signal(number, handler)
 
 
-def test_ignored_hangup_stays_ignored_and_a_deleted_run_directory_is_one_error(
+def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
     short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -80,5 +80,5 @@ def test_ignored_hangup_stays_ignored_and_a_deleted_run_directory_is_one_error(
     assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (1, 1, True, False)
 
 
-def test_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
+def test_loss_figures_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
     assert Manifest.load(short_corpus).loss_figures(1e4)["val_perplexity"] == float("inf")
