@@ -32,13 +32,7 @@ from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.signals import StopSignals, exit_code
-from lightning_sv.lit.summary import (
-    hyperparameters,
-    print_groups,
-    show_summary,
-    summarize,
-    write_parameters,
-)
+from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary, summarize, write_parameters
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary

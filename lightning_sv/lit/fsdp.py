@@ -29,14 +29,7 @@ from lightning_sv.atomic import partial_of, remove
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
-from lightning_sv.runs.sharded_checkpoint import (
-    GROUPS,
-    META,
-    flat_tensors,
-    is_sharded,
-    number_parameters,
-    read_sharded,
-)
+from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions(full_state_dict=False)

@@ -147,11 +147,7 @@ def test_fit_probe_with_an_unknown_subset_is_refused(plain: list[str], tmp_path:
 
 @pytest.mark.long
 def test_sharpness_compiled_bf16_run_uses_float32_weights(
-    probed: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    probed: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backend is aot_eager, because Inductor takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -102,10 +102,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    thinned(DIFFERENT, [DIFFERENT[i] for i in (1, 3, 6)], several=True),
-)
+@pytest.mark.parametrize(("change", "said"), thinned(DIFFERENT, [DIFFERENT[i] for i in (1, 3, 6)], several=True))
 def test_init_from_with_a_different_model_is_refused(
     change: list[str], said: str, source: Path, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
