@@ -98,15 +98,9 @@ def fitting_sequences(
     """Return the number of sequences per probe, from the run's plan only.
 
     It depends on neither strategy nor measured times, and includes subsets that a strategy lacks, so compared runs use
-    the same batch. The overhead of a product, most of its cost in a small model, is an estimate.
-
-    Args:
-        config: sizes of the backbone
-        seq_len: probed tokens per sequence
-        work: budget of all probes, in forward and backward passes over one sequence
-        probes: number of probes in the run
-        subsets: subsets per probe
-        products: maximum number of products per subset
+    the same batch. The overhead of a product, most of its cost in a small model, is an estimate. `work` is the budget
+    of all probes of the run, in forward and backward passes over one sequence of `seq_len` probed tokens; `products`
+    is the maximum per subset.
     """
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
     flops = seq_len * flops_per_token(activated_parameters(meta_backbone(config), config), config, seq_len)

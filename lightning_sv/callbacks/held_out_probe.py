@@ -1,15 +1,12 @@
 """Base of callbacks that measure a model on held-out sequences during a run."""
 
-import time
-from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
+from lightning_sv.callbacks.training_monitor import measuring, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Int
 from lightning_sv.settings.data import DataConfig
@@ -72,18 +69,10 @@ class HeldOutProbe(L.Callback):
             return
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
-        start = time.perf_counter()
         model = model_of(pl_module, self.model)
         was_training = model.training
-        model.eval()
-        # Compiling for other shapes would take long, and might recompile the training step.
-        compiled = settings is not None and settings.compile != "none"
-        with (
-            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
-            trainer.precision_plugin.forward_context(),
-        ):
-            eot = data.eot if settings is not None and settings.mask_documents else None
-            scalars = self.measure(model, self._block, data, eot)
+        eot = data.eot if settings is not None and settings.mask_documents else None
+        with measuring(trainer), trainer.precision_plugin.forward_context():
+            scalars = self.measure(model.eval(), self._block, data, eot)
         model.train(was_training)
         write_scalars(trainer, scalars)
-        pause_throughput(trainer, time.perf_counter() - start)

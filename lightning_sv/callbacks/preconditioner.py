@@ -1,6 +1,5 @@
 """Preconditioning of each branch's gradient flow by its scale vectors, during a run."""
 
-import time
 from typing import Any
 
 import lightning as L
@@ -12,7 +11,7 @@ from lightning_sv.callbacks.branch_norms import BranchCallback, ScaledBranch, me
 from lightning_sv.callbacks.curvature_batch import log_spaced
 from lightning_sv.callbacks.run_state import known_steps
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
-from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
+from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
@@ -192,13 +191,12 @@ class Preconditioner(BranchCallback):
         return super()._is_due(step) or step in self._histogram_steps
 
     def _write(self, trainer: L.Trainer) -> None:
-        start = time.perf_counter()
-        figures = preconditioner_figures(self._model) | self._gradients
-        values = torch.stack(list(figures.values())).tolist() if figures else []
-        write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
-        if trainer.global_step in self._histogram_steps:
-            self._write_histograms(trainer)
-        pause_throughput(trainer, time.perf_counter() - start)
+        with measuring(trainer):
+            figures = preconditioner_figures(self._model) | self._gradients
+            values = torch.stack(list(figures.values())).tolist() if figures else []
+            write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
+            if trainer.global_step in self._histogram_steps:
+                self._write_histograms(trainer)
 
     def _write_histograms(self, trainer: L.Trainer) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

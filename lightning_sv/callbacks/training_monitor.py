@@ -4,6 +4,8 @@ import resource
 import sys
 import time
 import timeit
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -197,6 +199,16 @@ def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
     """Log `values` to every logger at the current optimizer step."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step=trainer.global_step)
+
+
+@contextmanager
+def measuring(trainer: L.Trainer) -> Iterator[None]:
+    """Exclude the body from the throughput; run it without a compiler, whose work for other shapes would take long."""
+    settings, start = settings_of(trainer.lightning_module), time.perf_counter()
+    compiled = settings is not None and settings.compile != "none"
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
+    pause_throughput(trainer, time.perf_counter() - start)
 
 
 def pause_throughput(trainer: L.Trainer, seconds: float) -> None:

@@ -66,8 +66,11 @@ class NonFinite:
         if not self.skipped_now:
             return float(value)
         losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # both are collectives
-        event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
-        event["losses"] = [_plain(loss) for loss in losses.tolist()]
+        event: dict[str, Any] = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+        if isinstance(loader := trainer.train_dataloader, TokenLoader):
+            event["epoch"], position = loader.position()
+            event["blocks"] = loader.order.sequences(event["epoch"], position)
+        event |= {"grad_norm": _plain(value), "losses": [_plain(loss) for loss in losses.tolist()]}
         if trainer.is_global_zero and folder:
             with regular(Path(folder) / NONFINITE).open("a") as file:
                 file.write(json.dumps(event) + "\n")
@@ -76,22 +79,12 @@ class NonFinite:
             where = f"{NONFINITE} in the run directory identifies the batch"
             advice = "lower model.optim.lr, or skip such steps with --model.nonfinite skip"
             if not trainer.global_step:
-                advice = (
-                    "this is the first step, so check the initial weights: model.backbone.init_std, model.init_from"
-                )
+                advice = "this is the first step, so check model.backbone.init_std and model.init_from"
             raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {where}; {advice}.")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers skip parameters without a gradient
         return float(value)
-
-
-def _identity(trainer: Any) -> dict[str, Any]:
-    loader = trainer.train_dataloader
-    if not isinstance(loader, TokenLoader):
-        return {"epoch": trainer.current_epoch}
-    epoch, step = loader.position()
-    return {"epoch": epoch, "blocks": loader.order.sequences(epoch, step)}
 
 
 def _plain(value: float) -> float | str:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks import CopyingMonitor
 from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
 
 V = 64
@@ -65,9 +64,3 @@ def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:
     expected = nn.functional.cross_entropy(model(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
     assert sum(share * losses[kind] for kind, share in shares.items()) == pytest.approx(expected.item(), rel=1e-5)
     assert token_losses(model, block).mean().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("key", ["points", "sequences", "repeat_length"])
-def test_copying_monitor_value_out_of_range_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        CopyingMonitor(**{key: 0})

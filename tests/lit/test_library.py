@@ -106,9 +106,12 @@ def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest
 
 def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_path: Path) -> None:
     made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
+    for split in ("validate", "test"):  # a validated module trains afterwards
+        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
     run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
+    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
     assert restored.settings.strategy == made.settings.strategy and restored.settings.lr == 0.01
     state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
@@ -116,15 +119,6 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     made.load_state_dict(state)
     assert torch.equal(restored(tokens), made(tokens)) and restored(tokens).shape == (12, 8, 300)
     assert run.test(made, data, verbose=False)[0]["test/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
-
-
-def test_module_validated_trains_afterwards(data: TokenDataModule, tmp_path: Path) -> None:
-    made = module()
-    for split in ("validate", "test"):
-        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
-    run = trainer(tmp_path)
-    run.fit(made, data)
-    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
 
 
 def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""The words of the command line: `-` counts as `_` in every option's name, and nowhere else."""
+"""The words of the command line, in which `-` counts as `_`; and the Trainer's keys, read from its source."""
 
 import doctest
+import inspect
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
+import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
@@ -11,6 +14,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names
 from lightning_sv.settings import parse, plain_parser, yaml_file
 from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys
 from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG
 
@@ -97,3 +101,12 @@ def test_paper_help_says_defaults_figures_and_budgets(
     said = capsys.readouterr().out
     for words in ("runs/paper/BUDGET by default", "(default: cpu)", " ".join(figure_names()), " ".join(budget_names())):
         assert words in said, words
+
+
+def test_trainer_keys_equal_the_signature() -> None:
+    signature = inspect.signature(L.Trainer).parameters
+    keys = {field.name: field for field in fields(trainer_keys())}
+    assert {name: key.default for name, key in keys.items()} == {name: p.default for name, p in signature.items()}
+    for name in ("max_steps", "devices", "precision", "max_time", "val_check_interval", "deterministic"):
+        assert keys[name].type == signature[name].annotation, name
+    assert {*DERIVED, *TRAINER_DEFAULTS} <= set(signature)

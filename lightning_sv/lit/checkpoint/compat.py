@@ -110,13 +110,10 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
                     raise ConfigError(f"{key!r} of a group is {group[key]!r}")
-            names = {frozenset(saved["state"][i]) for i in here["params"] if i in saved["state"]}
-            fit = (
-                value.shape in (torch.Size(), parameters[i].shape)
-                for i in here["params"]
-                for value in saved["state"].get(i, {}).values()
-            )
-            if len(names) > 1 or not all(fit):
+            states = {i: saved["state"][i] for i in here["params"] if i in saved["state"]}
+            sizes = {i: {value.shape for value in state.values()} for i, state in states.items()}
+            complete = len({frozenset(state) for state in states.values()}) <= 1
+            if not complete or any(sizes[i] - {torch.Size(), parameters[i].shape} for i in sizes):
                 raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)

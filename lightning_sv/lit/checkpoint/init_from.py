@@ -44,10 +44,8 @@ class Start(NamedTuple):
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
     """Read the weights of `init_from`, after checking that this model computes the same function with them.
 
-    Args:
-        init_from: checkpoint, run directory for its last one, or folder of transformers
-        module: settings of the model; optimizer, schedule, decay, name and initialization may differ from theirs
-        data: settings of the data; the text may differ, its tokenizer may not
+    They are of a checkpoint, of a run directory's last one, or of a folder of transformers. Optimizer, schedule, decay,
+    name, initialization and text may differ; the tokenizer may not.
 
     Raises:
         ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
@@ -68,16 +66,14 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
     except ConfigError as error:
         raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]
-    theirs: dict[str, Any] = {"model": _function(model.config, model.strategy, model.options)}
-    ours: dict[str, Any] = {"model": _function(module.backbone, module.strategy, module.scale_options)}
-    theirs["tokenizer_sha256"], ours["tokenizer_sha256"] = made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
-    for key in ours:
-        where, then, now = first_difference(key, theirs[key], ours[key])
-        if then != now:
-            raise ConfigError(
-                f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
-                "model and tokenizer."
-            )
+    theirs = _function(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
+    ours = _function(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
+    where, then, now = first_difference("model", theirs, ours)
+    if then != now:
+        raise ConfigError(
+            f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
+            "model and tokenizer."
+        )
     label = f"{model.strategy}{model.options.label()}"
     try:
         step, batch = int(model.checkpoint["global_step"]), made["data"]
@@ -99,7 +95,9 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
     return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
 
 
-def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions) -> dict[str, Any]:
+def _function(
+    config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions, tokenizer: str | None
+) -> dict[str, Any]:
     """Return the settings that decide the function of given weights, without initialization and training."""
     drawn = BackboneConfig(d_model=2, n_layer=1, n_head=1)
     router = RouterConfig()
@@ -116,6 +114,7 @@ def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOpt
         "backbone": asdict(backbone),
         "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
         "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False)),
+        "tokenizer_sha256": tokenizer,
     }
 
 
