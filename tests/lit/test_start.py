@@ -113,13 +113,12 @@ def test_init_from_with_a_different_model_is_refused(
     assert not here.exists()
 
 
-def test_init_from_different_tokenizer_is_refused(
+def test_init_from_different_tokenizer_or_unknown_step_is_refused(
     source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
-    for entry, damage, said in (("data", {}, "does not record its step"),):
-        torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {entry: damage}}, tmp_path / "bad.ckpt")
-        assert said in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))
+    torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {"data": {}}}, tmp_path / "bad.ckpt")
+    assert "does not record its step" in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))

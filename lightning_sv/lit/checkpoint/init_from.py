@@ -12,7 +12,6 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import first_difference
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.nn.config import RouterConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.sharded_checkpoint import is_sharded
@@ -99,19 +98,14 @@ def _function(
     config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions, tokenizer: str | None
 ) -> dict[str, Any]:
     """Return the settings that decide the function of given weights, without initialization and training."""
-    drawn = BackboneConfig(d_model=2, n_layer=1, n_head=1)
-    router = RouterConfig()
-    backbone = replace(
-        config,
-        **{key: getattr(drawn, key) for key in ("name", "init_std", "init_residual_scaling")},
-        router=replace(config.router, **{key: getattr(router, key) for key in ("balance_coef", "bias_rate", "z_coef")}),
-        d_head=config.head_width,
-        n_kv_head=config.kv_heads,
-        d_ff=config.ffn_width,
-        d_expert=config.expert_width,
-    )
+    backbone: dict[str, Any] = asdict(config)
+    for key in ("name", "init_std", "init_residual_scaling"):
+        del backbone[key]
+    for key in ("balance_coef", "bias_rate", "z_coef"):
+        del backbone["router"][key]
+    widths = {"d_head": config.head_width, "d_ff": config.ffn_width, "d_expert": config.expert_width}
     return {
-        "backbone": asdict(backbone),
+        "backbone": backbone | widths | {"n_kv_head": config.kv_heads},
         "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
         "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False)),
         "tokenizer_sha256": tokenizer,
