@@ -8,8 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branch_norms import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
-from lightning_sv.callbacks.curvature_batch import log_spaced
-from lightning_sv.callbacks.run_state import known_steps
+from lightning_sv.callbacks.run_state import known_steps, log_spaced
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
 from lightning_sv.errors import ConfigError

@@ -69,6 +69,18 @@ def known_steps(trainer: L.Trainer, callback: str) -> int:
     return total
 
 
+def log_spaced(total: int, n: int) -> list[int]:
+    """Return at most n steps: 0, and geometrically spaced steps from 1% of the run to its end.
+
+    >>> log_spaced(1000, 5)
+    [0, 10, 46, 215, 1000]
+    """
+    if n < 3:
+        return [0, total]
+    first = max(1.0, total / 100)
+    return sorted({0, *(round(first * (total / first) ** (i / (n - 2))) for i in range(n - 1))})
+
+
 def validates_now(trainer: L.Trainer) -> bool:
     """Return True if a validation follows the current step."""
     every: Any = trainer.val_check_batch

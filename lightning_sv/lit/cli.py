@@ -24,14 +24,12 @@ from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings
-from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
+from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
-from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
+from lightning_sv.lit.distributed import StopSignals, check_same_start, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary, summarize, write_parameters
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint

@@ -21,8 +21,7 @@ from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
-from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
-from lightning_sv.lit.checkpoint.init_from import Start
+from lightning_sv.lit.checkpoint.compat import Start, check_settings, settings_of
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
@@ -108,7 +107,7 @@ class PretrainModule(L.LightningModule):
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
         self.segments = Segments()
-        #: origin of the initial weights, see `checkpoint.init_from.Start`; None if initialized
+        #: origin of the initial weights, see `checkpoint.compat.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
@@ -338,7 +337,7 @@ class PretrainModule(L.LightningModule):
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the settings match the checkpoint, see `checkpoint.settings.check_settings`."""
+        """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""
         training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
         check_settings(checkpoint, self.settings, data, training=training, own_optimizer=self.has_own_optimizer)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import Sharpness
-from lightning_sv.callbacks.curvature_batch import parameter_subsets
+from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.scale import ScaleVector
 from tests.conftest import GEMMA, MOE
 

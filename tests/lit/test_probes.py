@@ -12,7 +12,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import preconditioner_figures
-from lightning_sv.callbacks.curvature_batch import parameter_subsets
+from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.nn import document_ids, next_token_loss

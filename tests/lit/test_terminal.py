@@ -14,8 +14,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.lit.distributed import HUNG_UP
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.signals import HUNG_UP
 from tests.lit.runs import load
 from tests.runs.test_output import full
 

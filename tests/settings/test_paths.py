@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.corpus.sources.find import find_files
-from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.yaml_file import parse_overrides
 from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG
 

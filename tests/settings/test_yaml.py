@@ -9,9 +9,8 @@ import pytest
 
 from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings.cli_args import read_leaves
 from lightning_sv.settings.parse import _keys, _parser, parse_run
-from lightning_sv.settings.yaml_file import SECTIONS, read_yaml
+from lightning_sv.settings.yaml_file import SECTIONS, read_leaves, read_yaml
 from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG as LAYERS
 

@@ -20,9 +20,9 @@ from torch import distributed
 from lightning_sv.atomic import atomic_path, partial_of, remove
 from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.distributed import StopSignals
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
