@@ -46,7 +46,12 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
-                figures = _entries(gamma) | parameterization_preconditioner(sides[side])
+                wide = gamma.double()
+                figures = {
+                    "drift": (wide - 1).square().mean(-1).sqrt(),
+                    "dead": (wide.abs() <= _DEAD_BELOW * wide.square().mean(-1, keepdim=True).sqrt()).double(),
+                    "negative": (wide < 0).double(),
+                } | parameterization_preconditioner(sides[side])
                 if (beta := getattr(sides[side], "magnitude", None)) is not None:
                     figures["beta"] = full_tensor(beta)
                 out |= {f"{where}/{key}_{side}": _mean(value) for key, value in figures.items()}
@@ -114,16 +119,6 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
     return [branch for branch in scaled_branches(model) if branch.vectors]
-
-
-def _entries(gamma: Tensor) -> dict[str, Tensor]:
-    gamma = gamma.double()
-    rms = gamma.square().mean(-1, keepdim=True).sqrt()
-    return {
-        "drift": (gamma - 1).square().mean(-1).sqrt(),
-        "dead": (gamma.abs() <= _DEAD_BELOW * rms).double(),
-        "negative": (gamma < 0).double(),
-    }
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -39,11 +39,6 @@ _SHOW_CURSOR = b"\x1b[?25h"  # the progress bar hides it
 _failed = False
 
 
-def rank() -> int:
-    """Return the rank of this process, from the environment until there is a trainer."""
-    return int(getattr(rank_zero_only, "rank", 0) or 0)
-
-
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
     """Take the trainer's rank, exit with the parent process, limit the time of collectives; return an exit handler.
 
@@ -112,7 +107,8 @@ def leave_group() -> None:
 
 def exit_code(stopped: StoppedError) -> int:
     """Return the exit code of a stopped run; requeue its SLURM job first if requested."""
-    return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
+    rank = getattr(rank_zero_only, "rank", 0)
+    return 0 if stopped.requeue and (rank or requeue()) else stopped.code
 
 
 class StopSignals:

@@ -49,8 +49,5 @@ class TextSamples(L.Callback):
             text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("sample", _verbatim(self._prompt + text), axis(logger, trainer))
-
-
-def _verbatim(text: str) -> str:
-    return "".join(f"    {line}\n" for line in text.split("\n"))
+                verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))
+                logger.experiment.add_text("sample", verbatim, axis(logger, trainer))

@@ -1,17 +1,25 @@
-"""`fit`, `validate` and `generate` in process: the files of a run, and refused input."""
+"""`fit`, `validate` and `generate` in process: the files of a run, refused input, experts, micro-batches of a GPU."""
 
 import contextlib
 import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.lit.data import choose_micro_batch
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import router_loss
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
+from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import contents
 
@@ -208,3 +216,86 @@ def test_fit_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: P
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
+def test_fit_moe_losses_biases_and_figures_equal_the_routings(
+    balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has two micro-batches. The oracle is the routings that the training steps return."""
+    seen: list[dict[str, Any]] = []
+    original = PretrainModule.training_step
+
+    def recorded(self: PretrainModule, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
+        out = original(self, block, batch_idx)
+        seen.append(
+            out | {"loss": out["loss"].detach().clone(), "routed": router_loss(out["routings"], self.settings.backbone)}
+        )
+        return out
+
+    monkeypatch.setattr(PretrainModule, "training_step", recorded)
+    args = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2", "--data.micro_batch", "2"]
+    args += ["--model.backbone.router.balance", balance, "--model.backbone.router.z_coef", "0.1"]
+    args += ["--model.backbone.router.bias_rate", "0.01", "--model.optim.lr", "6e-3", "--trainer.max_steps", "6"]
+    assert main(["fit", *run_args, *args, "--experts.every_n_steps", "3", "--run_dir", str(tmp_path / "run")]) == 0
+    assert len(seen) == 12
+    for out in seen:
+        torch.testing.assert_close(out["loss"], out["nats"] + out["routed"])
+        assert out["routed"] > 0.1  # the z-loss of six nearly equal experts is log(6)^2 = 3.2
+    record = read_run(tmp_path / "run")
+    train = record.curve("train/loss").values
+    means = [float(a["nats"] + b["nats"]) / 2 for a, b in zip(seen[::2], seen[1::2], strict=True)]
+    assert train == pytest.approx(means, rel=1e-5)
+
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    for i in range(2):
+        loads = torch.stack([out["routings"][i].load for out in seen])
+        assert (loads.sum(-1) == 2 * 32 * 2).all()  # sequences, tokens, choices: none is dropped
+        of_steps = loads.view(6, 2, 6).sum(1)
+        key = f"backbone.layers.{i}.ffn.router_bias"
+        if balance == "bias":
+            moves = 0.01 * (of_steps.mean(-1, keepdim=True) - of_steps).sign()
+            torch.testing.assert_close(checkpoint[key], moves.sum(0))
+        else:
+            assert key not in checkpoint
+        for w, window in enumerate(loads.view(2, 6, 6)):  # two writes of three steps each
+            share = window.sum(0) / window.sum(0).mean()
+            found = [record.curve(f"moe/layer{i}/load/expert{e}").values[w] for e in range(6)]
+            assert found == pytest.approx(share.tolist())
+            assert record.curve(f"moe/layer{i}/load_max").values[w] == pytest.approx(float(share.max()))
+            assert record.curve(f"moe/layer{i}/load_min").values[w] == pytest.approx(float(share.min()))
+            for name in ("balance_loss", "entropy"):
+                mean = sum(float(getattr(out["routings"][i], name)) for out in seen[6 * w : 6 * w + 6]) / 6
+                assert record.curve(f"moe/layer{i}/{name}").values[w] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.long
+def test_choose_micro_batch_of_a_gpu_is_the_largest_that_fits(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
+    args += ["--model.backbone.n_layer", "1"]
+    h200, gpu = find_gpu("h200"), torch.device("cuda", 0)
+
+    def chosen(memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None) -> int:
+        properties = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        run, data, trainer = parse_run(args)
+        data.micro_batch = micro_batch
+        said = choose_micro_batch(run, data, trainer | {"precision": precision}, gpu, devices)
+        assert (said is None) == (micro_batch is not None) and data.micro_batch is not None
+        return data.micro_batch
+
+    run, data, trainer = parse_run(args)
+    plan = make_plan(run, data, trainer, h200, 1)
+    assert (chosen(h200.memory), plan.micro_batch, plan.micro_batches) == (60, 60, 1)
+    assert chosen(h200.memory, devices=4) == 15
+    # the peak of 12 sequences, and nothing left over; 15 is the next divisor
+    data.micro_batch = 12
+    twelve = make_plan(run, data, trainer, h200, 1).memory.peak
+    assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
+    with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
+        chosen(1000)
+    for precision in ("bf16-true", "16-true", "16-mixed"):  # not in a plan, but in a run
+        assert chosen(h200.memory, precision=precision) == 60
+    assert chosen(1000, micro_batch=3) == 3

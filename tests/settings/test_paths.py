@@ -9,7 +9,7 @@ from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import parse_overrides
-from tests.conftest import Refused, thinned
+from tests.conftest import thinned
 from tests.test_imports import CONFIG
 
 
@@ -48,19 +48,6 @@ def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
     (home / "layer.yaml").write_text(f"{key}: {given}\n")
     for words in ([f"--{key}", given], ["--config", "~/layer.yaml"], ["--config=$HOME/layer.yaml"]):
         assert _parser().parse_args([*CONFIG, *words])[key] == f"{before}{home}/work/x"
-
-
-def test_main_refused_path_leaves_nothing(home: Path, refused: Refused) -> None:
-    had = sorted(home.iterdir())
-    for words in (
-        ["report", ""],
-        ["fit", *CONFIG, "--run_dir", ""],
-        ["theory", "--out", "x" * 300],
-        ["generate", "loop"],
-        ["export", "r", "$UNSET_HERE"],
-    ):
-        assert refused(*words).count("\n") == 1, words
-    assert sorted(home.iterdir()) == had
 
 
 def test_find_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
