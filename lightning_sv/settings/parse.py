@@ -29,6 +29,7 @@ _VALUES = {
     "str": "text",
     "list": "a list",
     "dict": "keys and values",
+    "": "keys and values",  # a section has no type
 }
 #: start of a line of jsonargparse about a type that a value does not have; other lines are by the class of the value
 _ABOUT_TYPES = re.compile(

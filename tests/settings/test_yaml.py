@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
@@ -76,6 +77,11 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
     assert trained(layer(tmp_path, text)) == trained(LAYERS)
 
 
+def test_parse_run_value_for_a_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.corpus is .*; expected keys and values"):
+        parse_run(layer(tmp_path, "data: {corpus: x}"), check_corpus=False)
+
+
 @pytest.mark.parametrize("words", [["--trainer", "null"], ["--model.optim", ""], ["--trainer="]])
 def test_parse_run_section_emptied_by_a_word_is_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=words[0].partition("=")[0]):
@@ -94,23 +100,14 @@ CONF = Path(__file__).parents[2] / "conf"
 FILES = sorted((CONF / "experiment").glob("*.yaml"))
 
 
-def merged(into: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    for key, value in more.items():
-        both = isinstance(value, dict) and isinstance(into.get(key), dict)
-        into[key] = merged(into[key], value) if both else value
-    return into
-
-
 def test_experiment_file_equals_its_layers() -> None:
     assert len(FILES) > 8
     for path in FILES:
         head = re.search(r"^# = (.*), scale (\w+)\.$", path.read_text(), re.MULTILINE)
         assert head is not None and f"--config {path.stem}\n" in path.read_text(), path.name
-        layers: dict[str, Any] = {}
-        for layer in head[1].split(" + "):
-            merged(layers, read_yaml(CONF / f"{layer}.yaml", layer))
-        layers["model"]["scale"] = head[2]
-        assert read_yaml(path, path.name) == layers, path.name
+        layers = [read_yaml(CONF / f"{layer}.yaml", layer) for layer in head[1].split(" + ")]
+        merged = OmegaConf.merge(*layers, {"model": {"scale": head[2]}})
+        assert read_yaml(path, path.name) == OmegaConf.to_container(merged), path.name
         parse_run(["--config", path.stem], check_corpus=False)[0].meta()  # its strategy fits its model
 
 
