@@ -19,12 +19,9 @@ from lightning_sv.scale.fold import effective_weight
 
 
 class ScaledBranch(NamedTuple):
-    """A matrix with its scale vectors, or a norm without branches.
+    """A matrix (*batch_dims, d_out, d_in) with its scale vectors, named as 'layer0/q_proj', or a norm without branches.
 
-    Attributes:
-        name: name, for instance 'layer0/q_proj'
-        weight: the matrix, (*batch_dims, d_out, d_in); None for a norm
-        vectors: side ('in', 'out') -> its `ScaleVector`, or a function that returns gamma
+    `vectors` has the `ScaleVector` of each side ('in', 'out'), or a function that returns gamma.
     """
 
     name: str

@@ -148,17 +148,11 @@ _KEY = "--model.init_from"
 
 
 class Start(NamedTuple):
-    """Weights that a run starts from.
-
-    Attributes:
-        load: fill a backbone with them
-        text: sentence about them for the terminal
-        origin: for `summary.json`: checkpoint, label, commit, step, tokens, corpus_hash, and the origin of its run;
-            None for a model of transformers
-    """
+    """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
 
     load: Callable[[Backbone], object]
     text: str
+    #: for `summary.json`, with the origin of its own run; None for a model of transformers
     origin: dict[str, Any] | None = None
 
 
