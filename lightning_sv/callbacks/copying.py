@@ -10,7 +10,6 @@ from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
-from lightning_sv.settings.data import DataConfig
 
 #: Tokens per forward pass; the float32 logits of a pass are kept in memory.
 TOKENS_PER_PASS = 16_384
@@ -21,9 +20,6 @@ def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
 
     repeat: the pair (previous token, this token) occurred earlier in the sequence; seen: the token occurred earlier,
     but not after the same previous token; unseen: the token did not occur earlier.
-
-    Args:
-        block: (B, T + 1) token ids
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
     >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
@@ -39,13 +35,7 @@ def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
 
 @torch.no_grad()
 def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = None) -> Float[Tensor, "B T"]:
-    """Return -log p(block[:, 1:] | context), in nats.
-
-    Args:
-        model: a module that maps (B, T) token ids to (B, T, V) logits
-        block: (B, T + 1) token ids
-        eot: id of the end-of-text token if attention is restricted to a document
-    """
+    """Return -log p(block[:, 1:] | context), in nats; with `eot` attention is restricted to a document."""
     losses = []
     for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
         tokens, targets = part[:, :-1], part[:, 1:]
@@ -129,9 +119,7 @@ class CopyingMonitor(HeldOutProbe):
                 "tokens in CopyingMonitor."
             )
 
-    def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return `copying_losses`."""
-        losses = copying_losses(model, block, self.repeat_length or (data.seq_len + 1) // 2, eot)
+        losses = copying_losses(model, block, self.repeat_length or block.shape[1] // 2, eot)
         return {f"copying/{key}": value for key, value in losses.items()}

@@ -13,18 +13,13 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
-from lightning_sv.settings.data import DataConfig
 
 
 class HeldOutProbe(L.Callback):
     """Measure the model on the same held-out sequences, at evenly spaced steps of a run.
 
-    A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`.
-
-    Args:
-        points: number of measurements in a run, the last at its end
-        sequences: number of held-out sequences per measurement, spread evenly over the validation split
-        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
+    A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`,
+    and documents the arguments.
 
     Raises:
         ConfigError: a value below 1
@@ -39,9 +34,7 @@ class HeldOutProbe(L.Callback):
         self._clock = StepTrigger(self.name)
         self._block: Tensor | None = None
 
-    def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return the scalars of `model`, in evaluation mode, on (B, T + 1) held-out token ids.
 
         `eot` is the id of the end-of-text token if attention is restricted to a document.
@@ -49,11 +42,7 @@ class HeldOutProbe(L.Callback):
         raise NotImplementedError
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check before training that the data are token batches.
-
-        Raises:
-            ConfigError: they are not
-        """
+        """Check before training that the data are token batches; raise ConfigError if they are not."""
         if stage == "fit" and data_of(trainer) is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for {self.name}.")  # type: ignore[attr-defined]
 
@@ -77,7 +66,7 @@ class HeldOutProbe(L.Callback):
         was_training = model.training
         eot = data.eot if settings is not None and settings.mask_documents else None
         with measuring(trainer), trainer.precision_plugin.forward_context():
-            scalars = self.measure(model.eval(), self._block, data, eot)
+            scalars = self.measure(model.eval(), self._block, eot)
         model.train(was_training)
         write_scalars(trainer, scalars)
 
@@ -159,9 +148,7 @@ class ResidualMonitor(HeldOutProbe):
         if not _blocks(model := model_of(pl_module, self.model)):
             raise ConfigError(f"the model of {self.name} is {type(model).__name__}; expected a Backbone.")
 
-    def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return `residual_ratios`."""
         tokens = block[:, :-1]
         ratios = residual_ratios(model, tokens, None if eot is None else document_ids(tokens, eot))

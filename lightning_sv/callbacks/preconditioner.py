@@ -65,12 +65,7 @@ def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
     The flow of gamma is -P dL/dgamma (paper, Section 3.3); P is 1 without `or` and `er`, for which the result is empty.
     With g = gamma / ||gamma||: p_radial = g^T P g and p_tangent = (tr P - p_radial) / (d - 1).
     `or`: d and beta^2 d / ||alpha||^2. `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
-
-    Args:
-        vector: a `ScaleVector`; the result is empty for other functions
-
-    Returns:
-        'p_radial' and 'p_tangent', each of shape (*batch_dims, 1).
+    The shape of both is (*batch_dims, 1).
     """
     if isinstance(vector, OriginalSpaceScale):
         alpha, beta = full_tensor(vector.alpha).detach(), full_tensor(vector.beta).detach()

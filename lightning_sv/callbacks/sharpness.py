@@ -275,9 +275,7 @@ class Sharpness(L.Callback):
             how = "exact products, math attention" if exact else "differences of gradients"
             batch = f"{len(self._steps)} probes of {self._state.sequences} held-out sequences"
             if length < data.seq_len:
-                batch += (
-                    f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
-                )
+                batch += f", of their first {length:,} tokens (math attention on {data.seq_len:,} is too large)"
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
 
     def on_train_batch_end(

@@ -49,13 +49,10 @@ def lay_out(trainer: L.Trainer) -> None:
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:
-    """Return the pages of `BranchNorms`: a page per group of branches, a chart per layer and kind, a line per branch.
+    """Return the pages of these `branch_norms`: a page per group of branches, a chart per layer and kind.
 
     Q, K and V also have one chart each: with several runs, colours stand for runs and TensorBoard's markers of a
     branch differ between runs.
-
-    Args:
-        norms: keys of `branch_norms`, for instance 'layer0/q_proj/effective'
     """
     keys = set(norms)
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))

@@ -1,7 +1,6 @@
 """Metrics summed between two writes: loss, learning rate, gradient norm, speed and memory."""
 
 import resource
-import sys
 import time
 import timeit
 from collections.abc import Iterator
@@ -44,12 +43,9 @@ class MetricAccumulator(L.Callback):
         }
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
-        """Add a micro-batch; return True if a write is due after it.
+        """Add a micro-batch's sums over its sequences, always with the same keys; return True if a write is due.
 
-        Args:
-            values: sums over its sequences; always with the same keys
-            sequences: number of sequences of the micro-batch
-            keep: if False at the end of a step, the step was skipped and does not count
+        A step that ends without `keep` was skipped and does not count.
         """
         assert self._trainer is not None, "on_train_start comes first"
         count = torch.full((), sequences, device=self._trainer.strategy.root_device)
@@ -103,7 +99,8 @@ class TrainingMonitor(MetricAccumulator):
     def __init__(self, every_n_steps: int = 10):
         super().__init__("scalars", every_n_steps)
         self._since = (0.0, 0)
-        self._idle = 0.0
+        #: seconds since the last write that do not count for the throughput
+        self.idle = 0.0
         self._validation_began = 0.0
         self._tokens: int | None = None
         self._flops: float | None = None
@@ -117,7 +114,7 @@ class TrainingMonitor(MetricAccumulator):
         """Write the chart layout of all callbacks, and start the clock."""
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
-        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
+        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
         data, settings = data_of(trainer), settings_of(pl_module)
         self._tokens = None if data is None else data.tokens_per_step
         if data is not None and settings is not None:
@@ -141,7 +138,7 @@ class TrainingMonitor(MetricAccumulator):
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         sums, n = self.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
-        speed = steps / max(1e-9, now - self._since[0] - self._idle)
+        speed = steps / max(1e-9, now - self._since[0] - self.idle)
         module: Any = pl_module
         scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
         if hasattr(module, "grad_norm"):
@@ -158,11 +155,7 @@ class TrainingMonitor(MetricAccumulator):
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
             scalars["skipped_steps"] = skipped
         write_scalars(trainer, scalars)
-        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
-
-    def pause(self, seconds: float) -> None:
-        """Exclude `seconds` of measurements from the throughput."""
-        self._idle += seconds
+        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the throughput clock."""
@@ -170,7 +163,7 @@ class TrainingMonitor(MetricAccumulator):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write val/loss and val/perplexity of a `PretrainModule`, and restart the throughput clock."""
-        self.pause(time.perf_counter() - self._validation_began)
+        self.idle += time.perf_counter() - self._validation_began
         if trainer.state.fn != "fit" or trainer.sanity_checking or "val/loss" not in trainer.callback_metrics:
             return
         loss = trainer.callback_metrics["val/loss"]
@@ -215,15 +208,14 @@ def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
     """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainingMonitor):
-            callback.pause(seconds)
+            callback.idle += seconds
 
 
 def peak_memory(device: torch.device) -> float:
     """Return the peak bytes: allocated on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0  # KiB on Linux
 
 
 def peak_flops(device: torch.device, precision: Any) -> float | None:

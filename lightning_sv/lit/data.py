@@ -165,20 +165,15 @@ def choose_micro_batch(
     Raises:
         ConfigError: a single sequence does not fit
     """
-    share = data.share(devices).micro_batch
-    memory = _memory(device)
+    share, cuda = data.share(devices).micro_batch, device.type == "cuda"
+    # the total memory, not the free one, so that identical devices choose the same size
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = int(torch.cuda.get_device_properties(device).total_memory) if cuda else host
     logits = 4 * share * data.seq_len * run.backbone.vocab_size
-    if data.micro_batch is not None or memory is None or (device.type == "cpu" and 4 * logits <= memory):
+    if data.micro_batch is not None or (not cuda and 4 * logits <= memory):
         return None
     data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
     return (
         f"micro-batches of {data.micro_batch} x {data.seq_len:,} tokens, the largest that divides a device's {share} "
         f"sequences and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
     )
-
-
-def _memory(device: torch.device) -> int | None:
-    """Return the total memory of a device, not its free memory, so that identical devices choose the same size."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 from functools import partial
@@ -61,7 +60,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
     started_by_rank_0 = isinstance(getattr(strategy, "cluster_environment", None), LightningEnvironment)
-    if started_by_rank_0 and trainer.local_rank and sys.platform == "linux":
+    if started_by_rank_0 and trainer.local_rank:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return partial(_leave, trainer)
 
@@ -116,7 +115,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._speaks = False
-        self._received: int | None = None
+        #: last signal that asked this process to stop
+        self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def listen(self, trainer: L.Trainer) -> None:
@@ -139,16 +139,11 @@ class StopSignals:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
+        self.received = number
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)  # the default handler also ends code that hangs outside Python
             if self._speaks:
                 os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _SAID)  # print is not reentrant
-
-    @property
-    def came(self) -> bool:
-        """True if this process was asked to stop."""
-        return self._received is not None
 
     def stop(self, trainer: L.Trainer) -> None:
         """Stop the run after the last step, whose checkpoint is written: a collective.
@@ -158,8 +153,8 @@ class StopSignals:
                 SIGTERM and `REQUEUE_ON_SIGTERM` is set
         """
         kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-        announced, interrupted, hung_up = (self._received == number for number in kinds)
-        announced |= self._received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
+        announced, interrupted, hung_up = (self.received == number for number in kinds)
+        announced |= self.received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
         if trainer.world_size > 1:  # processes receive the signal at different times
             announced, interrupted, hung_up = (
                 trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)

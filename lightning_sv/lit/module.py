@@ -140,6 +140,11 @@ class PretrainModule(L.LightningModule):
             super().save_hyperparameters(configs, logger=logger)
 
     @property
+    def init_seed(self) -> int:
+        """The seed of the initialization."""
+        return torch.initial_seed() if self.settings.seed is None else self.settings.seed
+
+    @property
     def net(self) -> Backbone:
         """The backbone, which exists from `configure_model` on."""
         assert self.backbone is not None, "configure_model has not run"
@@ -172,8 +177,7 @@ class PretrainModule(L.LightningModule):
         """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
         if self.backbone is not None:
             return
-        settings = self.settings
-        seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
+        settings, seed = self.settings, self.init_seed
         # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self._start is None
         # Tensors of inference mode could not be trained later.
@@ -226,7 +230,7 @@ class PretrainModule(L.LightningModule):
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
-        self.nonfinite.see(loss.detach())
+        self.nonfinite.losses.append(loss.detach())
         to_loggers = bool(self.loggers) and not self._monitored
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
@@ -295,7 +299,7 @@ class PretrainModule(L.LightningModule):
         norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            self.nonfinite.forget()  # the scaler skips expected fp16 overflows
+            self.nonfinite.losses.clear()  # the scaler skips expected fp16 overflows
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)

@@ -22,26 +22,16 @@ class NonFinite:
     """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
     Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the sequence numbers
-    in the training split, the losses of the micro-batches per device, and the gradient norm.
-
-    Args:
-        skip: if True, skip the step instead of stopping. Skipped steps are not random, so a comparison of
-            such runs is biased; their number is in the summary
+    in the training split, the losses of the micro-batches per device, and the gradient norm. Skipped steps are not
+    random, so a comparison of such runs is biased; their number is in the summary.
     """
 
     def __init__(self, skip: bool):
         self.skip = skip
         self.skipped = 0
         self.skipped_now = False
-        self._losses: list[Tensor] = []
-
-    def see(self, loss: Tensor) -> None:
-        """Store the loss of a micro-batch until its step."""
-        self._losses.append(loss)
-
-    def forget(self) -> None:
-        """Drop the losses of the current step."""
-        self._losses = []
+        #: losses of the micro-batches since the last step
+        self.losses: list[Tensor] = []
 
     def check(self, module: Any, norm: Tensor) -> float:
         """Check before a step that all losses and the gradient norm are finite on all devices.
@@ -53,8 +43,8 @@ class NonFinite:
         Raises:
             NonFiniteError: a value is not finite, and steps are not skipped
         """
-        # The training_step of a subclass may not call `see`; then only the norm is checked.
-        losses, self._losses = torch.stack(self._losses) if self._losses else norm.new_empty(0), []
+        # The training_step of a subclass may not append its losses; then only the norm is checked.
+        losses, self.losses = torch.stack(self.losses) if self.losses else norm.new_empty(0), []
         trainer = module.trainer
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         fine = torch.isfinite(losses).all() & torch.isfinite(norm)

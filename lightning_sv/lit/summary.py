@@ -34,7 +34,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
         "model": module.settings.backbone.name,
-        "seed": _seed(module),
+        "seed": module.init_seed,
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
@@ -65,7 +65,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
     return {
         "model": module.settings.backbone.name,
         "label": module.settings.label,
-        "seed": _seed(module),
+        "seed": module.init_seed,
         "optimizer": module.settings.optim.name,
         "schedule": module.settings.schedule.name,
         "lr": module.settings.lr,
@@ -80,10 +80,6 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "init_from": module.settings.init_from or "",
         "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
     }
-
-
-def _seed(module: PretrainModule) -> int:
-    return torch.initial_seed() if module.settings.seed is None else module.settings.seed
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:

@@ -187,7 +187,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         """Request a stop; the devices agree on it in `NonFinite.check`."""
-        pl_module.stop_asked = self.signals.came
+        pl_module.stop_asked = self.signals.received is not None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write after a step that is due, or on a request to stop."""
@@ -197,7 +197,8 @@ class LastCheckpoint(Checkpoint):
             return
         if self._clock.is_last(self._clock.step):
             trainer.should_stop = True  # Lightning then validates at the last step too
-        self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
+        asked = self.signals.received is not None
+        self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
