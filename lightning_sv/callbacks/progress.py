@@ -95,16 +95,13 @@ class RunProgress(ProgressBar):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the error message is readable."""
-        self._close()
-
-    def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error message is readable."""
+        self.on_train_end(trainer, pl_module)
 
 
 def _text(trainer: L.Trainer) -> str:

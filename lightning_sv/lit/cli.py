@@ -179,9 +179,7 @@ class PretrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's further options and callbacks; a subclass calls this before it adds its own."""
-        help_run_dir = (
-            "Directory of the run; null for runs/<model>/<strategy>-seed<seed>, with a number if that exists."
-        )
+        help_run_dir = "Directory of the run; null for runs/<model>/<strategy>-seed<seed>, and a number if that exists."
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
         help_jump = "Resume with a different trainer.max_steps even if the learning rate jumps."
         parser.add_argument("--allow_lr_jump", type=bool, nargs="?", const=True, default=False, help=help_jump)

@@ -165,12 +165,9 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
     seed = config.get("seed_everything")
     if isinstance(seed, int) and not 0 <= seed <= MAX_SEED:
         raise ConfigError(f"seed_everything is {seed}; expected an integer from 0 to {MAX_SEED}.")
-    for action in parser._actions:
-        hint = getattr(action, "_typehint", None)
+    for action in (action for action in parser._actions if action.dest in config):
+        hint, value = getattr(action, "_typehint", None), config[action.dest]
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
-        if action.dest not in config:
-            continue
-        value = config[action.dest]
         if not nullable and value is None:
             raise ConfigError(f"{action.dest} is null; expected a value, by default {action.default!r}.")
         if isinstance(value, float) and not math.isfinite(value):

@@ -153,8 +153,13 @@ def test_fit_extended_run_records_its_lengths(
     """wsd before its decay continues as the longer run would; a cosine only on request."""
     fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / "run")]
     fit += ["--checkpoint.every_n_steps", "4"]
+
+    def stop(self: PretrainModule, *_: object) -> None:
+        if self.global_step == 4:
+            raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: stop_after_step(self, 4))
+        patch.setattr(PretrainModule, "on_train_batch_start", stop)
         assert main([*fit, "--trainer.max_steps", "8"]) == 130
     again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
     if schedule == "cos":
@@ -171,11 +176,6 @@ def test_fit_extended_run_records_its_lengths(
     if schedule == "wsd":
         lr = run.curve("lr").values
         assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
-
-
-def stop_after_step(module: PretrainModule, step: int) -> None:
-    if module.global_step == step:
-        raise KeyboardInterrupt
 
 
 def test_fit_resumed_error_of_user_code_is_raised(

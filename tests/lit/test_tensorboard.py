@@ -30,13 +30,6 @@ class OwnPage(L.Callback):
         return {"own": {"rate": ["Multiline", ["lr"]]}}
 
 
-def row_written(run: Path) -> dict[str, object]:
-    """The row of a run in TensorBoard's table."""
-    events = EventAccumulator(str(run)).Reload()
-    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
-    return {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
-
-
 def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp_path: Path) -> None:
     own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
     assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
@@ -51,7 +44,8 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp
     assert {tag for tags in charts.values() for tag in tags} == {"train/loss", "val/loss"} <= set(curves)
     assert "final/val_loss" not in curves
 
-    written = row_written(tmp_path / "run")
+    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
+    written = {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
     assert COLUMNS.items() <= written.items() and written.keys() == {*COLUMNS, "corpus", "parameters", "settings"}
     assert str(written["corpus"]).startswith("shards ")
 
