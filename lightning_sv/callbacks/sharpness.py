@@ -195,9 +195,7 @@ class Sharpness(L.Callback):
             if value is not None and value < least:
                 raise ConfigError(f"{key} of Sharpness is {value}; expected at least {least}.")
         if not 0 < budget <= 1:
-            raise ConfigError(
-                f"budget of Sharpness is {budget}; expected a fraction of the run's time, above 0 and at most 1."
-            )
+            raise ConfigError(f"budget of Sharpness is {budget}; expected a fraction of the run, above 0 up to 1.")
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
         self.subsets, self.probes, self.budget = tuple(subsets), probes, budget

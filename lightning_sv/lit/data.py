@@ -91,8 +91,7 @@ class TokenDataModule(L.LightningDataModule):
         if stage == "fit" and self._share.accumulate != accumulate:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {accumulate}; expected {self._share.accumulate}, because "
-                f"global_batch is {batches.global_batch} and {devices} devices have batch_size "
-                f"{self._share.micro_batch}."
+                f"global_batch is {batches.global_batch} on {devices} devices of batch_size {self._share.micro_batch}."
             )
         if devices > 1 and trainer._accelerator_connector.use_distributed_sampler:
             raise ConfigError(

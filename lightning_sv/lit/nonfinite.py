@@ -66,11 +66,11 @@ class NonFinite:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
-            where = f"{NONFINITE} in the run directory identifies the batch"
             advice = "lower model.optim.lr, or skip such steps with --model.nonfinite skip"
             if not trainer.global_step:
                 advice = "this is the first step, so check model.backbone.init_std and model.init_from"
-            raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {where}; {advice}.")
+            what += f"; expected finite values, so the step was not taken. {NONFINITE} in the run directory"
+            raise NonFiniteError(f"{what} identifies the batch; {advice}.")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers skip parameters without a gradient

@@ -203,10 +203,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         }
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
-    text = (
-        f"starts from the weights of {path}, {label} after step {step:,}; the optimizer, the schedule and the order of "
-        "the data begin anew"
-    )
+    text = f"starts from the weights of {path}, {label} after step {step:,}; optimizer, schedule and data begin anew"
     return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
 
 
