@@ -45,7 +45,6 @@ from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
 
-#: commands
 COMMANDS = ("fit", "validate")
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
@@ -275,7 +274,6 @@ class PretrainCLI(LightningCLI):
         self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = data.tokens_per_step
-        assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
         trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
         self._signals.listen(trainer)
         self.model.segments.start()

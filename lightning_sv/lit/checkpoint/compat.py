@@ -143,10 +143,6 @@ def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
     return key, then, now
 
 
-#: key of the weights to start from
-_KEY = "--model.init_from"
-
-
 class Start(NamedTuple):
     """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
 
@@ -227,11 +223,11 @@ def _function(
 
 def with_sizes(words: Sequence[str]) -> list[str]:
     """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
-    more: list[str] = []
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(_KEY) else [word])]
+    more, key = list[str](), "--model.init_from"
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(key) else [word])]
     for flag, word in itertools.pairwise(["", *parts]):
         more.append(word)
-        if flag != _KEY or word == "null":
+        if flag != key or word == "null":
             continue
         word = expand_path(word, flag)
         if is_of_transformers(word):
@@ -239,6 +235,6 @@ def with_sizes(words: Sequence[str]) -> list[str]:
 
             sizes = asdict(backbone_config(word))
             own = ("name", "router", "init_std", "init_residual_scaling")
-            given = {key: value for key, value in sizes.items() if key not in own and value is not None}
-            more += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in given.items()]
+            given = {name: value for name, value in sizes.items() if name not in own and value is not None}
+            more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
     return more
