@@ -1,14 +1,117 @@
-"""Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
+"""Branches of a model, and norms of W, gamma and the effective W per branch (paper, Figure 4)."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from lightning_sv.callbacks.scaled_branches import BranchCallback, means_over_layers, scaled_branches
+from lightning_sv.callbacks.run_state import StepTrigger, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
 from lightning_sv.callbacks.training_monitor import write_scalars
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
+from lightning_sv.scale import output_norms, scaled_linears
 from lightning_sv.scale.fold import effective_weight
+
+
+class ScaledBranch(NamedTuple):
+    """A matrix (*batch_dims, d_out, d_in) with its scale vectors, named as 'layer0/q_proj', or a norm without branches.
+
+    `vectors` has the `ScaleVector` of each side ('in', 'out'), or a function that returns gamma.
+    """
+
+    name: str
+    weight: Tensor | None
+    vectors: dict[str, Callable[[], Tensor]]
+
+    def gammas(self) -> dict[str, Tensor]:
+        """Return side -> gamma; a collective for sharded vectors."""
+        return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
+
+
+def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
+    """Return every branch of `model`, then every output norm, then those of `apply_strategy`, each in module order."""
+    branches = [
+        _branch(path, linear.weight, {"in": scale_in, "out": scale_out})
+        for path, linear, (scale_in, scale_out) in scaled_linears(model)
+    ]
+    branches += [_branch(path, None, {"out": norm.scale}) for path, norm in output_norms(model)]
+    for path, module in model.named_modules():
+        stored: Any = module.parametrizations.weight if parametrize.is_parametrized(module, "weight") else ()
+        for parametrization in stored:
+            if hasattr(parametrization, "parts"):
+                matrix = stored.original.mT if parametrization.transposed else stored.original
+                weights = matrix.split(parametrization.widths, -2)
+                for i, (part, weight) in enumerate(zip(parametrization.parts, weights, strict=True)):
+                    norm = getattr(module, "output_norm", None)
+                    sides = {"in": part.scale_in, "out": part.scale_out if norm is None else norm.scale}
+                    branches.append(_branch(path, weight, sides, f"{i}" if len(weights) > 1 else ""))
+            elif hasattr(parametrization, "vector"):
+                branches.append(_branch(path, None, {"out": parametrization.vector}))
+    return branches
+
+
+def _branch(path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "") -> ScaledBranch:
+    name = f"{place_of(path)}/{path.rpartition('.')[2]}{suffix}"
+    return ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
+
+
+def place_of(path: str) -> str:
+    """Return 'layer3' for a module inside block 3, 'head' outside the blocks."""
+    number = next((part for part in path.split(".") if part.isdigit()), None)
+    return "head" if number is None else f"layer{number}"
+
+
+def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; longer keys are omitted."""
+    over_layers: dict[str, list[Tensor]] = defaultdict(list)
+    for key, value in figures.items():
+        if key.startswith("layer") and key.count("/") == 2:
+            over_layers[key.partition("/")[2]].append(value)
+    return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
+
+
+class BranchCallback(L.Callback):
+    """Callback that writes figures of a model's branches: before the first step, when due, and after the last step.
+
+    Raises:
+        ConfigError: every_n_steps is below 1; `key` is its name in the config
+    """
+
+    def __init__(self, key: str, every_n_steps: int, model: str | None):
+        self._clock, self.model = StepTrigger(key, every_n_steps), model
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the model and check that it has scale vectors."""
+        model = self._model = model_of(pl_module, self.model)
+        if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
+            raise ConfigError(
+                f"the model of {type(self).__name__} is {type(model).__name__}, without scale vectors; expected a "
+                "Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the initial figures, unless the run is resumed."""
+        self._clock.start(trainer)
+        if trainer.global_step == 0:
+            self._write(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write if the batch completed a step that is due."""
+        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
+            self._write(trainer)
+
+    def _is_due(self, step: int) -> bool:
+        return self._clock.is_due(step)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        raise NotImplementedError
 
 
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
-from typing import NamedTuple
-
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -12,34 +10,19 @@ from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
-from lightning_sv.settings.data import DataConfig
 
 #: Tokens per forward pass; the float32 logits of a pass are kept in memory.
 TOKENS_PER_PASS = 16_384
 
 
-class TokenKinds(NamedTuple):
-    """Kinds of target tokens, by their context; each token has exactly one kind.
+def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
+    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence; each has exactly one kind.
 
-    Attributes:
-        repeat: (B, T), True if the pair (previous token, this token) occurred earlier in the sequence
-        seen: (B, T), True if the token occurred earlier, but not after the same previous token
-        unseen: (B, T), True if the token did not occur earlier
-    """
-
-    repeat: Bool[Tensor, "B T"]
-    seen: Bool[Tensor, "B T"]
-    unseen: Bool[Tensor, "B T"]
-
-
-def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
-    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence.
-
-    Args:
-        block: (B, T + 1) token ids
+    repeat: the pair (previous token, this token) occurred earlier in the sequence; seen: the token occurred earlier,
+    but not after the same previous token; unseen: the token did not occur earlier.
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
-    >>> kinds.repeat.int().tolist(), kinds.seen.int().tolist()
+    >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     previous, targets = block[:, :-1], block[:, 1:]
@@ -47,18 +30,12 @@ def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
     same_pair = same & (previous.unsqueeze(-1) == previous.unsqueeze(-2))
     repeat = same_pair.tril(-1).any(-1)
     seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is not a target
-    return TokenKinds(repeat, seen & ~repeat, ~seen)
+    return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
 
 
 @torch.no_grad()
 def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = None) -> Float[Tensor, "B T"]:
-    """Return -log p(block[:, 1:] | context), in nats.
-
-    Args:
-        model: a module that maps (B, T) token ids to (B, T, V) logits
-        block: (B, T + 1) token ids
-        eot: id of the end-of-text token if attention is restricted to a document
-    """
+    """Return -log p(block[:, 1:] | context), in nats; with `eot` attention is restricted to a document."""
     losses = []
     for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
         tokens, targets = part[:, :-1], part[:, 1:]
@@ -86,7 +63,7 @@ def copying_losses(
     """
     losses, kinds = token_losses(model, block, eot), token_kinds(block)
     means = {}
-    for name, kind in kinds._asdict().items():
+    for name, kind in kinds.items():
         share = kind.float().mean().item()
         if name != "unseen":
             means[f"{name}_share"] = share
@@ -125,30 +102,24 @@ class CopyingMonitor(HeldOutProbe):
 
     def charts(self) -> Pages:
         """Return one page: the loss per kind of token, and on repeated text."""
-        kinds, copies = TokenKinds._fields, ("first_copy", "second_copy")
-        return {
-            "copying": {
-                "loss by kind of token": ["Multiline", [f"copying/{kind}" for kind in kinds]],
-                "text read twice": ["Multiline", [f"copying/{copy}" for copy in copies]],
-                "second copy minus first": ["Multiline", ["copying/second_minus_first"]],
-            }
+        charts = {
+            "loss by kind of token": ("repeat", "seen", "unseen"),
+            "text read twice": ("first_copy", "second_copy"),
+            "second copy minus first": ("second_minus_first",),
         }
+        return {"copying": {name: ["Multiline", [f"copying/{key}" for key in keys]] for name, keys in charts.items()}}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training that the data are token batches and that the repeated text fits into a sequence."""
         super().setup(trainer, pl_module, stage)
         data, length = data_of(trainer), self.repeat_length or 2
-        if stage != "fit" or data is None:
-            return
-        if data.seq_len < 2 * length - 1:
+        if stage == "fit" and data is not None and data.seq_len < 2 * length - 1:
             raise ConfigError(
                 f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
                 "tokens in CopyingMonitor."
             )
 
-    def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return `copying_losses`."""
-        losses = copying_losses(model, block, self.repeat_length or (data.seq_len + 1) // 2, eot)
+        losses = copying_losses(model, block, self.repeat_length or block.shape[1] // 2, eot)
         return {f"copying/{key}": value for key, value in losses.items()}

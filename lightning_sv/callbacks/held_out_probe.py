@@ -1,30 +1,25 @@
-"""Base of callbacks that measure a model on held-out sequences during a run."""
+"""Measurements of a model on held-out sequences during a run: their base, and sizes in the residual stream."""
 
-import time
-from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.step_trigger import StepTrigger
-from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
+from lightning_sv.callbacks.tensorboard_layout import Pages
+from lightning_sv.callbacks.training_monitor import measuring, write_scalars
 from lightning_sv.errors import ConfigError
+from lightning_sv.nn import document_ids
+from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
-from lightning_sv.settings.data import DataConfig
 
 
 class HeldOutProbe(L.Callback):
     """Measure the model on the same held-out sequences, at evenly spaced steps of a run.
 
-    A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`.
-
-    Args:
-        points: number of measurements in a run, the last at its end
-        sequences: number of held-out sequences per measurement, spread evenly over the validation split
-        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
+    A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`,
+    and documents the arguments.
 
     Raises:
         ConfigError: a value below 1
@@ -39,25 +34,15 @@ class HeldOutProbe(L.Callback):
         self._clock = StepTrigger(self.name)
         self._block: Tensor | None = None
 
-    def measure(
-        self, model: nn.Module, block: Int[Tensor, "B S"], data: DataConfig, eot: int | None
-    ) -> dict[str, float]:
-        """Return the scalars to log.
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
+        """Return the scalars of `model`, in evaluation mode, on (B, T + 1) held-out token ids.
 
-        Args:
-            model: a module that maps (B, T) token ids to (B, T, V) logits, in evaluation mode
-            block: (B, T + 1) held-out token ids
-            data: settings of the data
-            eot: id of the end-of-text token if attention is restricted to a document
+        `eot` is the id of the end-of-text token if attention is restricted to a document.
         """
         raise NotImplementedError
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check before training that the data are token batches.
-
-        Raises:
-            ConfigError: they are not
-        """
+        """Check before training that the data are token batches; raise ConfigError if they are not."""
         if stage == "fit" and data_of(trainer) is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for {self.name}.")  # type: ignore[attr-defined]
 
@@ -77,18 +62,94 @@ class HeldOutProbe(L.Callback):
             return
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
-        start = time.perf_counter()
         model = model_of(pl_module, self.model)
         was_training = model.training
-        model.eval()
-        # Compiling for other shapes would take long, and might recompile the training step.
-        compiled = settings is not None and settings.compile != "none"
-        with (
-            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
-            trainer.precision_plugin.forward_context(),
-        ):
-            eot = data.eot if settings is not None and settings.mask_documents else None
-            scalars = self.measure(model, self._block, data, eot)
+        eot = data.eot if settings is not None and settings.mask_documents else None
+        with measuring(trainer), trainer.precision_plugin.forward_context():
+            scalars = self.measure(model.eval(), self._block, eot)
         model.train(was_training)
         write_scalars(trainer, scalars)
-        pause_throughput(trainer, time.perf_counter() - start)
+
+
+SUBLAYERS = ("attn", "ffn")
+
+
+@torch.no_grad()
+def residual_ratios(
+    model: nn.Module, tokens: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
+) -> dict[str, Tensor]:
+    """Return RMS(y) / RMS(x) of every x + y in the blocks of `model`, as scalar tensors keyed 'layer0/attn/ratio'.
+
+    y is the output of attention or of the feed-forward network, after its Post-Norm if there is one, and x is the
+    residual stream before the addition. 'mean/attn/ratio' is the geometric mean over layers.
+
+    Args:
+        model: a module that contains the blocks of a `Backbone`
+        tokens: (B, T) token ids
+        documents: (B, T) document numbers, see `Backbone.forward`
+    """
+    ratios: dict[str, Tensor] = {}
+    stream = torch.empty(0)
+    handles = []
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal stream
+        stream = inputs[0].float()
+
+    def add(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            nonlocal stream
+            y = output.float()
+            ratios[name] = (y.square().mean() / stream.square().mean()).sqrt()
+            stream = stream + y
+
+        return hook
+
+    for i, block in enumerate(_blocks(model)):
+        handles.append(block.register_forward_pre_hook(enter))
+        for sublayer in SUBLAYERS:
+            norm = getattr(block, f"{sublayer}_post_norm")
+            handles.append(norm.register_forward_hook(add(f"layer{i}/{sublayer}/ratio")))
+    try:
+        model(tokens, *(() if documents is None else (documents,)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    means = {f"mean/{s}/ratio": [r.log() for name, r in ratios.items() if f"/{s}/" in name] for s in SUBLAYERS}
+    return ratios | {name: torch.stack(logs).mean().exp() for name, logs in means.items()}
+
+
+def _blocks(model: nn.Module) -> list[Block]:
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+class ResidualMonitor(HeldOutProbe):
+    """Log `residual_ratios` of held-out text under residual/.
+
+    Args:
+        points: number of measurements in a run, evenly spaced, the last at its end
+        sequences: number of held-out sequences per measurement, spread evenly over the validation split
+        model: dotted name of the submodule with the blocks; null for our backbone, or the module itself
+
+    Raises:
+        ConfigError: a value below 1, or a model without blocks of a `Backbone`
+    """
+
+    def __init__(self, points: int = 24, sequences: int = 32, model: str | None = None):
+        super().__init__(points, sequences, model)
+
+    def charts(self) -> Pages:
+        """Return one page with the means over layers."""
+        tags = [f"residual/mean/{sublayer}/ratio" for sublayer in SUBLAYERS]
+        return {"residual stream": {"RMS of output / RMS of residual": ["Multiline", tags]}}
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the model has blocks."""
+        if not _blocks(model := model_of(pl_module, self.model)):
+            raise ConfigError(f"the model of {self.name} is {type(model).__name__}; expected a Backbone.")
+
+    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
+        """Return `residual_ratios`."""
+        tokens = block[:, :-1]
+        ratios = residual_ratios(model, tokens, None if eot is None else document_ids(tokens, eot))
+        return {f"residual/{key}": value.item() for key, value in ratios.items()}

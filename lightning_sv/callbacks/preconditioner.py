@@ -1,6 +1,5 @@
 """Preconditioning of each branch's gradient flow by its scale vectors, during a run."""
 
-import time
 from typing import Any
 
 import lightning as L
@@ -8,11 +7,10 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.curvature_batch import log_spaced
-from lightning_sv.callbacks.run_state import known_steps
-from lightning_sv.callbacks.scaled_branches import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
+from lightning_sv.callbacks.branch_norms import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
+from lightning_sv.callbacks.run_state import known_steps, log_spaced
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
-from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
+from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
@@ -48,8 +46,13 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
-                figures = _entries(gamma) | parameterization_preconditioner(sides[side])
-                if (beta := _beta(sides[side])) is not None:
+                wide = gamma.double()
+                figures = {
+                    "drift": (wide - 1).square().mean(-1).sqrt(),
+                    "dead": (wide.abs() <= _DEAD_BELOW * wide.square().mean(-1, keepdim=True).sqrt()).double(),
+                    "negative": (wide < 0).double(),
+                } | parameterization_preconditioner(sides[side])
+                if (beta := getattr(sides[side], "magnitude", None)) is not None:
                     figures["beta"] = full_tensor(beta)
                 out |= {f"{where}/{key}_{side}": _mean(value) for key, value in figures.items()}
         out |= _imbalances(model)
@@ -62,12 +65,7 @@ def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
     The flow of gamma is -P dL/dgamma (paper, Section 3.3); P is 1 without `or` and `er`, for which the result is empty.
     With g = gamma / ||gamma||: p_radial = g^T P g and p_tangent = (tr P - p_radial) / (d - 1).
     `or`: d and beta^2 d / ||alpha||^2. `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
-
-    Args:
-        vector: a `ScaleVector`; the result is empty for other functions
-
-    Returns:
-        'p_radial' and 'p_tangent', each of shape (*batch_dims, 1).
+    The shape of both is (*batch_dims, 1).
     """
     if isinstance(vector, OriginalSpaceScale):
         alpha, beta = full_tensor(vector.alpha).detach(), full_tensor(vector.beta).detach()
@@ -108,7 +106,7 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for where, _, sides in _scaled(model):
         for side, vector in sides.items():
-            beta = _beta(vector)
+            beta: Tensor | None = getattr(vector, "magnitude", None)
             if beta is not None and beta.grad is not None:
                 out[f"{where}/beta_{side}_grad"] = _mean(full_tensor(beta.grad).abs())
     return out | means_over_layers(out)
@@ -116,21 +114,6 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
     return [branch for branch in scaled_branches(model) if branch.vectors]
-
-
-def _beta(vector: Any) -> Tensor | None:
-    magnitude: Tensor | None = getattr(vector, "magnitude", None)
-    return magnitude
-
-
-def _entries(gamma: Tensor) -> dict[str, Tensor]:
-    gamma = gamma.double()
-    rms = gamma.square().mean(-1, keepdim=True).sqrt()
-    return {
-        "drift": (gamma - 1).square().mean(-1).sqrt(),
-        "dead": (gamma.abs() <= _DEAD_BELOW * rms).double(),
-        "negative": (gamma < 0).double(),
-    }
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -197,13 +180,12 @@ class Preconditioner(BranchCallback):
         return super()._is_due(step) or step in self._histogram_steps
 
     def _write(self, trainer: L.Trainer) -> None:
-        start = time.perf_counter()
-        figures = preconditioner_figures(self._model) | self._gradients
-        values = torch.stack(list(figures.values())).tolist() if figures else []
-        write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
-        if trainer.global_step in self._histogram_steps:
-            self._write_histograms(trainer)
-        pause_throughput(trainer, time.perf_counter() - start)
+        with measuring(trainer):
+            figures = preconditioner_figures(self._model) | self._gradients
+            values = torch.stack(list(figures.values())).tolist() if figures else []
+            write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
+            if trainer.global_step in self._histogram_steps:
+                self._write_histograms(trainer)
 
     def _write_histograms(self, trainer: L.Trainer) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.run_state import data_of, settings_of, validates_now
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, validates_now
 from lightning_sv.callbacks.training_monitor import TrainingMonitor, learning_rate
 from lightning_sv.log import is_quiet
 
@@ -96,16 +95,13 @@ class RunProgress(ProgressBar):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the error message is readable."""
-        self._close()
-
-    def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error message is readable."""
+        self.on_train_end(trainer, pl_module)
 
 
 def _text(trainer: L.Trainer) -> str:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.branch_norms import place_of
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
-from lightning_sv.callbacks.scaled_branches import place_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.callbacks.training_monitor import write_scalars
+from lightning_sv.callbacks.training_monitor import MetricAccumulator, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 
@@ -42,19 +41,13 @@ class RouterMonitor(MetricAccumulator):
         self._hooks: list[RemovableHandle] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the mixtures of experts.
-
-        Raises:
-            ConfigError: a module other than `PretrainModule` has no mixture of experts
-        """
+        """Find the mixtures of experts; raise ConfigError if a module other than `PretrainModule` has none."""
         modules = model_of(pl_module, self.model).named_modules()
         mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
         self._mixtures = {place_of(path): module for path, module in mixtures.items()}
         if not mixtures and settings_of(pl_module) is None:
-            raise ConfigError(
-                f"the model of RouterMonitor is {type(pl_module).__name__}; expected one with a "
-                "MixtureOfExperts. Remove the callback."
-            )
+            name = type(pl_module).__name__
+            raise ConfigError(f"the model of RouterMonitor is {name}; expected one with a MixtureOfExperts.")
 
     def charts(self) -> Pages:
         """Return the load of every expert, one chart per block; empty for a dense model."""
@@ -74,9 +67,8 @@ class RouterMonitor(MetricAccumulator):
         self._hooks, self._seen = [], {}
 
     def _watch(self) -> None:
-        self._hooks = [
-            module.register_forward_hook(partial(self._see, name)) for name, module in self._mixtures.items()
-        ]
+        mixtures = self._mixtures.items()
+        self._hooks = [module.register_forward_hook(partial(self._see, name)) for name, module in mixtures]
 
     def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
         if module.training:

@@ -1,4 +1,4 @@
-"""State of a run that callbacks read, for any LightningModule and any data."""
+"""State of a run that callbacks read, and the steps at which they act, for any LightningModule and any data."""
 
 import math
 from typing import Any
@@ -12,11 +12,7 @@ from lightning_sv.settings.model import PretrainConfig
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
-    """Return the model that a callback reads.
-
-    Args:
-        module: LightningModule that the Trainer trains
-        name: dotted name of a submodule; None for our backbone, or for a custom module itself
+    """Return the submodule of this dotted name; without a name our backbone, or the custom module itself.
 
     Raises:
         ConfigError: `module` has no submodule of that name
@@ -62,11 +58,7 @@ def total_steps(trainer: L.Trainer) -> int | None:
 
 
 def known_steps(trainer: L.Trainer, callback: str) -> int:
-    """Return the number of optimizer steps of the run.
-
-    Args:
-        trainer: trainer of the run
-        callback: name of the callback that needs the number, for the error
+    """Return the number of optimizer steps of the run, which `callback` needs.
 
     Raises:
         ConfigError: only `max_time` ends the run, or max_epochs over data of unknown length
@@ -77,6 +69,18 @@ def known_steps(trainer: L.Trainer, callback: str) -> int:
     return total
 
 
+def log_spaced(total: int, n: int) -> list[int]:
+    """Return at most n steps: 0, and geometrically spaced steps from 1% of the run to its end.
+
+    >>> log_spaced(1000, 5)
+    [0, 10, 46, 215, 1000]
+    """
+    if n < 3:
+        return [0, total]
+    first = max(1.0, total / 100)
+    return sorted({0, *(round(first * (total / first) ** (i / (n - 2))) for i in range(n - 1))})
+
+
 def validates_now(trainer: L.Trainer) -> bool:
     """Return True if a validation follows the current step."""
     every: Any = trainer.val_check_batch
@@ -84,3 +88,38 @@ def validates_now(trainer: L.Trainer) -> bool:
         return True
     batches = trainer.global_step * trainer.accumulate_grad_batches
     return every is not None and math.isfinite(every) and batches % every == 0
+
+
+class StepTrigger:
+    """Count optimizer steps for a callback that Lightning calls after every micro-batch; the last step is always due.
+
+    Raises:
+        ConfigError: every_n_steps is below 1; `key` is its name in the config
+    """
+
+    def __init__(self, key: str, every_n_steps: int = 1):
+        if every_n_steps < 1:
+            raise ConfigError(f"{key} is {every_n_steps}; expected at least 1.")
+        self.every = every_n_steps
+        #: last completed step
+        self.step = 0
+        #: last step of the run; None if it ends by time only
+        self.last: int | None = None
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Set the first step of a new or resumed run."""
+        self.step, self.last = trainer.global_step, total_steps(trainer)
+
+    def ended(self, trainer: L.Trainer) -> bool:
+        """Return True if the last micro-batch completed a step; True once per step."""
+        ended = trainer.global_step != self.step
+        self.step = trainer.global_step
+        return ended
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the callback acts after this step."""
+        return step % self.every == 0 or self.is_last(step)
+
+    def is_last(self, step: int) -> bool:
+        """Return True if the run ends with this step."""
+        return self.last is not None and step >= self.last

@@ -3,35 +3,136 @@
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_sv.callbacks.curvature_batch import (
-    Subsets,
-    fitting_length,
-    fitting_sequences,
-    log_spaced,
-    parameter_subsets,
-    plain_copy,
-)
-from lightning_sv.callbacks.probe_memory import free_bytes, probe_bytes
-from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, log_spaced, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.nn import document_ids, next_token_loss
-from lightning_sv.settings.model import PretrainConfig
+from lightning_sv.nn import (
+    Backbone,
+    BackboneConfig,
+    activated_parameters,
+    document_ids,
+    flops_per_token,
+    meta_backbone,
+    next_token_loss,
+)
+from lightning_sv.optim import PARAMETER_ROLES, full_tensor, parameter_roles
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 
 log = logging.getLogger(__name__)
 
 FIGURES = ("lambda_max", "trace", "fro2")
+#: subset -> its parameters; subsets of roles that a model lacks are empty
+Subsets = dict[str, tuple[nn.Parameter, ...]]
+
+# Costs in forward and backward passes over one sequence: the maximum over strategies in
+# benchmarks/results/curvature.json. Products for scale vectors are cheaper than for all parameters.
+GRAPH, PRODUCT, SCALE_PRODUCT = 1.49, 2.15, 1.71
+#: Overhead of a product per block in FLOP, fitted to `unified` at d_model 64 on one CPU core.
+OVERHEAD = 84e6
+#: Fraction of the budget to plan for, because a small batch uses fewer cores than the training batch (`mini` on two
+#: cores took 1.4 times the plan).
+PLANNED = 0.6
+#: Default limit on the tokens of a retained graph.
+MOST_TOKENS = 4096
+#: Default limit on the attention entries (blocks x heads x queries x keys) of a retained graph: math attention keeps
+#: about six float32 copies of each, 18 GB in total.
+MOST_ATTENTION = 750_000_000
+
+
+def parameter_subsets(model: nn.Module) -> Subsets:
+    """Return the trained parameters of `model` by role, layer and branch.
+
+    all; matrix, router, head, embedding, scale_input, scale_output: by role; layer0, ...: one block;
+    q_proj, ...: the weights of that name in every block, with their scale vectors;
+    attn_norm, ...: the scale vectors of that norm.
+    """
+    always = ("all", *map(_role_name, PARAMETER_ROLES))
+    subsets: dict[str, list[nn.Parameter]] = {name: [] for name in always}
+    if isinstance(model, Backbone):
+        for named in parameter_roles(model):
+            subsets["all"].append(named.parameter)
+            subsets[_role_name(named.role)].append(named.parameter)
+    else:  # in a custom model, only scale vectors have a known role
+        subsets["all"] = list(model.parameters())
+        for module in model.modules():
+            if isinstance(module, ScaleVector):
+                subsets[_role_name(module.role)].extend(module.parameters())
+    sites: dict[str, list[nn.Parameter]] = defaultdict(list)
+    for path, module in model.named_modules():
+        parts = path.split(".")
+        members = list(module.parameters())
+        if parts[0] == "layers" and len(parts) == 2:
+            sites[f"layer{parts[1]}"] = members
+        elif isinstance(module, ScaledLinear | nn.Linear) or (isinstance(module, RMSNorm) and parts[-1] != "norm"):
+            sites[parts[-1]] += members
+        elif isinstance(module, BranchGroup):
+            sites[module.site] += module.norm.parameters()
+            for name in module.names:
+                sites[name] += (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
+    subsets = subsets | sites | subsets  # 'router' keeps its meaning as a role
+    trained = {
+        name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in subsets.items()
+    }
+    return {name: members for name, members in trained.items() if members or name in always}
+
+
+def _role_name(role: str) -> str:
+    return f"scale_{role}" if role in ("input", "output") else role
+
+
+def fitting_length(config: BackboneConfig, seq_len: int) -> int:
+    """Return the tokens of a sequence used by an exact probe: all, or 1/2, 1/4, ... to limit memory.
+
+    >>> fitting_length(BackboneConfig(d_model=1792, n_layer=22, n_head=28), 4096)
+    1024
+    """
+    while config.n_layer * config.n_head * seq_len**2 > MOST_ATTENTION and seq_len > 1:
+        seq_len //= 2
+    return seq_len
+
+
+def fitting_sequences(
+    config: BackboneConfig, seq_len: int, work: float, probes: int, subsets: Sequence[str], products: int
+) -> int:
+    """Return the number of sequences per probe, from the run's plan only.
+
+    It depends on neither strategy nor measured times, and includes subsets that a strategy lacks, so compared runs use
+    the same batch. The overhead of a product, most of its cost in a small model, is an estimate. `work` is the budget
+    of all probes of the run, in forward and backward passes over one sequence of `seq_len` probed tokens; `products`
+    is the maximum per subset.
+    """
+    each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
+    flops = seq_len * flops_per_token(activated_parameters(meta_backbone(config), config), config, seq_len)
+    n = PLANNED * work / probes / each - OVERHEAD * config.n_layer / flops
+    attention = config.n_layer * config.n_head * seq_len**2
+    return max(1, min(int(n), MOST_TOKENS // seq_len, MOST_ATTENTION // attention))
+
+
+def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep: bool) -> Backbone | None:
+    """Build an eager float32 backbone with the current weights of `source`, which may be compiled or sharded.
+
+    `meta` is a backbone of the same sizes and strategy without storage. Gathering sharded weights is a collective:
+    call it on every rank; those with `keep=False` return None. No random numbers are sampled.
+    """
+    copy = meta.to_empty(device=device) if keep else None
+    target: dict[str, Tensor] = {} if copy is None else copy.state_dict()
+    for key, value in source.state_dict().items():
+        full = full_tensor(value)
+        if copy is not None:
+            target.pop(key).copy_(full)
+    assert not target
+    return copy
 
 
 @dataclass
@@ -54,8 +155,7 @@ class Sharpness(L.Callback):
     Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
     weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
-    lanczos_steps vectors of a subset's size. On a GPU it is measured before the first probe: if exact products do not
-    fit, differences are used, and if these do not fit either, the run stops.
+    lanczos_steps vectors of a subset's size.
 
     If `loss` is given, that loss is measured on the training model of any class. The model must not be sharded.
 
@@ -95,16 +195,13 @@ class Sharpness(L.Callback):
             if value is not None and value < least:
                 raise ConfigError(f"{key} of Sharpness is {value}; expected at least {least}.")
         if not 0 < budget <= 1:
-            raise ConfigError(
-                f"budget of Sharpness is {budget}; expected a fraction of the run's time, above 0 and at most 1."
-            )
+            raise ConfigError(f"budget of Sharpness is {budget}; expected a fraction of the run, above 0 up to 1.")
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
         self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
-        self._exact = method == "exact"
         self._clock = StepTrigger("Sharpness")
         self._steps: frozenset[int] = frozenset()
         self._total = 0
@@ -176,34 +273,8 @@ class Sharpness(L.Callback):
             how = "exact products, math attention" if exact else "differences of gradients"
             batch = f"{len(self._steps)} probes of {self._state.sequences} held-out sequences"
             if length < data.seq_len:
-                batch += (
-                    f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
-                )
+                batch += f", of their first {length:,} tokens (math attention on {data.seq_len:,} is too large)"
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
-            self._fit_memory(settings, pl_module)
-
-    def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
-        """On a GPU, choose products that fit its memory."""
-        assert self._blocks is not None
-        if (free := free_bytes(pl_module.device, pl_module)) is None:
-            return
-        n, length = self._blocks.shape
-        for exact in (True, False) if self.method == "exact" else (False,):
-            shape = (n, length - 1)
-            needed = probe_bytes(settings.meta(), shape, self._present, self.lanczos_steps, exact=exact)
-            self._exact = exact
-            if needed <= free:
-                return
-            if exact:
-                log.warning(
-                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free; using differences of gradients",
-                    needed / 2**30,
-                    free / 2**30,
-                )
-        raise ConfigError(
-            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, the "
-            "memory that training leaves free. Remove the subset all, or lower lanczos_steps or sequences."
-        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -281,18 +352,13 @@ class Sharpness(L.Callback):
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
         scalars, spent = {"loss": value}, 0
-        products = self._products(subsets, loss)
-        for name, product in products.items():
+        together = {id(p): p for name in self._present for p in subsets[name]}  # one graph for all subsets
+        exact = HessianProduct(loss, tuple(together.values())) if self.method == "exact" else None
+        for name in self._present:
+            product = DifferenceProduct(loss, subsets[name]) if exact is None else exact.subset(subsets[name])
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2)
             moments = hutchinson(product, self.hutchinson_probes)
             spent += sharpest.n_matvecs + moments.trace.n_matvecs
             for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):
                 scalars |= {f"{name}/{figure}": estimate.value, f"{name}/{figure}_error": estimate.error}
         return scalars | {"products": spent}
-
-    def _products(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, Product]:
-        if not self._exact:
-            return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
-        together = {id(p): p for name in self._present for p in subsets[name]}
-        exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets
-        return {name: exact.subset(subsets[name]) for name in self._present}

@@ -49,28 +49,22 @@ def lay_out(trainer: L.Trainer) -> None:
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:
-    """Return the pages of `BranchNorms`: a page per group of branches, a chart per layer and kind, a line per branch.
+    """Return the pages of these `branch_norms`: a page per group of branches, a chart per layer and kind.
 
     Q, K and V also have one chart each: with several runs, colours stand for runs and TensorBoard's markers of a
     branch differ between runs.
-
-    Args:
-        norms: keys of `branch_norms`, for instance 'layer0/q_proj/effective'
     """
-    keys = dict.fromkeys(norms)
+    keys = set(norms)
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))
+    kinds = ("effective", "W", "gamma_in", "gamma_out", "gamma")
     pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
-        for branch in members if page == "Q, K, V" else ():
-            if (key := f"mean/{branch}/effective") in keys:
-                pages.setdefault(page, {})[f"{branch}, effective, mean"] = ["Multiline", [f"branch_norm/{key}"]]
-        for place in places:
-            for kind in ("effective", "W", "gamma_in", "gamma_out", "gamma"):
-                tags = [f"branch_norm/{place}/{m}/{kind}" for m in members if f"{place}/{m}/{kind}" in keys]
-                if tags:
-                    pages.setdefault(page, {})[f"{kind}, {place}"] = ["Multiline", tags]
+        charts = {f"{name}, effective, mean": [f"mean/{name}/effective"] for name in members if page == "Q, K, V"}
+        charts |= {f"{kind}, {place}": [f"{place}/{m}/{kind}" for m in members] for place in places for kind in kinds}
+        for title, wanted in charts.items():
+            if tags := [f"branch_norm/{key}" for key in wanted if key in keys]:
+                pages.setdefault(page, {})[title] = ["Multiline", tags]
     mixtures = [place for place in places if f"{place}/expert_up_proj/effective/expert0" in keys]
-    for page, pattern in EXPERT_PAGES.items():
-        if mixtures:
-            pages[page] = {place: ["Multiline", [pattern.format(layer=place)]] for place in mixtures}
+    for page, pattern in EXPERT_PAGES.items() if mixtures else ():
+        pages[page] = {place: ["Multiline", [pattern.format(layer=place)]] for place in mixtures}
     return pages

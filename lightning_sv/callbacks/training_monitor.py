@@ -1,9 +1,10 @@
-"""Loss, learning rate, gradient norm, speed and memory."""
+"""Metrics summed between two writes: loss, learning rate, gradient norm, speed and memory."""
 
 import resource
-import sys
 import time
 import timeit
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,10 +13,72 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
-from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
-from lightning_sv.callbacks.run_state import data_of, settings_of, was_skipped
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.nn.gpus import gpu_of_card
+
+
+class MetricAccumulator(L.Callback):
+    """Callback that sums values of micro-batches on the device between writes; checkpoints have the sums.
+
+    Raises:
+        ConfigError: every_n_steps is below 1; `section` is the callback's section of the config
+    """
+
+    def __init__(self, section: str, every_n_steps: int):
+        self._clock = StepTrigger(f"{section}.every_n_steps", every_n_steps)
+        self._trainer: L.Trainer | None = None
+        #: sums of the current step, and of the steps since the last write; "sequences" counts
+        self._open: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
+        self._trainer = trainer
+        self._clock.start(trainer)
+        device = trainer.strategy.root_device
+        self._sums = {
+            key: value.to(device) if trainer.is_global_zero else torch.zeros_like(value, device=device)
+            for key, value in self._sums.items()
+        }
+
+    def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
+        """Add a micro-batch's sums over its sequences, always with the same keys; return True if a write is due.
+
+        A step that ends without `keep` was skipped and does not count.
+        """
+        assert self._trainer is not None, "on_train_start comes first"
+        count = torch.full((), sequences, device=self._trainer.strategy.root_device)
+        self._open = _added(self._open, values | {"sequences": count})
+        if not self._clock.ended(self._trainer):
+            return False
+        if keep:
+            self._sums = _added(self._sums, self._open)
+        self._open = {}
+        return self._clock.is_due(self._clock.step)
+
+    def take(self) -> tuple[dict[str, Tensor], int]:
+        """Return and reset the sums over micro-batches and devices and the number of sequences."""
+        sums, self._sums = self._reduced(), {}
+        return sums, int(sums.pop("sequences", 0))
+
+    def _reduced(self) -> dict[str, Tensor]:
+        assert self._trainer is not None
+        strategy = self._trainer.strategy
+        # A copy, because Lightning reduces in place.
+        return {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of all devices over complete steps; a collective."""
+        return {"sums": {} if self._trainer is None else self._reduced()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the sums of the checkpoint, see `on_train_start`."""
+        self._sums = dict(state_dict["sums"])
+
+
+def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: sums[key] + value if sums else value for key, value in values.items()}
 
 
 class TrainingMonitor(MetricAccumulator):
@@ -36,7 +99,8 @@ class TrainingMonitor(MetricAccumulator):
     def __init__(self, every_n_steps: int = 10):
         super().__init__("scalars", every_n_steps)
         self._since = (0.0, 0)
-        self._idle = 0.0
+        #: seconds since the last write that do not count for the throughput
+        self.idle = 0.0
         self._validation_began = 0.0
         self._tokens: int | None = None
         self._flops: float | None = None
@@ -50,7 +114,7 @@ class TrainingMonitor(MetricAccumulator):
         """Write the chart layout of all callbacks, and start the clock."""
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
-        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
+        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
         data, settings = data_of(trainer), settings_of(pl_module)
         self._tokens = None if data is None else data.tokens_per_step
         if data is not None and settings is not None:
@@ -74,7 +138,7 @@ class TrainingMonitor(MetricAccumulator):
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         sums, n = self.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
-        speed = steps / max(1e-9, now - self._since[0] - self._idle)
+        speed = steps / max(1e-9, now - self._since[0] - self.idle)
         module: Any = pl_module
         scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
         if hasattr(module, "grad_norm"):
@@ -91,11 +155,7 @@ class TrainingMonitor(MetricAccumulator):
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
             scalars["skipped_steps"] = skipped
         write_scalars(trainer, scalars)
-        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
-
-    def pause(self, seconds: float) -> None:
-        """Exclude `seconds` of measurements from the throughput."""
-        self._idle += seconds
+        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the throughput clock."""
@@ -103,7 +163,7 @@ class TrainingMonitor(MetricAccumulator):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write val/loss and val/perplexity of a `PretrainModule`, and restart the throughput clock."""
-        self.pause(time.perf_counter() - self._validation_began)
+        self.idle += time.perf_counter() - self._validation_began
         if trainer.state.fn != "fit" or trainer.sanity_checking or "val/loss" not in trainer.callback_metrics:
             return
         loss = trainer.callback_metrics["val/loss"]
@@ -134,19 +194,28 @@ def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
         logger.log_metrics(values, step=trainer.global_step)
 
 
+@contextmanager
+def measuring(trainer: L.Trainer) -> Iterator[None]:
+    """Exclude the body from the throughput; run it without a compiler, whose work for other shapes would take long."""
+    settings, start = settings_of(trainer.lightning_module), time.perf_counter()
+    compiled = settings is not None and settings.compile != "none"
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
+    pause_throughput(trainer, time.perf_counter() - start)
+
+
 def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
     """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainingMonitor):
-            callback.pause(seconds)
+            callback.idle += seconds
 
 
 def peak_memory(device: torch.device) -> float:
     """Return the peak bytes: allocated on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0  # KiB on Linux
 
 
 def peak_flops(device: torch.device, precision: Any) -> float | None:

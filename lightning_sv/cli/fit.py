@@ -2,7 +2,7 @@
 
 from lightning_sv.errors import StoppedError
 from lightning_sv.lit.cli import PretrainCLI
-from lightning_sv.lit.signals import exit_code
+from lightning_sv.lit.distributed import exit_code
 
 
 def run(argv: list[str], command: str = "fit") -> int:

@@ -27,9 +27,9 @@ from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
-from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.yaml_file import parse_overrides
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:

@@ -9,7 +9,7 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.parser import Parser, ignore_keys
+from lightning_sv.settings.parse import Parser, ignore_keys
 
 #: keys of `model` that determine its parameters; the others are ignored
 MODEL_KEYS = {"backbone", "scale", "scale_options"}

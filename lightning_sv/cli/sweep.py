@@ -17,8 +17,8 @@ from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
 from lightning_sv.runs.job import LAUNCHER
-from lightning_sv.settings.cli_args import leaves, parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number
+from lightning_sv.settings.yaml_file import leaves, parse_overrides
 
 #: key that a sweep may vary -> option with its values; the first one is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}

@@ -12,7 +12,7 @@ from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
-from lightning_sv.settings.cli_args import leaves
+from lightning_sv.settings.yaml_file import leaves
 
 #: keys of `data` that define the validation set
 VALIDATION_KEYS = ("val_sequences", "seq_len")

@@ -32,7 +32,7 @@ from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_store import RunStore, diverged, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.runs.events import Run
-from lightning_sv.settings.cli_args import to_args
+from lightning_sv.settings.yaml_file import to_args
 
 
 @dataclass(frozen=True, eq=False)

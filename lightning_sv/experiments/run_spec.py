@@ -19,9 +19,8 @@ from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, Pane
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
-from lightning_sv.settings.cli_args import to_args
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.yaml_file import read_yaml
+from lightning_sv.settings.yaml_file import read_yaml, to_args
 
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4

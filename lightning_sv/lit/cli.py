@@ -24,29 +24,20 @@ from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings
-from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
+from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
-from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
+from lightning_sv.lit.distributed import StopSignals, check_same_start, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.signals import StopSignals, exit_code
-from lightning_sv.lit.summary import (
-    hyperparameters,
-    print_groups,
-    show_summary,
-    summarize,
-    write_parameters,
-)
+from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary, summarize, write_parameters
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.parse import add_run
-from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.parse import Parser, add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
@@ -54,7 +45,6 @@ from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
 
-#: commands
 COMMANDS = ("fit", "validate")
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
@@ -188,10 +178,7 @@ class PretrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add a run's further options and callbacks; a subclass calls this before it adds its own."""
-        help_run_dir = (
-            "Directory of the run: config, events, checkpoints, summary. Null for "
-            "runs/<model>/<strategy>-seed<seed>, with a number if that exists."
-        )
+        help_run_dir = "Directory of the run; null for runs/<model>/<strategy>-seed<seed>, and a number if that exists."
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
         help_jump = "Resume with a different trainer.max_steps even if the learning rate jumps."
         parser.add_argument("--allow_lr_jump", type=bool, nargs="?", const=True, default=False, help=help_jump)
@@ -287,7 +274,6 @@ class PretrainCLI(LightningCLI):
         self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = data.tokens_per_step
-        assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
         trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
         self._signals.listen(trainer)
         self.model.segments.start()

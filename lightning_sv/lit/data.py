@@ -91,8 +91,7 @@ class TokenDataModule(L.LightningDataModule):
         if stage == "fit" and self._share.accumulate != accumulate:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {accumulate}; expected {self._share.accumulate}, because "
-                f"global_batch is {batches.global_batch} and {devices} devices have batch_size "
-                f"{self._share.micro_batch}."
+                f"global_batch is {batches.global_batch} on {devices} devices of batch_size {self._share.micro_batch}."
             )
         if devices > 1 and trainer._accelerator_connector.use_distributed_sampler:
             raise ConfigError(
@@ -167,34 +166,20 @@ def choose_micro_batch(
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
     Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may change it.
-
-    Args:
-        run: settings of the model and its training
-        data: settings of the data
-        trainer: settings of the trainer
-        device: device of this process
-        devices: number of identical devices
-
-    Returns:
-        Description of the choice, or None if nothing was chosen.
+    Returns a description of the choice, or None if nothing was chosen.
 
     Raises:
         ConfigError: a single sequence does not fit
     """
-    share = data.share(devices).micro_batch
-    memory = _memory(device)
+    share, cuda = data.share(devices).micro_batch, device.type == "cuda"
+    # the total memory, not the free one, so that identical devices choose the same size
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = int(torch.cuda.get_device_properties(device).total_memory) if cuda else host
     logits = 4 * share * data.seq_len * run.backbone.vocab_size
-    if data.micro_batch is not None or memory is None or (device.type == "cpu" and 4 * logits <= memory):
+    if data.micro_batch is not None or (not cuda and 4 * logits <= memory):
         return None
     data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
     return (
         f"micro-batches of {data.micro_batch} x {data.seq_len:,} tokens, the largest that divides a device's {share} "
         f"sequences and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
     )
-
-
-def _memory(device: torch.device) -> int | None:
-    """Return the total memory of a device, not its free memory, so that identical devices choose the same size."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None

@@ -1,11 +1,15 @@
-"""Start and end the processes of a run together."""
+"""The processes of a run: they start and end together, and a signal, also Ctrl-C, stops them after a step."""
 
 import ctypes
+import logging
 import os
 import signal
-import sys
+import subprocess
+import threading
 from datetime import timedelta
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -16,25 +20,28 @@ from torch.distributed.constants import default_pg_timeout
 from lightning_sv.errors import ConfigError, StoppedError
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 
+log = logging.getLogger(__name__)
+
 #: timeout of a collective; Lightning's 30 minutes cost many GPU-hours
 _TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
+#: environment variable: also requeue the SLURM job on SIGTERM, which `scancel` sends too
+REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
+#: exit codes after SIGTERM, Ctrl-C, and the end of the terminal
+STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+#: signals that shells ignore for background jobs, and nohup
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
+_SHOW_CURSOR = b"\x1b[?25h"  # the progress bar hides it
 #: whether this process has failed and others may be waiting for it in a collective
 _failed = False
 
 
-def rank() -> int:
-    """Return the rank of this process, from the environment until there is a trainer."""
-    return int(getattr(rank_zero_only, "rank", 0) or 0)
-
-
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
-    """Take the trainer's rank; exit with the parent process and limit the time of collectives.
+    """Take the trainer's rank, exit with the parent process, limit the time of collectives; return an exit handler.
 
     Lightning reads RANK or SLURM_PROCID even if the run has a single process.
-
-    Returns:
-        Exit handler for an `ExitStack`.
 
     Raises:
         ConfigError: the number of processes differs from the number of devices, or replicas do not divide it
@@ -53,7 +60,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
     started_by_rank_0 = isinstance(getattr(strategy, "cluster_environment", None), LightningEnvironment)
-    if started_by_rank_0 and trainer.local_rank and sys.platform == "linux":
+    if started_by_rank_0 and trainer.local_rank:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return partial(_leave, trainer)
 
@@ -95,3 +102,77 @@ def leave_group() -> None:
     """Destroy the process group at exit; Lightning does so for NCCL only, and gloo's threads can abort the exit."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def exit_code(stopped: StoppedError) -> int:
+    """Return the exit code of a stopped run; requeue its SLURM job first if requested."""
+    rank = getattr(rank_zero_only, "rank", 0)
+    return 0 if stopped.requeue and (rank or requeue()) else stopped.code
+
+
+class StopSignals:
+    """Record signals from before the run's setup until its summary; Lightning's handlers would stop within a step."""
+
+    def __init__(self) -> None:
+        self._speaks = False
+        #: last signal that asked this process to stop
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def listen(self, trainer: L.Trainer) -> None:
+        """Install the handlers before the trainer does; Python allows that in the main thread only."""
+        connector: Any = trainer._signal_connector
+        connector.register_signal_handlers = lambda: None
+        # Lightning would synchronize its own handlers' state between devices before every micro-batch.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._speaks = trainer.is_global_zero
+        for number in _SIGNALS:
+            if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+
+    def leave(self) -> None:
+        """Restore the previous handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # the default handler also ends code that hangs outside Python
+            if self._speaks:
+                os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _SAID)  # print is not reentrant
+
+    def stop(self, trainer: L.Trainer) -> None:
+        """Stop the run after the last step, whose checkpoint is written: a collective.
+
+        Raises:
+            StoppedError: always; with requeue if SLURM announced the end of the job's time to any device, or sent
+                SIGTERM and `REQUEUE_ON_SIGTERM` is set
+        """
+        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+        announced, interrupted, hung_up = (self.received == number for number in kinds)
+        announced |= self.received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
+        if trainer.world_size > 1:  # processes receive the signal at different times
+            announced, interrupted, hung_up = (
+                trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)
+            )
+        code = INTERRUPTED if interrupted else HUNG_UP if hung_up else STOPPED
+        raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
+
+
+def requeue() -> bool:
+    """Ask SLURM to requeue this job; return True on success."""
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "") or error
+        log.error("scontrol requeue %s failed (%s); start the job again by hand.", job, str(why).strip())
+        return False
+    log.info("SLURM will start job %s again", job)
+    return True

@@ -29,14 +29,7 @@ from lightning_sv.atomic import partial_of, remove
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
-from lightning_sv.runs.sharded_checkpoint import (
-    GROUPS,
-    META,
-    flat_tensors,
-    is_sharded,
-    number_parameters,
-    read_sharded,
-)
+from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions(full_state_dict=False)
@@ -50,13 +43,8 @@ def shard(
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
     Parameters are gathered and gradients reduced in float32: autocast casts the inputs of a product,
     as on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
-
-    Args:
-        backbone: on the meta device, to be initialized one block at a time; or initialized
-        mesh: one dimension; or two, replicas x shards (hybrid sharding)
-        device: device of this rank
-        seed: seed of the initialization
-        keep_gathered: if True, free a block in backward alone
+    A backbone on the meta device is initialized from `seed`, one block at a time. `mesh` has one dimension, or two,
+    replicas x shards (hybrid sharding). `keep_gathered` frees a block in backward alone.
     """
     blocks = {f"layers.{index}.": layer for index, layer in enumerate(backbone.layers)}
     others = {"embed.": backbone.embed, "head.": backbone.head}
@@ -184,8 +172,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def finish_write(self, *, wait: bool = True) -> Path | None:
         """Give the last sharded checkpoint its name once all ranks have written; return its path, or None.
 
-        Args:
-            wait: if False, return None while the write is under way; for rank 0 alone
+        Rank 0 may ask with `wait=False`: the result is None while the write is under way.
 
         Raises:
             OSError: a rank could not write; earlier checkpoints are unchanged

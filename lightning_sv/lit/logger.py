@@ -55,15 +55,11 @@ class RunLogger(TensorBoardLogger):
         for summary in hparams(params, {"val/loss": 0.0}):  # only the metric's name is used
             self.experiment._get_file_writer().add_summary(summary)
 
-    def mark_start(self, tokens: int) -> None:
-        """Mark the start of a segment: TensorBoard and `runs.events` drop earlier events beyond it."""
-        self._mark(SessionLog.START, tokens + 1)
+    def mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
+        """Mark a checkpoint that is about to be written, or the first token of a segment.
 
-    def mark_checkpoint(self, tokens: int) -> None:
-        """Mark a checkpoint that is about to be written: only marked steps can be resumed."""
-        self._mark(SessionLog.CHECKPOINT, tokens)
-
-    def _mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
+        TensorBoard and `runs.events` drop earlier events beyond the segment's start. Only marked steps can be resumed.
+        """
         if self.opened:
             event = Event(session_log=SessionLog(status=status))
             self.experiment._get_file_writer().add_event(event, tokens)

@@ -20,10 +20,8 @@ from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.callback import restart_between_steps
-from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
-from lightning_sv.lit.checkpoint.init_from import Start, check_origin
-from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
+from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
+from lightning_sv.lit.checkpoint.compat import Start, check_settings, settings_of
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
@@ -109,7 +107,7 @@ class PretrainModule(L.LightningModule):
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
         self.segments = Segments()
-        #: origin of the initial weights, see `checkpoint.init_from.Start`; None if initialized
+        #: origin of the initial weights, see `checkpoint.compat.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
@@ -140,6 +138,11 @@ class PretrainModule(L.LightningModule):
         plain = self.settings.plain()
         if configs := {key: plain[key] for key, value in self.hparams.items() if is_dataclass(value) and key in plain}:
             super().save_hyperparameters(configs, logger=logger)
+
+    @property
+    def init_seed(self) -> int:
+        """The seed of the initialization."""
+        return torch.initial_seed() if self.settings.seed is None else self.settings.seed
 
     @property
     def net(self) -> Backbone:
@@ -174,8 +177,7 @@ class PretrainModule(L.LightningModule):
         """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
         if self.backbone is not None:
             return
-        settings = self.settings
-        seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
+        settings, seed = self.settings, self.init_seed
         # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self._start is None
         # Tensors of inference mode could not be trained later.
@@ -196,16 +198,15 @@ class PretrainModule(L.LightningModule):
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
         tokens = _inputs(block)
-        out: tuple[Tensor, list[Routing]] = self.net(
-            tokens, self._documents(tokens), targets=block[:, 1:], with_routing=True
-        )
+        documents, targets = self._documents(tokens), block[:, 1:]
+        out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=targets, with_routing=True)
         return out
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
         """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
-        data = None if self._trainer is None else data_of(self.trainer)
         if not self.settings.mask_documents:
             return None
+        data = None if self._trainer is None else data_of(self.trainer)
         if data is None:
             raise ConfigError(
                 "mask_documents is True; expected a TokenDataModule, which knows where documents end. "
@@ -223,7 +224,7 @@ class PretrainModule(L.LightningModule):
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
-        self.nonfinite.see(loss.detach())
+        self.nonfinite.losses.append(loss.detach())
         to_loggers = bool(self.loggers) and not self._monitored
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
@@ -241,9 +242,7 @@ class PretrainModule(L.LightningModule):
         """Accumulate the loss, weighted by tokens."""
         tokens = block[:, 1:].numel()
         self.val_nats.update(self.loss(block)[0].double() * tokens)
-        self.val_tokens.update(
-            torch.full((), tokens, device=block.device)
-        )  # on the device, to avoid a host-to-device copy
+        self.val_tokens.update(torch.full((), tokens, device=block.device))  # without a copy from the host
 
     test_step = validation_step
 
@@ -286,16 +285,10 @@ class PretrainModule(L.LightningModule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: settings.schedule.factor(min(step, steps - 1), steps)
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip by the global norm, or per role in `optim.clip_by_role`; store the norm for logging."""
         if gradient_clip_algorithm == "value":
@@ -305,7 +298,7 @@ class PretrainModule(L.LightningModule):
         norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            self.nonfinite.forget()  # the scaler skips expected fp16 overflows
+            self.nonfinite.losses.clear()  # the scaler skips expected fp16 overflows
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)
@@ -342,12 +335,12 @@ class PretrainModule(L.LightningModule):
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
-            self.origin = check_origin(saved.get("origin"))
+            self.origin = saved.get("origin")
             self.segments.restore(saved.get("legs"))
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the settings match the checkpoint, see `checkpoint.settings.check_settings`."""
+        """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""
         training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
         check_settings(checkpoint, self.settings, data, training=training, own_optimizer=self.has_own_optimizer)
 

@@ -22,26 +22,16 @@ class NonFinite:
     """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
     Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the sequence numbers
-    in the training split, the losses of the micro-batches per device, and the gradient norm.
-
-    Args:
-        skip: if True, skip the step instead of stopping. Skipped steps are not random, so a comparison of
-            such runs is biased; their number is in the summary
+    in the training split, the losses of the micro-batches per device, and the gradient norm. Skipped steps are not
+    random, so a comparison of such runs is biased; their number is in the summary.
     """
 
     def __init__(self, skip: bool):
         self.skip = skip
         self.skipped = 0
         self.skipped_now = False
-        self._losses: list[Tensor] = []
-
-    def see(self, loss: Tensor) -> None:
-        """Store the loss of a micro-batch until its step."""
-        self._losses.append(loss)
-
-    def forget(self) -> None:
-        """Drop the losses of the current step."""
-        self._losses = []
+        #: losses of the micro-batches since the last step
+        self.losses: list[Tensor] = []
 
     def check(self, module: Any, norm: Tensor) -> float:
         """Check before a step that all losses and the gradient norm are finite on all devices.
@@ -53,8 +43,8 @@ class NonFinite:
         Raises:
             NonFiniteError: a value is not finite, and steps are not skipped
         """
-        # The training_step of a subclass may not call `see`; then only the norm is checked.
-        losses, self._losses = torch.stack(self._losses) if self._losses else norm.new_empty(0), []
+        # The training_step of a subclass may not append its losses; then only the norm is checked.
+        losses, self.losses = torch.stack(self.losses) if self.losses else norm.new_empty(0), []
         trainer = module.trainer
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         fine = torch.isfinite(losses).all() & torch.isfinite(norm)
@@ -66,32 +56,25 @@ class NonFinite:
         if not self.skipped_now:
             return float(value)
         losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # both are collectives
-        event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
-        event["losses"] = [_plain(loss) for loss in losses.tolist()]
+        event: dict[str, Any] = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+        if isinstance(loader := trainer.train_dataloader, TokenLoader):
+            event["epoch"], position = loader.position()
+            event["blocks"] = loader.order.sequences(event["epoch"], position)
+        event |= {"grad_norm": _plain(value), "losses": [_plain(loss) for loss in losses.tolist()]}
         if trainer.is_global_zero and folder:
             with regular(Path(folder) / NONFINITE).open("a") as file:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
-            where = f"{NONFINITE} in the run directory identifies the batch"
             advice = "lower model.optim.lr, or skip such steps with --model.nonfinite skip"
             if not trainer.global_step:
-                advice = (
-                    "this is the first step, so check the initial weights: model.backbone.init_std, model.init_from"
-                )
-            raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {where}; {advice}.")
+                advice = "this is the first step, so check model.backbone.init_std and model.init_from"
+            what += f"; expected finite values, so the step was not taken. {NONFINITE} in the run directory"
+            raise NonFiniteError(f"{what} identifies the batch; {advice}.")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers skip parameters without a gradient
         return float(value)
-
-
-def _identity(trainer: Any) -> dict[str, Any]:
-    loader = trainer.train_dataloader
-    if not isinstance(loader, TokenLoader):
-        return {"epoch": trainer.current_epoch}
-    epoch, step = loader.position()
-    return {"epoch": epoch, "blocks": loader.order.sequences(epoch, step)}
 
 
 def _plain(value: float) -> float | str:

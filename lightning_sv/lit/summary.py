@@ -34,7 +34,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
         "model": module.settings.backbone.name,
-        "seed": _seed(module),
+        "seed": module.init_seed,
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
@@ -65,7 +65,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
     return {
         "model": module.settings.backbone.name,
         "label": module.settings.label,
-        "seed": _seed(module),
+        "seed": module.init_seed,
         "optimizer": module.settings.optim.name,
         "schedule": module.settings.schedule.name,
         "lr": module.settings.lr,
@@ -80,10 +80,6 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "init_from": module.settings.init_from or "",
         "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
     }
-
-
-def _seed(module: PretrainModule) -> int:
-    return torch.initial_seed() if module.settings.seed is None else module.settings.seed
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
@@ -116,13 +112,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
-    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
-
-    Args:
-        summary: results of the run
-        run_dir: directory of the run
-        as_json: if True, print them as JSON
-    """
+    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning."""
     try:
         # Import matplotlib here, because it would delay every start.
         from lightning_sv.analysis.run_plot import draw_run
@@ -155,14 +145,9 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
-    compare = ["compare", "--baseline", "llama", "--arms", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
-    for what, text in (
-        ("picture", run_dir / PICTURE),
-        (
-            "charts",
-            f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)",
-        ),
-        ("sample", sample),
-        ("compare", shlex.join([program(), *compare])),
-    ):
+    compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
+    compare += ["--config", str(run_dir / CONFIG)]
+    charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
+    lines = {"picture": run_dir / PICTURE, "charts": charts, "sample": sample, "compare": shlex.join(compare)}
+    for what, text in lines.items():
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

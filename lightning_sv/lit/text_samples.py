@@ -1,14 +1,10 @@
 """Text sampled during training, on TensorBoard's Text page."""
 
-import time
-from contextlib import nullcontext
-
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
-from lightning_sv.callbacks.training_monitor import axis, pause_throughput
+from lightning_sv.callbacks.training_monitor import axis, measuring
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.generate import Sampling, generate
@@ -46,21 +42,12 @@ class TextSamples(L.Callback):
         """Log one sample, on every device, because a sharded model needs them all."""
         if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        settings, data = settings_of(pl_module), data_of(trainer)
-        assert settings is not None and data is not None
-        net = model_of(pl_module)
-        assert isinstance(net, Backbone)
-        start = time.perf_counter()
-        tokenizer = Tokenizer.load(data.folder)
-        compiled = settings.compile != "none"
-        # Compiling for other lengths would take long, and might recompile the training step.
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        net, data = model_of(pl_module), data_of(trainer)
+        assert isinstance(net, Backbone) and data is not None
+        with measuring(trainer):
+            tokenizer = Tokenizer.load(data.folder)
             text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("sample", _verbatim(self._prompt + text), axis(logger, trainer))
-        pause_throughput(trainer, time.perf_counter() - start)
-
-
-def _verbatim(text: str) -> str:
-    return "".join(f"    {line}\n" for line in text.split("\n"))
+                verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))
+                logger.experiment.add_text("sample", verbatim, axis(logger, trainer))

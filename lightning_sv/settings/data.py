@@ -73,23 +73,15 @@ class DataConfig:
         return self.manifest.eot
 
     def check(self, vocab_size: int, *, checksums: bool = True) -> None:
-        """Check the corpus before the first step.
-
-        Args:
-            vocab_size: vocabulary size of the model
-            checksums: if True, check the hashes, see `corpus.check_corpus`, and warn if the text has changed
+        """Check the corpus before the first step; with `checksums` also its hashes, and warn if the text has changed.
 
         Raises:
             ConfigError: the corpus is damaged, or does not fit the model; the message names the file or key
         """
         check_corpus(
-            self.manifest,
-            self.folder,
-            vocab_size=vocab_size,
-            seq_len=self.seq_len,
-            tokenizer=self.corpus.tokenizer,
-            checksums=checksums,
-        )
+            self.manifest, self.folder, vocab_size=vocab_size, seq_len=self.seq_len,
+            tokenizer=self.corpus.tokenizer, checksums=checksums,
+        )  # fmt: skip
         if checksums and (changes := changed_text(self.manifest)):
             log.warning("%s is used although its text has changed: %s", self.corpus.dir, changes)
 

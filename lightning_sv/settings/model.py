@@ -78,9 +78,7 @@ class PretrainConfig:
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a module from conf/base.yaml and conf/model/NAME.yaml, with changes.
 
-    Args:
-        name: name of a file in conf/model, in the working directory or else in the package
-        changes: arguments of `PretrainConfig`, or fields of `BackboneConfig`
+    Changes are arguments of `PretrainConfig`, or fields of `BackboneConfig`.
 
     Raises:
         ConfigError: the file does not exist, or a change is unknown

@@ -16,11 +16,7 @@ WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer")
 
 
 def expand_path(text: str, key: str) -> str:
-    """Return a path with `~` and `$NAME` expanded.
-
-    Args:
-        text: path as given by the user
-        key: name of the option or key in errors
+    """Return a path of the user with `~` and `$NAME` expanded; `key` is its name in errors.
 
     Raises:
         ConfigError: the path is empty, names a variable that is not set, or is not a possible path

@@ -23,12 +23,8 @@ class _Defaults(HelpFormatter):
 class PlainParser(ArgumentParser):
     """An argparse parser with errors of one sentence and without abbreviations; `-` in a name counts as `_`.
 
-    Paths are expanded, numbers must be finite, and bytes that are not UTF-8 are replaced.
-
-    Args:
-        command: name of the command
-        description: purpose of the command
-        json: help of `--json`; empty if the command has no such option
+    Paths are expanded, numbers must be finite, and bytes that are not UTF-8 are replaced. Without a help for `--json`
+    the command has no such option.
     """
 
     def __init__(self, command: str, description: str, json: str = "") -> None:

@@ -77,15 +77,10 @@ REFUSED_CALLBACKS = {
 #: callback or trainer key that may end a run early -> warning
 WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
 WARNED = {"max_epochs": ((None, -1), _BUDGET), "max_time": ((None,), _BUDGET)}
-#: precisions with weights in half precision
-_HALF_WEIGHTS = ("bf16-true", "16-true")
 
 
 def check_trainer_keys(given: Any) -> None:
     """Reject values and callbacks that a run overwrites or does not support; warn about those that may end it early.
-
-    Args:
-        given: keys of the config, with classes as class_path
 
     Raises:
         ConfigError: names the key or callback, the reason and a hint
@@ -112,7 +107,7 @@ def check_trainer_keys(given: Any) -> None:
         raise ConfigError(
             f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 to follow model.tokens_per_param."
         )
-    if str(given["precision"]) in _HALF_WEIGHTS:
+    if str(given["precision"]) in ("bf16-true", "16-true"):
         log.warning(
             "trainer.precision %s loses small changes of a scale vector near 1; bf16-mixed keeps them",
             given["precision"],

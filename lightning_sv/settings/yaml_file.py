@@ -1,6 +1,8 @@
-"""Safe YAML loading: config files and dataclasses."""
+"""Safe YAML loading: config files and dataclasses; and conversion between command-line arguments and config keys."""
 
 import io
+import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.settings.paths import config_path
 
 #: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
@@ -35,11 +38,7 @@ _T = TypeVar("_T")
 
 
 def read_as(record: type[_T], path: Path) -> _T:
-    """Read a YAML file as a dataclass; a field `name` becomes the name of the file.
-
-    Args:
-        record: the dataclass, which may contain lists and dictionaries of dataclasses
-        path: the file
+    """Read a YAML file as a dataclass, also nested ones; a field `name` becomes the name of the file.
 
     Raises:
         ConfigError: the file does not exist, or has a missing, unknown or invalid key; the message names file and key
@@ -57,11 +56,7 @@ def read_as(record: type[_T], path: Path) -> _T:
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
-    """Read a file of keys and values without empty sections; interpolations stay text.
-
-    Args:
-        path: the file
-        where: name of the file in errors
+    """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML of keys and values, or has a key twice
@@ -104,8 +99,7 @@ def _parse(text: str) -> Any:
         return {}
     if _size(node, {}, 0) > MAX_NODES:
         raise yaml.YAMLError(f"more than {MAX_NODES:,} values with aliases expanded")
-    _refuse_twice(node, "", {})
-    # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text
+    # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text and accepts a repeated key
     is_mapping = isinstance(node, yaml.MappingNode)
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if is_mapping else node.value
 
@@ -124,20 +118,6 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     return kept
 
 
-def _refuse_twice(node: Node, prefix: str, lines: dict[str, int]) -> None:
-    """Raise YAMLError for a repeated key, also `model.scale` and `scale` in `model`."""
-    if isinstance(node, SequenceNode):
-        for child in node.value:
-            _refuse_twice(child, "", {})
-    elif isinstance(node, MappingNode):
-        for name, value in node.value:
-            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
-            if key in lines:
-                raise yaml.YAMLError(f"line {line}: {key} is given twice, first in line {lines[key]}; expected once.")
-            lines[key] = line
-            _refuse_twice(value, f"{key}.", lines)
-
-
 def _size(node: Node, known: dict[int, int], depth: int) -> int:
     """Count the nodes below `node` with aliases expanded; recursive aliases raise an error."""
     if depth > _MAX_DEPTH:
@@ -150,3 +130,51 @@ def _size(node: Node, known: dict[int, int], depth: int) -> int:
             children = node.value
         known[id(node)] = 1 + sum(_size(child, known, depth + 1) for child in children)
     return known[id(node)]
+
+
+def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
+    """Return the files of `--config FILE`, and the `--key value` or `--key=value` that no later file overrides.
+
+    Raises:
+        ConfigError: an argument has no value, or a value or a file is not valid YAML
+    """
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
+        raise ConfigError(
+            f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
+        )
+    files: list[Path] = []
+    keys: dict[str, Any] = {}
+    for key, text in zip(parts[::2], parts[1::2], strict=True):
+        if key == "--config":
+            files.append(Path(config_path(text, key)))
+            keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
+            continue
+        try:  # OmegaConf, as for config files: 1e-3 is a number
+            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ConfigError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    return files, keys
+
+
+def read_leaves(file: Path) -> dict[str, Any]:
+    """Return the dotted keys of a config file with their values."""
+    return leaves(read_yaml(file, f"--config {file}"))
+
+
+def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the dotted keys of nested sections with their values."""
+    values: dict[str, Any] = {}
+    for name, child in content.items():
+        values |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+    return values
+
+
+def to_args(keys: Mapping[str, Any]) -> list[str]:
+    """Return keys and values as command-line arguments.
+
+    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True})
+    ['--model.optim.lr', '0.1', '--trainer.fast', 'true']
+    """
+    plain = {k: json.dumps(v) if isinstance(v, bool) or v is None else str(v) for k, v in keys.items()}
+    return [word for key, text in plain.items() for word in (f"--{key}", text)]

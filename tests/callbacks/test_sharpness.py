@@ -3,27 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor
 
-from lightning_sv import Backbone, BackboneConfig, PretrainModule
-from lightning_sv.callbacks import Sharpness, sharpness
-from lightning_sv.callbacks.curvature_batch import parameter_subsets
-from lightning_sv.callbacks.probe_memory import probe_bytes
-from lightning_sv.corpus import CorpusConfig
-from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos
-from lightning_sv.errors import ConfigError
-from lightning_sv.nn import meta_backbone, next_token_loss
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.callbacks import Sharpness
+from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.scale import ScaleVector
-from lightning_sv.scale.eager import unchunked
-from lightning_sv.settings.data import DataConfig
-from tests.conftest import GEMMA, MOE, perturbed, thinned
-from tests.plan.test_memory import allocated
+from tests.conftest import GEMMA, MOE
 
 
 def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
@@ -59,118 +51,39 @@ def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, c
         assert {name for name in every if ".expert_up_proj." in name} <= subsets["expert_up_proj"]
 
 
-class Harness:
-    """A run without its training: the parts of Trainer, module and data that the callback reads."""
-
-    def __init__(self, config: BackboneConfig, text: str, steps: int, **arguments: Any):
-        self.written: list[tuple[int, dict[str, float]]] = []
-        self.now = 100.0
-        torch.manual_seed(5)
-        generator = torch.Generator().manual_seed(3)
-        blocks = torch.randint(0, config.vocab_size, (4, 9), generator=generator)
-        logger = SimpleNamespace(log_metrics=lambda values, step: self.written.append((step, values)))
-        batches: Any = DataConfig(CorpusConfig(), seq_len=8, global_batch=8, validations=2, val_sequences=4)
-        batches.held_out = lambda n: blocks[:n]
-        data = SimpleNamespace(batches=batches)
-        strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
-        self.trainer: Any = SimpleNamespace(
-            max_steps=steps, estimated_stepping_batches=steps, global_step=0, is_global_zero=True, world_size=1,
-            datamodule=data, strategy=strategy, loggers=[logger], callbacks=[],
-        )  # fmt: skip
-        self.module = PretrainModule(config, text, lr=0.1)
-        self.module.backbone = perturbed(Backbone(config, text))
-        self.callback = Sharpness(**arguments)
-        self.callback.clock = lambda: self.now
-
-    def run(self, seconds_a_step: float) -> None:
-        self.callback.setup(self.trainer, self.module, "fit")
-        self.callback.on_train_start(self.trainer, self.module)
-        for step in range(1, self.trainer.max_steps + 1):
-            self.trainer.global_step = step
-            self.now += seconds_a_step
-            for micro_batch in range(2):
-                self.callback.on_train_batch_end(self.trainer, self.module, {}, None, micro_batch)
-        self.callback.on_train_end(self.trainer, self.module)
-
-
-@pytest.mark.parametrize("seconds", [0.5, 10.0, 40.0, 1000.0])
+@pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
 def test_sharpness_probes_beyond_the_budget_are_skipped(
-    seconds: float, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
+    seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,000 steps of 1 s and a budget of 5% leave 52 s for 9 probes."""
-    harness = Harness(config, "llama", 1000)
+    written: dict[int, dict[str, float]] = {}
+    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
+    strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
+    trainer: Any = SimpleNamespace(
+        global_step=0, estimated_stepping_batches=1000, strategy=strategy, loggers=[logger], callbacks=[]
+    )
+    module, callback = LightningModule(), Sharpness(loss=lambda module: torch.zeros(()))
+    spent = 0.0
 
     def measure(*_: object) -> dict[str, float]:
-        harness.now += seconds
+        nonlocal spent
+        spent += seconds
         return {"all/trace": 1.0}
 
-    monkeypatch.setattr(harness.callback, "_measure", measure)
-    harness.run(seconds_a_step=1.0)
-    probed = [step for step, values in harness.written if "sharpness/all/trace" in values]
-    skipped = [values["sharpness/skipped"] for _, values in harness.written if len(values) == 1]
-    assert probed[0] == 0 and probed[-1] == 1000 and len(probed) + len(skipped) == 9
+    monkeypatch.setattr(callback, "_measure", measure)
+    callback.clock = lambda: trainer.global_step + spent
+    callback.on_train_start(trainer, module)
+    for step in range(1, 1001):
+        trainer.global_step = step
+        for micro_batch in range(2):
+            callback.on_train_batch_end(trainer, module, {}, None, micro_batch)
+    probed = [step for step, values in written.items() if "sharpness/all/trace" in values]
+    skipped = [values["sharpness/skipped"] for values in written.values() if len(values) == 1]
+    assert probed[0] == 0 and probed[-1] == 1000 and len(probed) == count and len(probed) + len(skipped) == 9
     assert skipped == list(range(1, len(skipped) + 1))
-    assert len(probed) == {0.5: 9, 10.0: 5, 40.0: 2, 1000.0: 2}[seconds]
-    share = len(probed) * seconds / (1000 + len(probed) * seconds)
-    assert share <= 0.05 or len(probed) == 2
+    assert spent <= 0.05 * (1000 + spent) or count == 2
 
 
-@pytest.mark.parametrize("exact", thinned([True, False], [False]))
-def test_probe_bytes_equal_allocated_memory(exact: bool) -> None:
-    """The CPU's allocator is the oracle, with chunks as on a GPU."""
-    sizes = BackboneConfig(d_model=192, n_layer=3, n_head=3, vocab_size=1024)
-    tokens = torch.zeros(2, 128, dtype=torch.long)
-
-    def probe() -> float:
-        model = meta_backbone(sizes, "unified").to_empty(device="cpu")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(0.01)
-        of = HessianProduct if exact else DifferenceProduct
-        product = of(lambda: next_token_loss(model(tokens), tokens), tuple(model.parameters()))
-        return lanczos(product, 3, rtol=0).value
-
-    with unchunked():
-        real = allocated(probe)
-    assert probe_bytes(meta_backbone(sizes, "unified"), (2, 128), ["all"], 3, exact=exact) == pytest.approx(
-        real, rel=0.1
-    )
-
-
-@pytest.mark.long
-def test_sharpness_memory_too_small_for_exact_products_takes_differences_or_is_refused(
-    config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meta = partial(meta_backbone, config, "unified")  # each measurement gives one storage
-    needed = {exact: probe_bytes(meta(), (2, 8), ["all"], 7, exact=exact) for exact in (True, False)}
-    for exact, free in needed.items():
-        monkeypatch.setattr(sharpness, "free_bytes", lambda *given, free=free: free)
-        harness = Harness(config, "unified", 1, sequences=2, probes=2)
-        harness.run(seconds_a_step=1.0)
-        assert harness.callback._exact == exact
-    monkeypatch.setattr(sharpness, "free_bytes", lambda *given: needed[False] - 1)
-    with pytest.raises(ConfigError, match="Sharpness"):
-        Harness(config, "unified", 1, sequences=2, probes=2).run(seconds_a_step=1.0)
-
-
-def test_sharpness_loss_not_finite_is_logged_without_curvature(config: BackboneConfig) -> None:
-    harness = Harness(config, "llama", 1)
-    with torch.no_grad():
-        harness.module.net.embed.weight.fill_(float("nan"))
-    harness.run(seconds_a_step=1.0)
-    (_, figures) = harness.written[0]
-    assert math.isnan(figures["sharpness/loss"]) and "sharpness/all/trace" not in figures
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"budget": 0.0}, "budget of Sharpness is 0.0"),
-        ({"probes": 1}, "probes of Sharpness is 1"),
-        ({"hutchinson_probes": 1}, "at least 2"),
-        ({"subsets": []}, "subsets of Sharpness is empty"),
-    ],
-)
-def test_sharpness_argument_out_of_range_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sharpness(**arguments)
+def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
+    figures = Sharpness()._measure({}, lambda: torch.tensor(math.nan))
+    assert list(figures) == ["loss"] and math.isnan(figures["loss"])

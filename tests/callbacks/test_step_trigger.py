@@ -1,17 +1,25 @@
-"""The steps at which callbacks act."""
+"""The steps at which callbacks act, and arguments out of range."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, TrainingMonitor
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks import (
+    BranchNorms,
+    CopyingMonitor,
+    Preconditioner,
+    RouterMonitor,
+    Sharpness,
+    TrainingMonitor,
+)
+from lightning_sv.callbacks.run_state import StepTrigger
+from lightning_sv.errors import ConfigError
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
-def test_step_trigger_acts_once_at_every_second_step_and_the_last(accumulate: int, begin: int) -> None:
+def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
     clock, trainer = StepTrigger("x.every_n_steps", 2), SimpleNamespace(global_step=begin, estimated_stepping_batches=7)
     acted: list[tuple[int, int]] = []
     clock.start(trainer)  # type: ignore[arg-type]
@@ -25,14 +33,19 @@ def test_step_trigger_acts_once_at_every_second_step_and_the_last(accumulate: in
 
 
 @pytest.mark.parametrize(
-    ("callback", "key"),
+    ("callback", "key", "value", "name"),
     [
-        (TrainingMonitor, r"scalars\.every_n_steps"),
-        (BranchNorms, r"branch_norms\.every_n_steps"),
-        (RouterMonitor, r"experts\.every_n_steps"),
-        (Preconditioner, "every_n_steps of Preconditioner"),
+        (TrainingMonitor, "every_n_steps", 0, "scalars.every_n_steps"),
+        (BranchNorms, "every_n_steps", 0, "branch_norms.every_n_steps"),
+        (RouterMonitor, "every_n_steps", 0, "experts.every_n_steps"),
+        (Preconditioner, "every_n_steps", 0, "every_n_steps of Preconditioner"),
+        *((CopyingMonitor, key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
+        (Sharpness, "budget", 0.0, "budget of Sharpness"),
+        (Sharpness, "probes", 1, "probes of Sharpness"),
+        (Sharpness, "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
+        (Sharpness, "subsets", [], "subsets of Sharpness"),
     ],
 )
-def test_callback_interval_below_one_is_refused(callback: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=f"^{key} is 0;"):
-        callback(every_n_steps=0)
+def test_callbacks_argument_out_of_range_is_refused(callback: Any, key: str, value: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is "):
+        callback(**{key: value})

@@ -60,7 +60,7 @@ class Case:
             "all": list(model.parameters()),
             "input": [p for m in vectors if m.role == "input" for p in m.parameters()],
             "output": [p for m in vectors if m.role == "output" for p in m.parameters()],
-            "branch": [group.k_proj.weight, *(p for m in owners for p in m.parameters())],
+            "branch": [group.get_parameter("k_proj.weight"), *(p for m in owners for p in m.parameters())],
             "layer": list(model.layers[0].parameters()),
         }
         return subsets[name]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_sv.__main__ import main
+from lightning_sv.lit.distributed import STOPPED
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.signals import STOPPED
 from tests.lit.runs import events, load
 
 STEPS, STEP = 4, 1

@@ -1,22 +1,34 @@
-"""20 steps are 10, a stop, and 10 more, to the last bit of everything a checkpoint holds and a run logs."""
+"""Resumed runs equal uninterrupted ones to the last bit; longer ones, errors of a user's code, kept checkpoints."""
 
 import contextlib
+import errno
 import itertools
+import json
 import random
 import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import write_scalars
-from lightning_sv.optim import OPTIMIZERS
+from lightning_sv.experiments.comparability import comparability_warnings
+from lightning_sv.lit.checkpoint.compat import check_learning_rate
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
+from lightning_sv.runs.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.conftest import thinned
-from tests.lit.runs import leaving, load, same_checkpoint, same_curves
+from tests.lit.runs import LAST, leaving, load, same_checkpoint, same_curves
 
 STEPS, STOP = 20, 10
 TABLES = (PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS)
@@ -42,7 +54,7 @@ class Dice(L.Callback):
         write_scalars(trainer, {f"dice/{name}": value for name, value in values.items()})
 
 
-def fit(args: list[str], run: Path, *more: str) -> None:
+def train(args: list[str], run: Path, *more: str) -> None:
     dice = ["--trainer.callbacks", f"{__name__}.Dice", "--checkpoint.every_n_steps", str(STOP)]
     args = [*args, "--trainer.max_steps", str(STEPS), "--model.optim.lr", "6e-3", *dice, *more]
     assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
@@ -54,9 +66,9 @@ def test_resume_equals_uninterrupted_bit_for_bit(name: str, short_args: list[str
     args = [*short_args, *CASES[name]]
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     with leaving(resumed, STOP):
-        fit(args, uninterrupted)
+        train(args, uninterrupted)
     assert load(resumed)["global_step"] == STOP
-    fit(args, resumed)
+    train(args, resumed)
     checkpoint = same_checkpoint(uninterrupted, resumed)
     curves = same_curves(uninterrupted, resumed)
     seen = [32 * 32 * step for step in range(1, STEPS + 1)]
@@ -74,9 +86,9 @@ def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_arg
     with contextlib.ExitStack() as stack:
         for step in (4, 5, 6):
             stack.enter_context(leaving(tmp_path / f"from{step}", step))
-        fit(short_args, tmp_path / "whole", *more)
+        train(short_args, tmp_path / "whole", *more)
     for step in (4, 5, 6):
-        fit(short_args, tmp_path / f"from{step}", *more)
+        train(short_args, tmp_path / f"from{step}", *more)
         same_checkpoint(tmp_path / "whole", tmp_path / f"from{step}")
         same_curves(tmp_path / "whole", tmp_path / f"from{step}")
 
@@ -87,10 +99,10 @@ def test_resume_with_other_workers_or_micro_batches_is_equal(short_args: list[st
     short_args = [*short_args, "--trainer.precision", "64-true"]
     whole = tmp_path / "whole"
     with leaving(tmp_path / "stopped", STOP):
-        fit(short_args, whole)
+        train(short_args, whole)
     for name, more in {"workers": ["--data.num_workers", "2"], "micro": ["--data.micro_batch", "8"]}.items():
         run = Path(shutil.copytree(tmp_path / "stopped", tmp_path / name))
-        fit(short_args, run, *more)
+        train(short_args, run, *more)
         if name == "workers":
             same_checkpoint(whole, run)
             same_curves(whole, run)
@@ -98,3 +110,153 @@ def test_resume_with_other_workers_or_micro_batches_is_equal(short_args: list[st
         ours, theirs = load(whole), load(run)
         for key, weight in ours["state_dict"].items():
             assert (theirs["state_dict"][key] - weight).norm() <= 1e-9 * weight.norm(), key
+
+
+WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "then", "now", "refused"),
+    [
+        (COS, 50, 100, 100, False),
+        (COS, 50, 100, 150, True),
+        (COS, 50, 100, 60, True),
+        (COS, 100, 100, 150, True),
+        (COS, 5, 100, 101, False),  # in a warm-up of as many steps nothing has been otherwise
+        (WSD, 50, 100, 500, False),
+        (WSD, 50, 100, 62, False),  # the decay begins now
+        (WSD, 50, 100, 60, True),  # it should have begun
+        (WSD, 81, 100, 100, False),
+        (WSD, 90, 100, 200, True),
+        (WSD, 100, 100, 200, True),
+        (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
+    ],
+)
+def test_check_learning_rate_jump_is_refused(
+    schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
+) -> None:
+    rate = 0.01 * schedule.factor(min(step, then - 1), then)
+    checkpoint = {
+        "global_step": step,
+        "lightning_sv": {"legs": [{"steps": step, "max_steps": then, "seconds": 1.0}]},
+        "optimizer_states": [{"param_groups": [{"lr": rate}]}],
+    }
+    says = pytest.raises(ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes")
+    with says if refused else nullcontext():
+        check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
+
+
+@pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))
+def test_fit_extended_run_records_its_lengths(
+    schedule: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wsd before its decay continues as the longer run would; a cosine only on request."""
+    fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / "run")]
+    fit += ["--checkpoint.every_n_steps", "4"]
+
+    def stop(self: PretrainModule, *_: object) -> None:
+        if self.global_step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainModule, "on_train_batch_start", stop)
+        assert main([*fit, "--trainer.max_steps", "8"]) == 130
+    again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
+    if schedule == "cos":
+        assert main(again) == 2
+        again.append("--allow_lr_jump")
+    assert main(again) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["steps"] == 12
+    assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
+    assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
+    run = read_run(tmp_path / "run")
+    assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
+    assert "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
+    if schedule == "wsd":
+        lr = run.curve("lr").values
+        assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
+
+
+def test_fit_resumed_error_of_user_code_is_raised(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--ckpt_path", "last", "--trainer.max_steps"]
+    assert main([*fit, "1"]) == 0
+    monkeypatch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: [][0])
+    with pytest.raises(IndexError):
+        main([*fit, "2", "--allow_lr_jump"])
+
+
+@pytest.mark.long
+def test_fit_two_processes_of_lightnings_launcher_write_one_run(
+    run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    process = subprocess.run([sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=600, check=False)
+    assert process.returncode == 0, capfd.readouterr()
+    (run,) = (tmp_path / "runs/tiny").iterdir()
+    assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
+    assert json.loads((run / "summary.json").read_text())["tokens"] == 12 * 128
+
+
+#: validates after every second step
+KEPT = [
+    "--checkpoint.every_n_steps", "3", "--checkpoint.keep", "2", "--data.validations", "6",
+    "--data.val_sequences", "2", "--branch_norms.every_n_steps", "100",
+]  # fmt: skip
+
+
+def steps(run: Path) -> dict[str, int]:
+    """Which step each checkpoint is of."""
+    folder = run / "checkpoints"
+    return {file.name: torch.load(file, weights_only=True)["global_step"] for file in sorted(folder.iterdir())}
+
+
+def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    args = [*run_args, *KEPT]
+    with leaving(stopped, 6):  # killed when last.ckpt is of step 6, and step-6.ckpt does not exist yet
+        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    assert steps(whole) == {"last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    assert steps(stopped) == {"last.ckpt": 6, "step-3.ckpt": 3}
+    assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
+    assert steps(stopped) == steps(whole)
+    same_checkpoint(whole, stopped)
+
+
+@pytest.mark.long
+def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    args = ["fit", *run_args, *KEPT, "--model.schedule.name", "wsd", "--checkpoint.keep", "3", "--run_dir", str(run)]
+    assert main([*args, "--trainer.max_steps", "12"]) == 0
+    assert steps(run) == {"last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    again = ["--trainer.max_steps", "8", "--checkpoint.keep", "2", "--data.validations", "4"]
+    assert main([*args, *again, "--ckpt_path", str(run / "checkpoints/step-6.ckpt")]) == 0
+    assert steps(run) == {"last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
+    record = read_run(run)
+    assert record.val_loss == pytest.approx(record.summary["val_loss"])
+    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {5 * 128, 6 * 128, 8 * 128}
+    # TensorBoard itself shows the same timeline
+    events = EventAccumulator(str(run)).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
+
+
+def test_last_checkpoint_full_disk_leaves_every_one(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    save, kept = torch.save, {}
+
+    def full(checkpoint: dict, file: object) -> None:
+        if checkpoint["global_step"] > 6:
+            kept.update({path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")})
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(checkpoint, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert main(["fit", *run_args, *KEPT, "--run_dir", str(run)]) == 1
+    assert set(kept) == {"last.ckpt", "step-3.ckpt", "step-6.ckpt"}
+    assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == kept
+    assert load(run)["global_step"] == 6

@@ -1,17 +1,25 @@
-"""`fit`, `validate` and `generate` in process: the files of a run, and refused input."""
+"""`fit`, `validate` and `generate` in process: the files of a run, refused input, experts, micro-batches of a GPU."""
 
 import contextlib
 import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.lit.data import choose_micro_batch
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import router_loss
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
+from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import contents
 
@@ -53,7 +61,7 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_checkpoint_gives_model_and_generates(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "checkpoints" / "last.ckpt"
     model = load_backbone(run)
     assert all(map(torch.equal, model.parameters(), load_backbone(str(path)).parameters()))
@@ -69,7 +77,7 @@ def test_checkpoint_gives_model_and_generates(run: Path, tmp_path: Path, capsys:
     assert texts[0] == texts[1] and texts[0]["prompt"] == "def " and texts[0]["text"]
 
 
-def test_fit_with_muon_under_bf16_writes_parameters_and_optimizer_groups(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
     args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
@@ -104,13 +112,13 @@ def test_validate_equals_fit_and_refuses_a_different_tokenizer(
     assert "tokenizer_sha256 is " in error and "as in the checkpoint" in error
 
 
-def test_fast_dev_run_writes_no_summary(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_fast_dev_run_writes_no_summary(run_args: list[str], tmp_path: Path) -> None:
     assert main(["fit", *run_args, "--trainer.fast_dev_run", "true", "--run_dir", str(tmp_path / "dev")]) == 0
     assert not (tmp_path / "dev/summary.json").exists()
 
 
 @pytest.mark.parametrize("written", thinned([FORMAT + 1, FORMAT - 1, "2", True, None], [FORMAT + 1]))
-def test_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, refused: Refused) -> None:
+def test_load_backbone_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, refused: Refused) -> None:
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["lightning_sv"]["format"] == FORMAT
     checkpoint["lightning_sv"]["format"] = written
@@ -124,36 +132,24 @@ def test_wrong_format_is_refused(written: object, run: Path, tmp_path: Path, ref
 
 MISSING = ["--data.corpus.dir", "missing"]
 COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
-
-
 WRONG = [
     (["--model.scale", "hg+dpn"], "word 'dpn' of the strategy"),
-    (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
-    (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
     (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
     (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
     (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
     (["--data.seq_len", "1000000"], "seq_len is 1000000"),
     (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
-    (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
-    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "", "0", "0.5", "true")),
-    pytest.param(
-        ["--trainer.accelerator", "gpu"],
-        "error: trainer: No supported gpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU exists"),
-    ),
+    *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
     (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
     (["--ckpt_path", __file__], "is not a readable checkpoint"),
     (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
-    (["--trainer.accumulate_grad_batches", "2"], "Set data.global_batch and data.micro_batch instead"),
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
-    (["--model.optim.name", "lion"], "known: adamw muon sgd"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-    (["--config", "nothing.yaml"], "nothing.yaml does not exist"),
     (["--samples.tokens", "-1"], "samples.tokens is -1"),
+    (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
@@ -164,11 +160,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    thinned(WRONG, [*WRONG[:9:2], *WRONG[9:15:5], *WRONG[15::2]], several=True),
-)
-def test_fit_wrong_input_is_refused_before_the_first_step(
+@pytest.mark.parametrize(("args", "message"), thinned(WRONG, WRONG[::2], several=True))
+def test_fit_wrong_input_is_refused_before_any_step(
     args: list[str], message: str, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     error = refused("fit", *run_args, *args, "--run_dir", str(tmp_path / "refused"))
@@ -199,7 +192,7 @@ def test_fit_into_a_used_directory_is_refused(run: Path, run_args: list[str], re
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_fit_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before, last = contents(run), run / "checkpoints/last.ckpt"
     longer = ["--trainer.max_steps", "14"]
@@ -218,8 +211,91 @@ def test_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path
 
 
 @pytest.mark.long
-def test_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
     for name, value in (("none", "null"), ("zero", "0")):
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
+def test_fit_moe_losses_biases_and_figures_equal_the_routings(
+    balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has two micro-batches. The oracle is the routings that the training steps return."""
+    seen: list[dict[str, Any]] = []
+    original = PretrainModule.training_step
+
+    def recorded(self: PretrainModule, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
+        out = original(self, block, batch_idx)
+        seen.append(
+            out | {"loss": out["loss"].detach().clone(), "routed": router_loss(out["routings"], self.settings.backbone)}
+        )
+        return out
+
+    monkeypatch.setattr(PretrainModule, "training_step", recorded)
+    args = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2", "--data.micro_batch", "2"]
+    args += ["--model.backbone.router.balance", balance, "--model.backbone.router.z_coef", "0.1"]
+    args += ["--model.backbone.router.bias_rate", "0.01", "--model.optim.lr", "6e-3", "--trainer.max_steps", "6"]
+    assert main(["fit", *run_args, *args, "--experts.every_n_steps", "3", "--run_dir", str(tmp_path / "run")]) == 0
+    assert len(seen) == 12
+    for out in seen:
+        torch.testing.assert_close(out["loss"], out["nats"] + out["routed"])
+        assert out["routed"] > 0.1  # the z-loss of six nearly equal experts is log(6)^2 = 3.2
+    record = read_run(tmp_path / "run")
+    train = record.curve("train/loss").values
+    means = [float(a["nats"] + b["nats"]) / 2 for a, b in zip(seen[::2], seen[1::2], strict=True)]
+    assert train == pytest.approx(means, rel=1e-5)
+
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    for i in range(2):
+        loads = torch.stack([out["routings"][i].load for out in seen])
+        assert (loads.sum(-1) == 2 * 32 * 2).all()  # sequences, tokens, choices: none is dropped
+        of_steps = loads.view(6, 2, 6).sum(1)
+        key = f"backbone.layers.{i}.ffn.router_bias"
+        if balance == "bias":
+            moves = 0.01 * (of_steps.mean(-1, keepdim=True) - of_steps).sign()
+            torch.testing.assert_close(checkpoint[key], moves.sum(0))
+        else:
+            assert key not in checkpoint
+        for w, window in enumerate(loads.view(2, 6, 6)):  # two writes of three steps each
+            share = window.sum(0) / window.sum(0).mean()
+            found = [record.curve(f"moe/layer{i}/load/expert{e}").values[w] for e in range(6)]
+            assert found == pytest.approx(share.tolist())
+            assert record.curve(f"moe/layer{i}/load_max").values[w] == pytest.approx(float(share.max()))
+            assert record.curve(f"moe/layer{i}/load_min").values[w] == pytest.approx(float(share.min()))
+            for name in ("balance_loss", "entropy"):
+                mean = sum(float(getattr(out["routings"][i], name)) for out in seen[6 * w : 6 * w + 6]) / 6
+                assert record.curve(f"moe/layer{i}/{name}").values[w] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.long
+def test_choose_micro_batch_of_a_gpu_is_the_largest_that_fits(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
+    args += ["--model.backbone.n_layer", "1"]
+    h200, gpu = find_gpu("h200"), torch.device("cuda", 0)
+
+    def chosen(memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None) -> int:
+        properties = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        run, data, trainer = parse_run(args)
+        data.micro_batch = micro_batch
+        said = choose_micro_batch(run, data, trainer | {"precision": precision}, gpu, devices)
+        assert (said is None) == (micro_batch is not None) and data.micro_batch is not None
+        return data.micro_batch
+
+    run, data, trainer = parse_run(args)
+    plan = make_plan(run, data, trainer, h200, 1)
+    assert (chosen(h200.memory), plan.micro_batch, plan.micro_batches) == (60, 60, 1)
+    assert chosen(h200.memory, devices=4) == 15
+    # the peak of 12 sequences, and nothing left over; 15 is the next divisor
+    data.micro_batch = 12
+    twelve = make_plan(run, data, trainer, h200, 1).memory.peak
+    assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
+    with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
+        chosen(1000)
+    for precision in ("bf16-true", "16-true", "16-mixed"):  # not in a plan, but in a run
+        assert chosen(h200.memory, precision=precision) == 60
+    assert chosen(1000, micro_batch=3) == 3

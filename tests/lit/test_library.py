@@ -69,24 +69,33 @@ def blocks(n: int = 12) -> Tensor:
     return torch.randint(0, 300, (n, 9), generator=torch.Generator().manual_seed(0))
 
 
+def loader() -> Any:
+    return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+
+
+def tags(out: Path) -> set[str]:
+    """Return the names of all logged values."""
+    return {tag for row in rows(out) for tag, value in row.items() if value}
+
+
 @pytest.fixture
 def data(corpus: Path) -> TokenDataModule:
     return TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0)
 
 
-def test_every_public_name_imports() -> None:
+def test_package_every_public_name_imports() -> None:
     for name in lightning_sv.__all__:
         assert getattr(lightning_sv, name) is not None
 
 
-def test_lightning_trainer_example_trains_and_reads_its_best_checkpoint(
+def test_lightning_trainer_example_reads_its_best_checkpoint(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
     assert re.search(r"logits \(\d+, 64, 1024\)", capsys.readouterr().out)
-    tags = rows(tmp_path / "out")[0].keys()
-    assert {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"} <= tags
+    wanted = {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"}
+    assert wanted <= tags(tmp_path / "out")
 
 
 def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +105,14 @@ def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest
     assert losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
 
 
-def test_trainer_logs_losses_and_its_checkpoint_restores_the_module(data: TokenDataModule, tmp_path: Path) -> None:
+def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_path: Path) -> None:
     made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
+    for split in ("validate", "test"):  # a validated module trains afterwards
+        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
     run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
+    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
     assert restored.settings.strategy == made.settings.strategy and restored.settings.lr == 0.01
     state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
@@ -112,16 +124,7 @@ def test_trainer_logs_losses_and_its_checkpoint_restores_the_module(data: TokenD
     assert predicted is not None and predicted[0].shape[1:] == (8, 300)
 
 
-def test_validated_module_trains_afterwards(data: TokenDataModule, tmp_path: Path) -> None:
-    made = module()
-    for split in ("validate", "test"):
-        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
-    run = trainer(tmp_path)
-    run.fit(made, data)
-    assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
-
-
-def test_module_without_a_trainer_builds_its_backbone_when_it_is_needed(tmp_path: Path) -> None:
+def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
     tokens = blocks()[:, :-1]
     assert module().to("meta")(tokens.to("meta")).device.type == "meta"
     assert module().double()(tokens).dtype == torch.float64
@@ -130,35 +133,35 @@ def test_module_without_a_trainer_builds_its_backbone_when_it_is_needed(tmp_path
         logits = one(tokens)
     two.load_state_dict(one.state_dict())
     torch.testing.assert_close(two(tokens), logits)
-    trainer(tmp_path).fit(one, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("batch", [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float()])
-def test_batch_that_is_no_block_is_refused(batch: Any) -> None:
-    for step in (module().training_step, module().predict_step):
-        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)"):
-            step(batch, 0)
-
-
-def test_steps_run_without_a_trainer() -> None:
+    trainer(tmp_path).fit(one, loader())
     for config in (SIZES, MIXTURE):
         made = module(backbone=config)
         made.configure_model()
         assert made.training_step(blocks(), 0)["loss"].isfinite()
 
 
-def test_predict_masks_documents_as_the_loss_does(data: TokenDataModule, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float()])
+def test_module_batch_that_is_no_block_is_refused(batch: Any) -> None:
+    for step in (module().training_step, module().predict_step):
+        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)"):
+            step(batch, 0)
+
+
+def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
     made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
     (logged,) = run.test(made, data, verbose=False)
     logits: Any = run.predict(made, data)
     targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
     loss = nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), targets.flatten())
     assert float(loss) == pytest.approx(logged["test/loss"], rel=1e-5)
+
+
+def test_module_masking_documents_of_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mask_documents"):
-        trainer(tmp_path).fit(made, DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+        trainer(tmp_path).fit(module(mask_documents=True), loader())
 
 
-def test_training_monitor_leaves_the_loss_to_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
+def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, monitor="train/loss", every_n_train_steps=1)
     run = trainer(tmp_path, TrainingMonitor(1), keep)
     run.fit(module(), data)
@@ -166,7 +169,7 @@ def test_training_monitor_leaves_the_loss_to_other_callbacks(data: TokenDataModu
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
-def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+def test_trainer_resumed_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
     whole, half, resumed = module(), module(), module()
     trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
     first = trainer(tmp_path / "b", ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), max_steps=6,
@@ -179,36 +182,24 @@ def test_trainer_resumed_run_equals_uninterrupted(data: TokenDataModule, corpus:
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
+SCALER = torch.amp.GradScaler("cpu", init_scale=2.0**30)
 CHANGES = [
-    ({"max_steps": -1, "max_epochs": 2, "val_check_interval": None}, 12),
-    ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2, "val_check_interval": None}, 4),
-    ({"max_steps": -1, "max_epochs": 2, "overfit_batches": 1, "val_check_interval": None}, 2),
+    (EPOCHS, 12),
+    (EPOCHS | {"limit_train_batches": 2}, 4),
+    (EPOCHS | {"overfit_batches": 1}, 2),
     ({"fast_dev_run": True}, 1),
     ({"max_steps": -1, "max_time": {"seconds": 1}}, None),
     ({"precision": "bf16-true"}, 4),
-    ({"precision": "16-mixed"}, 4),  # on a CPU Lightning takes bf16
-    ({"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**30))]}, 4),
-    (
-        {
-            "max_steps": -1,
-            "max_epochs": 3,
-            "val_check_interval": None,
-            "callbacks": [StochasticWeightAveraging(0.01), LearningRateMonitor()],
-        },
-        18,
-    ),
+    ({"plugins": [MixedPrecision("16-mixed", "cpu", SCALER)]}, 4),
+    (EPOCHS | {"max_epochs": 3, "callbacks": [StochasticWeightAveraging(0.01), LearningRateMonitor()]}, 18),
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps"),
-    thinned(CHANGES, [CHANGES[i] for i in (0, 3, 5, 7)], several=True),
-)  # fmt: skip
-def test_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: int | None, tmp_path: Path) -> None:
-    loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
-    run = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes)
-    made = module()
-    run.fit(made, loader, loader)
+@pytest.mark.parametrize(("changes", "steps"), thinned(CHANGES, [CHANGES[i] for i in (0, 3, 5, 6)], several=True))
+def test_module_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: int | None, tmp_path: Path) -> None:
+    run, made = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes), module()
+    run.fit(made, loader(), loader())
     assert all(value.isfinite().all() for value in made.state_dict().values())
     assert run.global_step == steps if steps is not None else run.global_step > 1
 
@@ -227,7 +218,7 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
     ("changes", "distinct"),
     [({"overfit_batches": 2}, 2), ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6)],
 )
-def test_epochs_repeat_their_batches_only_to_overfit(
+def test_data_module_epochs_repeat_batches_only_to_overfit(
     changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
 ) -> None:
     seen: list[Any] = []
@@ -236,7 +227,7 @@ def test_epochs_repeat_their_batches_only_to_overfit(
     assert len(seen) == 6 and len(set(seen)) == distinct
 
 
-def test_order_without_a_seed_is_that_of_every_process(
+def test_data_module_without_a_seed_has_one_order(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def order() -> list[int]:
@@ -253,11 +244,9 @@ def test_order_without_a_seed_is_that_of_every_process(
 
 
 def test_data_module_is_read_without_a_trainer(data: TokenDataModule) -> None:
-    data.prepare_data()
     data.setup("fit")
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        assert next(iter(loader)).shape[1:] == (9,)
-    assert next(iter(data.train_dataloader())).shape == (2, 9)
+    for made in (data.train_dataloader(), data.val_dataloader()):
+        assert next(iter(made)).shape[1:] == (9,)
 
 
 class Foreign(L.LightningModule):
@@ -305,7 +294,6 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
 ) -> None:
     user = Foreign(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
-    loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
     held_out = blocks(4)
 
     def loss(user: Any) -> Tensor:
@@ -314,16 +302,16 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     probe = Sharpness(("all", "scale_input"), probes=2, loss=loss, model=name, method=method)
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
     callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
-    trainer(tmp_path, *callbacks).fit(user, loader)
-    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    trainer(tmp_path, *callbacks).fit(user, loader())
+    logged = tags(tmp_path)
     branch = {"applied": "head/up_proj", "backbone": "layer0/up_proj", "mixture": "layer0/expert_up_proj"}[kind]
     wanted = {"train/loss", "lr", "throughput/steps_per_s", f"branch_norm/{branch}/effective", "sharpness/all/trace"}
     wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
     wanted |= {"moe/layer0/load_max"} if kind == "mixture" else set()
-    assert wanted <= tags, wanted - tags
+    assert wanted <= logged, wanted - logged
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
-    trainer(tmp_path / "quiet").fit(quiet, loader)
+    trainer(tmp_path / "quiet").fit(quiet, loader())
     for key, value in quiet.state_dict().items():
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
 
@@ -342,7 +330,7 @@ class OwnStep(PretrainModule):
         return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
 
 
-def test_subclass_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
+def test_module_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
     arguments: Any = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
     first, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
     keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
@@ -361,7 +349,7 @@ class Wider(PretrainModule):
         self.extra = nn.Linear(width, width)
 
 
-def test_subclass_that_saves_its_arguments_is_logged_and_restored(
+def test_module_that_saves_its_arguments_is_restored(
     data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, keep = Wider(width=3, backbone=SIZES, lr=0.01), ModelCheckpoint(tmp_path)
@@ -373,11 +361,11 @@ def test_subclass_that_saves_its_arguments_is_logged_and_restored(
     assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
 
 
-def test_subclass_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
+def test_module_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
     made, monitor = OwnStep(backbone=MIXTURE, lr=0.01, seed=0), RouterMonitor(1)
     trainer(tmp_path, monitor, TrainingMonitor(1)).fit(made, data)
-    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
-    assert {"train/loss", "moe/layer0/load_max"} <= tags
+    logged = tags(tmp_path)
+    assert {"train/loss", "moe/layer0/load_max"} <= logged
     assert not any(child._forward_hooks for child in made.modules())
     made.net.embed.weight.data.fill_(float("nan"))
     with pytest.raises(NonFiniteError):
@@ -411,31 +399,31 @@ class OtherData(L.LightningDataModule):
     batches = 3
 
     def train_dataloader(self) -> Any:
-        return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+        return loader()
 
 
 @pytest.mark.parametrize("kind", [Silent, Frozen])
 def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp_path: Path) -> None:
     trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=OtherData())
-    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
-    assert "throughput/steps_per_s" in tags
-    assert ("lr" in tags) == (kind is Silent) and ("train/loss" in tags) == (kind is Frozen)
+    logged = tags(tmp_path)
+    assert "throughput/steps_per_s" in logged
+    assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
 
 
 @pytest.mark.parametrize(
     "callback", [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness()]
 )
-def test_callback_on_a_model_without_scale_vectors_or_loss_is_refused(callback: L.Callback, tmp_path: Path) -> None:
+def test_callbacks_model_without_scale_vectors_is_refused(callback: L.Callback, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        trainer(tmp_path, callback).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+        trainer(tmp_path, callback).fit(Foreign(Plain()), loader())
 
 
-def test_training_callbacks_leave_validation_alone(tmp_path: Path) -> None:
+def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, Sharpness(), TextSamples(3), CopyingMonitor())
     assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
 
 
-def test_checkpoint_inside_a_step_has_the_sums_of_complete_steps(data: TokenDataModule, tmp_path: Path) -> None:
+def test_training_monitor_checkpoint_inside_a_step_has_complete_sums(data: TokenDataModule, tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, monitor="val/loss", filename="{step}", save_top_k=-1)
     run = trainer(tmp_path, TrainingMonitor(10), keep, accumulate_grad_batches=2, val_check_interval=3)
     run.fit(module(), data)
@@ -452,7 +440,7 @@ def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
     assert done.trainer.global_step == 2 and "train/loss" in done.trainer.callback_metrics
 
 
-def test_preset_with_changes_is_that_model_and_unknown_ones_are_refused() -> None:
+def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
     config = made.settings.backbone
     assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")

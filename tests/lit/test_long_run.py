@@ -33,7 +33,7 @@ class Watch(L.Callback):
 @pytest.mark.parametrize(
     "steps", [pytest.param(300, marks=pytest.mark.long), pytest.param(2000, marks=pytest.mark.faults)]
 )
-def test_long_run_memory_files_and_disk_do_not_grow(steps: int, run_args: list[str], tmp_path: Path) -> None:
+def test_fit_long_run_memory_files_and_disk_do_not_grow(steps: int, run_args: list[str], tmp_path: Path) -> None:
     args = [*run_args, "--trainer.max_steps", str(steps), "--trainer.callbacks", f"{__name__}.Watch"]
     args += ["--checkpoint.every_n_steps", "50", "--data.validations", "20", "--data.num_workers", "0"]
     command = [sys.executable, "-m", "lightning_sv", "fit", *args, "--run_dir", str(tmp_path / "run")]

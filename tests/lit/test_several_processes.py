@@ -1,19 +1,25 @@
-"""DDP and FSDP2 on two processes train as one process does, and checkpoints move between all three."""
+"""DDP and FSDP2 train as one process does, and checkpoints, also sharded ones, move between all three."""
 
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts
-from lightning_sv.runs.directory import read_summary
+from lightning_sv.runs import sharded_checkpoint
+from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
+from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.conftest import write_run_args
 from tests.launch import launch
-from tests.lit.runs import LAST, leaving
-from tests.lit.several_processes import MODELS, MOVED, SHARDED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
+from tests.lit.runs import leaving
+from tests.lit.several_processes import CPU, MODELS, MOVED, SHARDED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +40,7 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_processes_equal_one_and_share_checkpoints(
+def test_fit_two_processes_equal_one_and_share_checkpoints(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = alone / "stopped" / LAST
@@ -81,7 +87,7 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
     ("strategy", "ranks", "more"),
     [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, SHARDED), ("ddp", 2, [])],
 )
-def test_validation_as_under_nccl_equals_one_process(
+def test_validate_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
 ) -> None:
     args = [*args, "--trainer.max_steps", "3"]
@@ -95,3 +101,72 @@ def test_validation_as_under_nccl_equals_one_process(
     assert read_summary(tmp_path / "run")["val_loss"] == pytest.approx(loss, rel=1e-5)
     refused = [log.count("error: ckpt_path is none on rank 1; expected ") for log in ended.logs]
     assert refused == ([1, 1] if ranks == 2 else [0])
+
+
+@pytest.fixture(scope="module")
+def muon_args(args: list[str]) -> list[str]:
+    return [*arguments(args, "muon"), "--checkpoint.every_n_steps", "2"]
+
+
+def fsdp(muon_args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
+    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *muon_args, "--data.micro_batch", "4", *SHARDED, *more]
+    return [*fit, "--trainer.devices", str(ranks), "--run_dir", str(run), "--ckpt_path", "last"]
+
+
+@pytest.mark.long
+def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
+    muon_args: list[str], alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    hybrid = fsdp(muon_args, run, 4, "--trainer.strategy.init_args.replicas", "2")
+    ended = launch("tests.lit.sharded_checkpoints", "7", *hybrid, logs=tmp_path, seconds=300, ranks=4)
+    assert not ended.fine
+    assert is_sharded(run / LAST), ended
+    step = check_checkpoint(str(run / LAST))["global_step"]
+    assert step in {4, 6}
+
+    (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)  # as if killed while writing
+    ended = launch("tests.lit.sharded_checkpoints", "-1", *fsdp(muon_args, run, 2), logs=tmp_path, seconds=300)
+    assert ended.fine, ended
+    assert not partial.exists()
+    assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
+    assert_same_run(read_run(alone / "muon"), read_run(run))
+    assert [path.name for path in (run / LAST.parent).glob("step-*")] == [f"step-{STEPS}.ckpt"]
+
+    # one process reads it: the weights, and the optimizer's state of a run that goes on. Adam divides small gradients
+    # by themselves, so that single entries depend on the order of sums; a shard in the wrong place is off by its norm
+    expected = load_backbone(alone / "muon").state_dict()
+    for name, value in load_backbone(run).state_dict().items():
+        assert (value - expected[name]).norm() <= 1e-2 * expected[name].norm(), name
+    whole = check_checkpoint(str(run / LAST), tensors=True)
+    states = whole["optimizer_states"][0]["state"]
+    for number, state in check_checkpoint(str(alone / "muon" / LAST))["optimizer_states"][0]["state"].items():
+        for key, value in state.items():
+            assert (states[number][key] - value).norm() <= 1e-2 * value.norm(), (number, key)
+    single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+    assert main(["fit", *muon_args, "--trainer.max_steps", "9", *single]) == 0
+
+    # also as one file
+    one = str(tmp_path / "one.ckpt")
+    assert [sharded_checkpoint.main([str(run / LAST), one]) for _ in range(2)] == [0, 2]
+    read = check_checkpoint(one, tensors=True)
+    torch.testing.assert_close(read["optimizer_states"][0]["state"], states, rtol=0, atol=0)
+    torch.testing.assert_close(read["state_dict"], whole["state_dict"], rtol=0, atol=0)
+
+    # and refuses incomplete checkpoints
+    broken = tmp_path / "broken.ckpt"
+    shutil.copytree(run / LAST, broken)
+    data = next(broken.glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-1])
+    for damage in (lambda: None, (broken / ".metadata").unlink):
+        damage()
+        with pytest.raises(ConfigError, match="incomplete"):
+            check_checkpoint(str(broken))
+
+
+def test_fit_replicas_that_do_not_divide_the_devices_is_refused(muon_args: list[str], tmp_path: Path) -> None:
+    words = fsdp(muon_args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
+    ended = launch("tests.lit.sharded_checkpoints", "-1", *words, logs=tmp_path, seconds=300)
+    assert set(ended.codes) <= {2, -signal.SIGABRT}, ended  # the first rank that leaves ends the other
+    assert any("replicas is 3; expected a divisor of 2" in log for log in ended.logs)
+    assert not (tmp_path / "run").exists()

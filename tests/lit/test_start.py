@@ -42,7 +42,7 @@ def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_init_from_run_records_its_origin_and_resumes_without_it(
+def test_init_from_records_its_origin_and_resumes_without_it(
     source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
@@ -94,7 +94,6 @@ DIFFERENT = [
     (["--model.scale", "llama"], "scale is llama; expected hg+dnp+or, as in"),
     (["--model.scale", "hg+dnp+er"], "scale is hg+dnp+er; expected hg+dnp+or, as in"),  # the same shapes
     (["--model.scale_options.placement_at.lm_head", "dp"], "scale_options.placement_at.lm_head is dp; expected None"),
-    (["--model.backbone.d_model", "64"], "backbone.d_model is 64; expected 32, as in"),
     (["--model.backbone.n_head", "4"], "backbone.n_head is 4; expected 2, as in"),
     (["--model.backbone.rope_theta", "500"], "backbone.rope_theta is 500.0; expected 10000.0, as in"),
     (["--model.init_from", "nowhere"], "checkpoint is nowhere"),
@@ -102,10 +101,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    thinned(DIFFERENT, [DIFFERENT[i] for i in (1, 3, 6)], several=True),
-)
+@pytest.mark.parametrize(("change", "said"), thinned(DIFFERENT, [DIFFERENT[i] for i in (1, 3, 5)], several=True))
 def test_init_from_with_a_different_model_is_refused(
     change: list[str], said: str, source: Path, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
@@ -116,17 +112,12 @@ def test_init_from_with_a_different_model_is_refused(
     assert not here.exists()
 
 
-def test_init_from_different_tokenizer_or_damaged_origin_is_refused(
+def test_init_from_different_tokenizer_or_unknown_step_is_refused(
     source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
 ) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
-    for entry, damage, said in (
-        ("origin", 7, "origin is damaged"),
-        ("origin", {"of": torch.zeros(1)}, "origin is damaged"),
-        ("data", {}, "does not record its step"),
-    ):
-        torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {entry: damage}}, tmp_path / "bad.ckpt")
-        assert said in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))
+    torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {"data": {}}}, tmp_path / "bad.ckpt")
+    assert "does not record its step" in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))

@@ -1,8 +1,10 @@
-"""TensorBoard's pages: the order of the charts, and the names of runs."""
+"""What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn during training."""
 
+import json
 from pathlib import Path
 
 import lightning as L
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -12,6 +14,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
+from tests.lit.runs import same_checkpoint, same_curves
 
 START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 COLUMNS = {
@@ -27,14 +30,7 @@ class OwnPage(L.Callback):
         return {"own": {"rate": ["Multiline", ["lr"]]}}
 
 
-def row_written(run: Path) -> dict[str, object]:
-    """The row of a run in TensorBoard's table."""
-    events = EventAccumulator(str(run)).Reload()
-    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
-    return {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
-
-
-def test_tensorboard_shows_the_loss_first_and_the_run_in_hparams(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp_path: Path) -> None:
     own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
     assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
     curves = read_run(tmp_path / "run").curves
@@ -48,10 +44,35 @@ def test_tensorboard_shows_the_loss_first_and_the_run_in_hparams(run_args: list[
     assert {tag for tags in charts.values() for tag in tags} == {"train/loss", "val/loss"} <= set(curves)
     assert "final/val_loss" not in curves
 
-    written = row_written(tmp_path / "run")
+    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
+    written = {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
     assert COLUMNS.items() <= written.items() and written.keys() == {*COLUMNS, "corpus", "parameters", "settings"}
     assert str(written["corpus"]).startswith("shards ")
 
     (file,) = event_files(tmp_path / "run")
     order = [value.tag for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
     assert order.index(START) < order.index("train/loss") and order.count(START) == order.count(END) == 1
+
+
+def test_text_samples_equal_generate_and_leave_the_run_unchanged(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent, speaking = tmp_path / "silent", tmp_path / "speaking"
+    args = ["fit", *run_args, "--trainer.max_steps", "4", "--model.nonfinite", "skip"]
+    assert main([*args, "--run_dir", str(silent)]) == 0
+    drawn = ["--samples.tokens", "20", "--samples.prompt", "def f\n# x", "--samples.temperature", "1.5"]
+    assert main([*args, *drawn, "--run_dir", str(speaking)]) == 0
+    same_checkpoint(silent, speaking)
+    same_curves(silent, speaking)
+
+    capsys.readouterr()
+    words = ["--tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5", "--json"]
+    assert main(["generate", str(speaking / "checkpoints/last.ckpt"), *words]) == 0
+    text = "def f\n# x" + json.loads(capsys.readouterr().out)["text"]
+    events = EventAccumulator(str(speaking))
+    events.Reload()
+    first, last = events.Tensors("sample/text_summary")
+    assert (first.step, last.step) == (2 * 128, 4 * 128)
+    (shown,) = last.tensor_proto.string_val
+    assert shown.decode() == "".join(f"    {line}\n" for line in text.split("\n"))
+    assert "sample/text_summary" not in EventAccumulator(str(silent)).Reload().Tags()["tensors"]

@@ -18,7 +18,7 @@ ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
 
 
 def ours(x: Tensor, weight: Tensor, *gammas: Tensor, targets: Tensor, norm_eps: float | None) -> Tensor:
-    return linear_cross_entropy(x, weight, targets, *gammas, norm_eps)
+    return linear_cross_entropy(x, weight, targets, *gammas, norm_eps=norm_eps)
 
 
 def oracle(

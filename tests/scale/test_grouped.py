@@ -73,7 +73,7 @@ def test_grouped_product_and_gradients_equal_plain_loop(
     rows = rows_of(BLOCKS[blocks])
     tensors = inputs(rows, *widths, sides, dtype)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-    ours, theirs = grouped_product(*tensors, rows), plain(*exact, rows)
+    ours, theirs = grouped_product(*tensors, rows=rows), plain(*exact, rows=rows)
     terms = sum(widths) + len(ours) + 4  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
     grad = torch.randn_like(ours) * (torch.arange(len(ours)) < rows.ends[-1]).unsqueeze(-1)
@@ -96,9 +96,9 @@ def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatc
 def test_grouped_product_under_autocast_is_bf16() -> None:
     rows = rows_of(BLOCKS["some"])
     leaves = inputs(rows, 43, 21, "io", torch.float32)
-    exact = grouped_product(*leaves, rows)
+    exact = grouped_product(*leaves, rows=rows)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = grouped_product(*leaves, rows)
+        rounded = grouped_product(*leaves, rows=rows)
     assert rounded.dtype == torch.bfloat16
     assert_near(rounded, exact, terms=4)  # x, W gamma, y, gamma y
     exact_grads = torch.autograd.grad(exact.sum(), leaves)
@@ -116,7 +116,7 @@ def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> No
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_product(*tensors, rows)
+        grouped_product(*tensors, rows=rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.__main__ import main
 from lightning_sv.corpus.sources.find import find_files
-from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.yaml_file import parse_overrides
 from tests.conftest import thinned
 from tests.test_imports import CONFIG
 
@@ -20,22 +19,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WORK", f"{tmp_path}/work")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "$kept").mkdir()
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_home_and_variables_are_written_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
+def test_expand_path_home_and_variables_are_written_out(home: Path) -> None:
     for given, path in {"~/a": f"{home}/a", "$WORK/a": f"{home}/work/a", "${WORK}": f"{home}/work", "a b": "a b",
                         "data/stdlib": "data/stdlib", "$kept": "$kept", "price $5": "price $5"}.items():  # fmt: skip
         assert expand_path(given, "run_dir") == path
 
 
-WRONG = ["", " ", "$UNSET_HERE/a", "x" * 300, "loop/a", "a\0b"]
-
-
-@pytest.mark.parametrize("given", WRONG)
-def test_no_path_is_refused_by_its_key(given: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
+@pytest.mark.parametrize("given", ["", " ", "$UNSET_HERE/a", "x" * 300, "loop/a", "a\0b"])
+def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> None:
     with pytest.raises(ValueError, match="^run_dir is "):
         expand_path(given, "run_dir")
     parser = PlainParser("report", "")
@@ -47,7 +42,7 @@ def test_no_path_is_refused_by_its_key(given: str, home: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"]))
-def test_every_path_of_a_run_is_expanded_by_the_parser(key: str, home: Path) -> None:
+def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
     """From the command line and from YAML."""
     before, given = ("files:", "files:$WORK/x") if key == "data.corpus.source" else ("", "$WORK/x")
     (home / "layer.yaml").write_text(f"{key}: {given}\n")
@@ -55,34 +50,10 @@ def test_every_path_of_a_run_is_expanded_by_the_parser(key: str, home: Path) -> 
         assert _parser().parse_args([*CONFIG, *words])[key] == f"{before}{home}/work/x"
 
 
-def test_a_refused_path_leaves_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(home)
-    had = sorted(home.iterdir())
-    for words in (
-        ["report", ""],
-        ["fit", *CONFIG, "--run_dir", ""],
-        ["theory", "--out", "x" * 300],
-        ["generate", "loop"],
-        ["export", "r", "$UNSET_HERE"],
-        ["roles", "loop"],
-        ["compare", "--a", "nop", "--b", "hg", "--out", ""],
-    ):
-        assert main(words) == 2, words
-        said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1, words
-    assert sorted(home.iterdir()) == had
-
-
-def _texts(spec: str) -> list[Path]:
-    return find_files(spec, lambda path: path.suffix == ".txt", ".txt")[0]
-
-
-def test_a_name_may_hold_a_comma(tmp_path: Path) -> None:
-    (tmp_path / "Müller, Hans").mkdir()
-    text = tmp_path / "Müller, Hans/a.txt"
-    text.write_text("text")
-    assert _texts(str(text.parent)) == [text]
-    (tmp_path / "b.txt").write_text("text")
-    assert _texts(f"{tmp_path}/b.txt, {tmp_path}") == [tmp_path / "b.txt", text]
+def test_find_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
+    named, other = tmp_path / "Müller, Hans/a.txt", tmp_path / "b.txt"
+    for path in (named, other):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text")
+    for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
+        assert find_files(str(spec), lambda path: path.suffix == ".txt", ".txt")[0] == found

@@ -1,20 +1,18 @@
-"""The YAML of a run: keys given twice, sections that hold nothing, files that are none."""
+"""The YAML of a run: keys given twice, sections that hold nothing, files that are none; and conf/experiment."""
 
-import doctest
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings import yaml_file
-from lightning_sv.settings.cli_args import read_leaves
-from lightning_sv.settings.parse import _parser, parse_run
-from lightning_sv.settings.parser import _keys
-from lightning_sv.settings.yaml_file import SECTIONS
-from tests.conftest import thinned
+from lightning_sv.settings.parse import _keys, _parser, parse_run
+from lightning_sv.settings.yaml_file import SECTIONS, read_leaves, read_yaml
+from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG as LAYERS
 
 
@@ -30,22 +28,20 @@ def trained(args: list[str]) -> tuple[Any, ...]:
     return model.label, model.lr, data.corpus, trainer
 
 
-def test_the_sections_are_those_of_the_parser() -> None:
+def test_sections_are_those_of_the_parser() -> None:
     keys = {key for key in _keys(_parser()) if "." in key}
     assert {key.rpartition(".")[0] for key in keys} <= SECTIONS
-    assert doctest.testmod(yaml_file).failed == 0
 
 
 @pytest.mark.parametrize(
     ("text", "key", "line"),
     [
         ("trainer: {max_steps: 5}\nmodel: {scale: llama}\ntrainer: {precision: 64}\n", "trainer", 3),
-        ("model:\n  scale: llama\n  scale: llama\n", "model.scale", 3),
-        ("model.scale: llama\nmodel:\n  scale: hg\n", "model.scale", 3),
+        ("model:\n  scale: llama\n  scale: llama\n", "scale", 3),
         ("trainer:\n  plugins:\n  - {a: 1,\n     a: 2}\n", "a", 4),
     ],
 )
-def test_a_key_given_twice_is_refused_with_its_line(text: str, key: str, line: int, tmp_path: Path) -> None:
+def test_read_yaml_repeated_key_is_refused_with_its_line(text: str, key: str, line: int, tmp_path: Path) -> None:
     """By every reader of YAML: a run's layers, a comparison's, a run directory, a figure of the paper."""
     args = layer(tmp_path, text)
     (tmp_path / CONFIG).write_text(text)
@@ -57,16 +53,13 @@ def test_a_key_given_twice_is_refused_with_its_line(text: str, key: str, line: i
         lambda: read_config(tmp_path),
         lambda: load_figure("mine", tmp_path),
     ):
-        with pytest.raises(ValueError, match=rf"{tmp_path}.* line {line}: {key} is given twice"):
+        with pytest.raises(ValueError, match=rf"{tmp_path}.* line {line}, column \d+: found duplicate key {key}"):
             read()
 
 
-def test_a_key_of_a_word_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--trainer .*max_steps is given twice"):
+def test_parse_run_repeated_key_of_a_word_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--trainer .*duplicate key max_steps"):
         parse_run([*LAYERS, "--trainer", "{max_steps: 1, max_steps: 2}"], check_corpus=False)
-    args = layer(tmp_path, "max_steps: 1\nmax_steps: 2\n")
-    with pytest.raises(ValueError, match="--trainer .*layer.yaml.* max_steps is given twice"):
-        parse_run([*LAYERS, "--trainer", args[-1]], check_corpus=False)
 
 
 EMPTY = [
@@ -74,28 +67,57 @@ EMPTY = [
     "# nothing\n",
     "null\n",
     "{}\n",
-    *(f"{'.'.join(k.split('.'))}:\n" for k in sorted(SECTIONS)),
+    *(f"{key}:\n" for key in sorted(SECTIONS)),
     "model:\n  optim:\n  backbone: {}\n",
-    "data:\n  corpus: null\n",
 ]
 
 
-@pytest.mark.parametrize(
-    "text", thinned(EMPTY, [*EMPTY[:2], *EMPTY[3::5]]),
-)  # fmt: skip
-def test_a_layer_that_holds_nothing_changes_nothing(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", thinned(EMPTY, [*EMPTY[:2], *EMPTY[3::5]]))
+def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> None:
     assert trained(layer(tmp_path, text)) == trained(LAYERS)
 
 
+def test_parse_run_value_for_a_section_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.corpus is .*; expected keys and values"):
+        parse_run(layer(tmp_path, "data: {corpus: x}"), check_corpus=False)
+
+
 @pytest.mark.parametrize("words", [["--trainer", "null"], ["--model.optim", ""], ["--trainer="]])
-def test_a_section_is_not_emptied_by_a_word(words: list[str]) -> None:
+def test_parse_run_section_emptied_by_a_word_is_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=words[0].partition("=")[0]):
         parse_run([*LAYERS, *words], check_corpus=False)
 
 
-def test_a_config_is_a_regular_file(tmp_path: Path) -> None:
+def test_parse_run_config_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     """A pipe can be read once, and a run reads its files more often; nothing waits for one."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent.yaml", "/dev/null"):
         with pytest.raises(ValueError, match=f"--config {path}"):
             parse_run([*LAYERS, "--config", str(path)], check_corpus=False)
+
+
+CONF = Path(__file__).parents[2] / "conf"
+FILES = sorted((CONF / "experiment").glob("*.yaml"))
+
+
+def test_experiment_file_equals_its_layers() -> None:
+    assert len(FILES) > 8
+    for path in FILES:
+        head = re.search(r"^# = (.*), scale (\w+)\.$", path.read_text(), re.MULTILINE)
+        assert head is not None and f"--config {path.stem}\n" in path.read_text(), path.name
+        layers = [read_yaml(CONF / f"{layer}.yaml", layer) for layer in head[1].split(" + ")]
+        merged = OmegaConf.merge(*layers, {"model": {"scale": head[2]}})
+        assert read_yaml(path, path.name) == OmegaConf.to_container(merged), path.name
+        parse_run(["--config", path.stem], check_corpus=False)[0].meta()  # its strategy fits its model
+
+
+def test_config_name_is_found_in_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "llama"
+    own = tmp_path / "conf/experiment/tiny-llama.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((CONF / "experiment/tiny-llama.yaml").read_text().replace("scale: llama", "scale: hg"))
+    assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "hg"
+    assert "tiny-lama" in refused("fit", "--config", "tiny-lama")

@@ -24,7 +24,7 @@ PAPER_TOKENS_PER_PARAM = 100
 TOKEN_FACTOR = "tokens of the baseline / own tokens"
 #: files of the report
 PAGES = ("report.md", "report.html")
-#: kinds of tokens in `callbacks.copying.TokenKinds`
+#: kinds of tokens in `callbacks.copying.token_kinds`
 TOKEN_KINDS = ("repeat", "seen", "unseen")
 GAIN = f"{COPYING}second_minus_first"
 #: nats per token; loss on the second copy of a text minus that on the first, below which the circuit counts as formed

@@ -16,12 +16,12 @@ from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleStrategy
-from lightning_sv.settings.cli_args import parse_overrides, read_leaves, to_args
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
+from lightning_sv.settings.yaml_file import parse_overrides, read_leaves, to_args
 
 #: a requested arm: label, and strategy with keys
 Asked = tuple[str, ArmSpec]

@@ -1,26 +1,28 @@
-"""Atomic checkpoints: written next to their place, synced, then renamed."""
+"""Atomic checkpoints, written next to their place and renamed; and the state that Lightning does not save."""
 
 import logging
 import math
 import os
+import random
 import shlex
 import shutil
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
+from tensorboard.compat.proto.event_pb2 import SessionLog
 from torch import distributed
 
 from lightning_sv.atomic import atomic_path, partial_of, remove
-from lightning_sv.callbacks.run_state import tokens_seen, validates_now
-from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.distributed import StopSignals
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
@@ -84,13 +86,7 @@ def allow_words(strategy: str) -> list[str]:
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Convert Lightning's counts of micro-batches in place, if a step has a different number of them now.
-
-    Args:
-        checkpoint: entries of a checkpoint, written after a complete step
-        then: micro-batches per step of the run that wrote it
-        now: micro-batches per step of this run
-    """
+    """Convert Lightning's counts of micro-batches in place, if a step had `then` of them and has `now`."""
     if then == now:
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
@@ -100,6 +96,37 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
         for name in ("ready", "started", "processed"):
             counts[name] = counts[name] // then * now
         counts["completed"] = counts["ready"] - open_batches
+
+
+def rng_states(device: torch.device) -> list[dict[str, Any]]:
+    """Return the states of torch, Python, NumPy and a CUDA `device` of every rank; a collective."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    here = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
+    }
+    if device.type == "cuda":
+        here["cuda"] = torch.cuda.get_rng_state(device)
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return [here]
+    states: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(states, here)
+    return states
+
+
+def restore_rng(states: list[dict[str, Any]], rank: int, device: torch.device) -> None:
+    """Set the generators of this rank; a rank without a saved state keeps its own."""
+    if rank >= len(states):
+        return
+    state = states[rank]
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 class _Writer:
@@ -156,11 +183,11 @@ class LastCheckpoint(Checkpoint):
         self._resumed = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
-                logger.mark_start(tokens_seen(trainer))
+                logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         """Request a stop; the devices agree on it in `NonFinite.check`."""
-        pl_module.stop_asked = self.signals.came
+        pl_module.stop_asked = self.signals.received is not None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write after a step that is due, or on a request to stop."""
@@ -170,7 +197,8 @@ class LastCheckpoint(Checkpoint):
             return
         if self._clock.is_last(self._clock.step):
             trainer.should_stop = True  # Lightning then validates at the last step too
-        self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
+        asked = self.signals.received is not None
+        self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
@@ -192,7 +220,7 @@ class LastCheckpoint(Checkpoint):
         assert self.path is not None, "the command line sets the path"
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
-                logger.mark_checkpoint(tokens_seen(trainer))
+                logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
             logger.save()  # a resumed run does not log these steps again
         if self._is_sharded(trainer):
             self._finish_write(trainer)

@@ -1,18 +1,30 @@
-"""Check that a checkpoint has the settings of the run that loads it."""
+"""Check that a checkpoint fits the run that resumes it or starts from its weights; also weights of transformers."""
 
-from dataclasses import asdict
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from math import isclose, isfinite
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
+from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import build_optimizer, matrix_rate
-from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
+from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.provenance import Segments
+from lightning_sv.runs.sharded_checkpoint import is_sharded
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
+from lightning_sv.settings.model import PretrainConfig, is_of_transformers
+from lightning_sv.settings.paths import expand_path
 
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
@@ -41,12 +53,8 @@ def check_settings(
 ) -> None:
     """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
-    Args:
-        checkpoint: entries of the checkpoint
-        module: settings of the model
-        data: settings of the data; None for custom data, which is not compared
-        training: if True, also compare optimizer, schedule, batch and initial weights
-        own_optimizer: if True, a subclass has built the optimizer, whose state is not checked
+    `training` also compares optimizer, schedule, batch and initial weights. Custom data (None) is not compared, nor
+    the state of `own_optimizer`, which a subclass has built.
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -74,11 +82,6 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     """Check that a different number of steps does not change the learning rate of the next step.
 
     A different length changes every rate of a cosine; wsd does not change before its decay.
-
-    Args:
-        checkpoint: entries of a checkpoint that passed `check_settings`
-        module: settings of the model
-        max_steps: number of steps of this run
 
     Raises:
         ConfigError: the rate would change; the message has both rates and lengths
@@ -119,13 +122,10 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
                     raise ConfigError(f"{key!r} of a group is {group[key]!r}")
-            names = {frozenset(saved["state"][i]) for i in here["params"] if i in saved["state"]}
-            fit = (
-                value.shape in (torch.Size(), parameters[i].shape)
-                for i in here["params"]
-                for value in saved["state"].get(i, {}).values()
-            )
-            if len(names) > 1 or not all(fit):
+            states = {i: saved["state"][i] for i in here["params"] if i in saved["state"]}
+            sizes = {i: {value.shape for value in state.values()} for i, state in states.items()}
+            complete = len({frozenset(state) for state in states.values()}) <= 1
+            if not complete or any(sizes[i] - {torch.Size(), parameters[i].shape} for i in sizes):
                 raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -141,3 +141,99 @@ def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
             if then.get(name) != now.get(name):
                 return first_difference(f"{key}.{name}", then.get(name), now.get(name))
     return key, then, now
+
+
+class Start(NamedTuple):
+    """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
+
+    load: Callable[[Backbone], object]
+    text: str
+    #: for `summary.json`, with the origin of its own run; None for a model of transformers
+    origin: dict[str, Any] | None = None
+
+
+def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
+    """Read the weights of `init_from`, after checking that this model computes the same function with them.
+
+    They are of a checkpoint, of a run directory's last one, or of a folder of transformers. Optimizer, schedule, decay,
+    name, initialization and text may differ; the tokenizer may not.
+
+    Raises:
+        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
+            key that differs, and both values
+    """
+    if is_of_transformers(init_from):
+        # 0.2 seconds of imports
+        from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
+
+        check_start(module.meta(), init_from)
+        check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
+        text = f"starts from the weights of {init_from}, a model of transformers"
+        return Start(partial(load_hugging_face, folder=init_from), text)
+    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
+    try:
+        model = read_model(path, allow=modules_named(str(module.strategy)))
+    except ConfigError as error:
+        raise ConfigError(f"model.init_from: {error}") from error
+    made = model.checkpoint[CHECKPOINT_KEY]
+    theirs = _function(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
+    ours = _function(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
+    where, then, now = first_difference("model", theirs, ours)
+    if then != now:
+        raise ConfigError(
+            f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
+            "model and tokenizer."
+        )
+    label = f"{model.strategy}{model.options.label()}"
+    try:
+        step, batch = int(model.checkpoint["global_step"]), made["data"]
+        origin = {
+            "checkpoint": path,
+            "label": label,
+            "commit": made.get("commit"),
+            "step": step,
+            "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
+            "corpus_hash": made.get("corpus_hash"),
+            "origin": made.get("origin"),
+        }
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
+    text = f"starts from the weights of {path}, {label} after step {step:,}; optimizer, schedule and data begin anew"
+    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
+
+
+def _function(
+    config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions, tokenizer: str | None
+) -> dict[str, Any]:
+    """Return the settings that decide the function of given weights, without initialization and training."""
+    backbone: dict[str, Any] = asdict(config)
+    for key in ("name", "init_std", "init_residual_scaling"):
+        del backbone[key]
+    for key in ("balance_coef", "bias_rate", "z_coef"):
+        del backbone["router"][key]
+    widths = {"d_head": config.head_width, "d_ff": config.ffn_width, "d_expert": config.expert_width}
+    return {
+        "backbone": backbone | widths | {"n_kv_head": config.kv_heads},
+        "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
+        "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False)),
+        "tokenizer_sha256": tokenizer,
+    }
+
+
+def with_sizes(words: Sequence[str]) -> list[str]:
+    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
+    more, key = list[str](), "--model.init_from"
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(key) else [word])]
+    for flag, word in itertools.pairwise(["", *parts]):
+        more.append(word)
+        if flag != key or word == "null":
+            continue
+        word = expand_path(word, flag)
+        if is_of_transformers(word):
+            from lightning_sv.interop.hf import backbone_config
+
+            sizes = asdict(backbone_config(word))
+            own = ("name", "router", "init_std", "init_residual_scaling")
+            given = {name: value for name, value in sizes.items() if name not in own and value is not None}
+            more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
+    return more

@@ -1,4 +1,4 @@
-"""The logged figures of the preconditioner against dense matrices."""
+"""Figures of branches against dense matrices: norms, and the preconditioner of the gradient flow."""
 
 from dataclasses import replace
 
@@ -6,11 +6,61 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import preconditioner_figures
+from lightning_sv.callbacks import branch_norms, preconditioner_figures
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
+from lightning_sv.callbacks.tensorboard_layout import chart_layout
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
 from tests.conftest import GEMMA, MOE, perturbed
+
+
+@pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
+def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneConfig) -> None:
+    model = perturbed(Backbone(config, text)).double()
+    norms = branch_norms(model)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        per_layer = []
+        for i, layer in enumerate(model.layers):
+            gamma_in, gamma_out = layer.attn.qkv.gammas(name)
+            w = getattr(layer.attn.qkv, name).weight.detach()
+            effective = w.clone()
+            if gamma_in is not None:
+                effective = effective @ torch.diag(gamma_in.detach())
+                assert norms[f"layer{i}/{name}/gamma_in"] == pytest.approx(
+                    gamma_in.norm().item() / len(gamma_in) ** 0.5
+                )
+            if gamma_out is not None:
+                effective = torch.diag(gamma_out.detach()) @ effective
+            torch.testing.assert_close(norms[f"layer{i}/{name}/W"], w.norm())
+            torch.testing.assert_close(norms[f"layer{i}/{name}/effective"], effective.norm())
+            per_layer.append(effective.norm())
+        torch.testing.assert_close(norms[f"mean/{name}/effective"], torch.stack(per_layer).mean())
+    assert ("layer0/q_proj/gamma_in" in norms) == (text != "nop")
+    assert "head/lm_head/effective" in norms
+    tags = [tag for page in chart_layout(norms).values() for _, tags in page.values() for tag in tags]
+    assert {tag.removeprefix("branch_norm/") for tag in tags} <= set(norms)
+
+
+def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: BackboneConfig) -> None:
+    model = perturbed(Backbone(replace(config, **MOE), "hg+dp")).double()
+    norms = branch_norms(model)
+    branch = model.layers[1].ffn.inputs.expert_up_proj
+    each = [
+        torch.diag(out) @ w @ torch.diag(into)
+        for w, into, out in zip(branch.weight, branch.scale_in(), branch.scale_out(), strict=True)
+    ]
+    for e, matrix in enumerate(each):
+        torch.testing.assert_close(norms[f"layer1/expert_up_proj/effective/expert{e}"], matrix.detach().norm())
+    mean = torch.stack([matrix.detach().norm() for matrix in each]).mean()
+    torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], mean)
+    assert not any(key.startswith("mean/") and "/expert0" in key for key in norms)
+
+    model = perturbed(Backbone(replace(config, **GEMMA))).double()
+    norms = branch_norms(model)
+    gamma = model.layers[0].attn.q_norm.scale().detach()
+    torch.testing.assert_close(norms["layer0/q_norm/gamma"], gamma.square().mean().sqrt())
+    assert {"layer0/k_norm/gamma", "layer1/attn_post_norm/gamma", "mean/ffn_post_norm/gamma"} <= set(norms)
+    assert not any("/attn_norm/" in key or "/norm/" in key for key in norms)
 
 
 def dense_ends(weight: torch.Tensor, gamma: torch.Tensor) -> tuple[float, float]:
@@ -91,7 +141,7 @@ def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVect
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp"])
-def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, config: BackboneConfig) -> None:
+def test_imbalance_shared_gamma_counts_all_its_matrices(text: str, config: BackboneConfig) -> None:
     model = perturbed(Backbone(config, text))
     group = model.layers[0].attn.qkv
     names = ["q_proj", "k_proj", "v_proj"] if text == "llama" else ["k_proj"]
@@ -101,7 +151,7 @@ def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, con
     assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_gradient_of_input_beta_vanishes_under_dnp_only(config: BackboneConfig) -> None:
+def test_beta_gradients_of_the_input_vanish_under_dnp_only(config: BackboneConfig) -> None:
     """The loss depends on it through the norm's eps only, which is made small here."""
     tokens = torch.randint(0, config.vocab_size, (4, 33))
     ratios = {}

@@ -1,0 +1,120 @@
+"""Measurements on held-out text: losses by kind of token, RMS of sublayers over the residual stream, and a run."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor, nn
+
+from lightning_sv import Backbone, BackboneConfig, TokenDataModule
+from lightning_sv.callbacks import ResidualMonitor, residual_ratios
+from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_losses
+from lightning_sv.cli.main import main
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn.rope import rope_tables
+from lightning_sv.runs.events import read_run
+
+V = 64
+
+
+class Induction(nn.Module):
+    """Predicts what followed the latest earlier occurrence of the present token, and any token if there is none."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        b, t = tokens.shape
+        earlier = (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(-1)  # b t t
+        latest = torch.where(earlier, torch.arange(t), -1).amax(-1)
+        follower = tokens.gather(-1, (latest + 1).clamp(max=t - 1))
+        logits = torch.zeros(b, t, V)
+        return logits.scatter(-1, follower.unsqueeze(-1), torch.where(latest >= 0, 20.0, 0.0).unsqueeze(-1))
+
+
+class Bigram(nn.Module):
+    """Predicts from the present token alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(V, V)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+def test_token_kinds_random_text_match_brute_force() -> None:
+    block = torch.randint(0, 7, (16, 20))
+    kinds = token_kinds(block)
+    for row, (repeat, seen, unseen) in zip(block.tolist(), zip(*kinds.values(), strict=True), strict=True):
+        for j in range(1, len(row)):
+            pairs = set(itertools.pairwise(row[:j]))
+            kind = (row[j - 1], row[j]) in pairs, row[j] in row[:j]
+            assert bool(repeat[j - 1]) == kind[0]
+            assert bool(seen[j - 1]) == (kind[1] and not kind[0])
+            assert bool(unseen[j - 1]) == (not kind[1])
+
+
+def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
+    text = torch.stack([torch.randperm(V)[:24] for _ in range(8)])  # each token once, so its follower is unambiguous
+    block = torch.cat([text, text[:, :9]], 1)
+    copies, counts = (copying_losses(model, block, 16) for model in (Induction(), Bigram()))
+    assert copies["repeat"] < 1e-3 and copies["second_copy"] < 0.3 * copies["first_copy"]
+    assert copies["unseen"] == pytest.approx(torch.tensor(V).log().item(), abs=1e-4)
+    assert counts["repeat"] > 3
+    assert counts["second_minus_first"] == pytest.approx(0, abs=1e-5)
+
+
+def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:
+    model, block = Bigram(), torch.randint(0, 12, (8, 33))
+    losses = copying_losses(model, block, 8)
+    shares = {"repeat": losses["repeat_share"], "seen": losses["seen_share"]}
+    shares["unseen"] = 1 - sum(shares.values())
+    expected = nn.functional.cross_entropy(model(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+    assert sum(share * losses[kind] for kind, share in shares.items()) == pytest.approx(expected.item(), rel=1e-5)
+    assert token_losses(model, block).mean().item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def rms(x: torch.Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
+    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64, post_norm=post_norm)
+    net, tokens = Backbone(config, "hg+or"), torch.randint(0, 64, (2, 8))
+    expected, logs = {}, {"attn": 0.0, "ffn": 0.0}
+    with torch.no_grad():
+        x = net.embed(tokens)
+        rope = rope_tables(8, config.head_width, config.rope_theta, x, config.rope_scaling)
+        for i, block in enumerate(net.layers):
+            for name in logs:
+                y = block.attn(x, rope, None) if name == "attn" else block.ffn(x)[0]
+                y = getattr(block, f"{name}_post_norm")(y)
+                expected[f"layer{i}/{name}/ratio"] = rms(y) / rms(x)
+                logs[name] += torch.tensor(rms(y) / rms(x)).log().item() / 2
+                x = x + y
+    expected |= {f"mean/{name}/ratio": torch.tensor(log).exp().item() for name, log in logs.items()}
+    assert {key: value.item() for key, value in residual_ratios(net, tokens).items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("callback", "tag"),
+    [("CopyingMonitor", "copying/second_minus_first"), ("ResidualMonitor", "residual/mean/attn/ratio")],
+)
+def test_held_out_probe_logs_and_leaves_the_run_unchanged(
+    callback: str, tag: str, run_args: list[str], tmp_path: Path
+) -> None:
+    keys = {"--trainer.callbacks": f"lightning_sv.callbacks.{callback}", "--trainer.callbacks.points": "3"}
+    probes = [word for pair in keys.items() for word in pair]
+    for name, more in (("plain", []), ("probed", [*probes, "--trainer.callbacks.sequences", "4"])):
+        assert main(["fit", *run_args, *more, "--run_dir", str(tmp_path / name)]) == 0
+    plain, probed = (read_run(tmp_path / name) for name in ("plain", "probed"))
+    assert plain.val_loss == probed.val_loss
+    assert probed.curve(tag).tokens.tolist() == [512, 1024, 1536]
+
+
+def test_residual_monitor_model_without_blocks_is_refused(corpus: Path) -> None:
+    trainer = Trainer(max_steps=1, callbacks=[ResidualMonitor()], logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match="BoringModel"):
+        trainer.fit(BoringModel(), TokenDataModule(corpus, seq_len=8, batch_size=2))

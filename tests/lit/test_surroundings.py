@@ -1,0 +1,147 @@
+"""The surroundings of a run: spellings of its path, other folders, SLURM, its terminal, and the end of that."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from lightning_sv.__main__ import main
+from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.lit.distributed import HUNG_UP
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
+from lightning_sv.runs.events import read_run
+from tests.conftest import Refused
+from tests.faults.test_signals import SRUN
+from tests.lit.runs import load
+from tests.runs.test_output import full
+
+
+def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
+    run_args: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "$kept").mkdir()
+    (home / "text").symlink_to(corpus)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NAME", "$kept/~")
+    args = [*run_args, "--data.corpus.dir", "text", "--data.validations", "1", "--trainer.max_steps"]
+    assert main(["fit", *args, "1", "--run_dir", "~/$NAME"]) == 0
+    run = home / "$kept" / "~"
+    assert event_files(run) and (run / CONFIG).is_file() and (run / SUMMARY).is_file() and (run / LAST).is_file()
+    assert sorted(path.name for path in home.iterdir()) == ["$kept", "text"]
+    assert list((home / "$kept").iterdir()) == [run]
+    assert read_config(run)["data"]["corpus"]["dir"] == str(home / "text")
+    monkeypatch.chdir(elsewhere)
+    again = ["--config", "~/$NAME/config.yaml", "--ckpt_path", "~/$NAME/checkpoints/last.ckpt"]
+    assert main(["validate", *again]) == 0
+    assert not list(elsewhere.iterdir())
+
+
+def test_fit_slurm_checkpoint_in_the_working_directory_is_ignored(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning resumes any hpc_ckpt_*.ckpt there under SLURM."""
+    args = [*short_args, "--trainer.max_steps", "2", "--scalars.every_n_steps", "1"]
+    assert main(["fit", *args, "--run_dir", str(tmp_path / "other")]) == 0
+    (tmp_path / "other" / LAST).rename(tmp_path / "hpc_ckpt_1.ckpt")
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *args, "--run_dir", "run"]) == 0
+    assert read_run(tmp_path / "run").curve("train/loss").tokens[0] == 32 * 32  # of the first step
+
+
+def test_fit_fewer_processes_than_devices_is_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """In an allocation, without srun."""
+    for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
+        monkeypatch.setenv(name, SRUN[name])
+    two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    error = refused("fit", *short_args, *two, "--run_dir", str(tmp_path / "run"))
+    assert all(word in error for word in ("trainer.devices", "2 x 1", "srun", "torchrun"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_fit_tasks_without_a_number_per_node_is_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """Lightning needs --ntasks-per-node."""
+    for name, value in (SRUN | {"SLURM_NTASKS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    assert "--ntasks-per-node=2" in refused("fit", *short_args, "--run_dir", str(tmp_path / "run"))
+
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def test_fit_hangup_in_setup_leaves_a_checkpoint(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a SIGHUP during setup the run ends after one step, with a checkpoint."""
+    run, pictures = tmp_path / "run", []
+    fit = ["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run), "--ckpt_path", "last"]
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # RANK of a launcher whose processes are runs of their own
+    handlers = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
+    configure = PretrainModule.configure_model
+
+    def hang_up(self: PretrainModule) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        configure(self)
+
+    def draw(found: object, path: Path) -> None:
+        pictures.append(path)
+        os.kill(os.getpid(), signal.SIGINT)  # which the end does not wait for, nor break off at
+        raise RuntimeError("no LaTeX")
+
+    try:
+        with monkeypatch.context() as patch, full() as lost:
+            patch.setattr(PretrainModule, "configure_model", hang_up)
+            patch.setattr(sys, "stdout", lost)
+            assert main(fit) == HUNG_UP
+        assert load(run)["global_step"] == 1
+        monkeypatch.setattr("lightning_sv.analysis.run_plot.draw_run", draw)
+        for times in (1, 2):  # the second time there is nothing to train, and the end comes again
+            assert main([*fit, "--json"]) == 0
+            shown = capsys.readouterr()
+            figures = json.loads(shown.out)
+            assert figures == {"run_dir": str(run), **json.loads((run / "summary.json").read_text())}
+            assert len(pictures) == times and "run.png" in shown.err
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * len(SIGNALS)
+    finally:
+        for number, handler in zip(SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def start(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        if self.global_step == 2:
+            shutil.rmtree(run, ignore_errors=True)
+
+    monkeypatch.setattr(PretrainModule, "on_train_batch_start", start)
+    try:
+        code = main(["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run)])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    shown = capfd.readouterr()
+    assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (1, 1, True, False)
+
+
+def test_loss_figures_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
+    assert Manifest.load(short_corpus).loss_figures(1e4)["val_perplexity"] == float("inf")
