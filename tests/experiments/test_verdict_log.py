@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.report.verdict_log import (
-    BUDGETS,
-    LOG,
-    add_to_log,
-    log_of,
-    log_rows,
-    read_log,
-    with_earlier,
-)
+from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.from_yaml import budget_names
 from tests.experiments.fake_results import disk_full, figure
-from tests.experiments.test_compare import FAKE
-from tests.experiments.test_plan import FIGURE
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,24 +90,3 @@ def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, mo
     with pytest.raises(ValueError, match="log.csv"):
         run_paper(words, launcher=("false",))
     assert not (tmp_path / "runs").exists()
-
-
-def test_custom_budget_has_its_own_log(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only budgets of the repository use its log."""
-    assert set(BUDGETS) == set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
-    (tmp_path / "conf/paper/budgets").mkdir(parents=True)
-    for path in (ROOT / "conf").iterdir():
-        if path.name != "paper":
-            (tmp_path / "conf" / path.name).symlink_to(path)
-    (tmp_path / "conf/paper/mine.yaml").write_text(FIGURE + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
-    (tmp_path / "conf/paper/budgets/mine.yaml").write_text(
-        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
-        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, overrides: {trainer.max_steps: 10}}}\n"
-    )
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/log.csv").write_text("of no matter\n")
-    monkeypatch.chdir(tmp_path)
-    words = ["--budget", "mine", "--fig", "mine", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
-    assert run_paper(words, launcher=FAKE) == 0
-    assert (tmp_path / "results/log.csv").read_text() == "of no matter\n"
-    assert {row["budget"] for row in read_log(tmp_path / "runs/paper/mine/log.csv")} == {"mine"}
