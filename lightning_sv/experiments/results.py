@@ -1,8 +1,10 @@
 """Figures, panels, arms and verdicts: first planned, then with their runs."""
 
+import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +14,10 @@ from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
-from lightning_sv.errors import NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
+from lightning_sv.runs.directory import config_value
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
@@ -135,6 +138,53 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str | float, ...], ...]
     note: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "Table":
+        """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`.
+
+        Raises:
+            ConfigError: the file does not exist or has neither
+        """
+        columns: tuple[str, ...]
+        rows: list[tuple[str | float, ...]]
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, list):
+                columns = ("part", "statement", "stated", "measured", "verdict")
+                cells = [[row[key] for key in columns] for row in found if row["claim"] == "or"]
+                rows = [tuple(x if isinstance(x, str) else f"{x:.8g}" for x in row) for row in cells]
+                note = f"Checked apart from this page by make theory ({path})."
+            else:
+                columns = ("strategy", "ms a step", "over llama", "low", "high", "pairs")
+                rows = [
+                    (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
+                    for mode, groups in found.items()
+                    if isinstance(groups, dict)
+                    for row in groups.get("strategies", ())
+                ]
+                machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+                note = f"Measured apart from this page ({path}): {machine}."
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+        if not rows:
+            raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
+        return cls(columns, tuple(rows), note)
+
+    @classmethod
+    def of_throughput(cls, arms: Sequence[Arm]) -> "Table":
+        """Return tokens per second and peak memory, medians of the second half of each run; and micro-batches."""
+
+        def late(arm: Arm, tag: str) -> float:
+            return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
+
+        def batch(arm: Arm) -> str | float:
+            return config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
+
+        speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
+        columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")
+        rows = tuple((arm.label, late(arm, speed), late(arm, memory), batch(arm), len(arm.runs)) for arm in arms)
+        return cls(columns, rows)
 
 
 @dataclass(frozen=True, eq=False)

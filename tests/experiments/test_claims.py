@@ -24,9 +24,8 @@ from lightning_sv.experiments.evaluate import (
     holm,
     verdicts,
 )
-from lightning_sv.experiments.measured_tables import throughput_table
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
@@ -277,7 +276,7 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
-    rows = throughput_table(arms).rows
+    rows = Table.of_throughput(arms).rows
     assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
     assert rows[1][1:3] == (pytest.approx(1e4), pytest.approx(2.0))
     grown = judge("memory", *arms, margin=1.2)
