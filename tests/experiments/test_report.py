@@ -243,17 +243,6 @@ def test_report_of_other_runs_is_not_replaced(
         Path(name).unlink()
 
 
-def test_damaged_run_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
-    few = [write_run(tmp_path / "a", "unified", 0), runs / "llama0"]
-    (events,) = few[0].glob("*tfevents*")
-    events.write_bytes(events.read_bytes()[:-7])
-    figure = own_figure(few, labels=["b", "c"])
-    assert [arm.label for arm in figure.panels[0].arms] == ["c"] and figure.verdicts == ()
-    assert str(events) in figure.warnings[0]
-    with pytest.raises(ValueError, match=events.name):
-        own_figure(few[:1])
-
-
 def test_arm_of_one_seed_keeps_the_pairs_of_others(runs: Path, tmp_path: Path) -> None:
     """Two arms keep their three pairs next to an arm of one run; texts and tables have the pairs of each arm."""
     ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
@@ -290,6 +279,10 @@ def test_incomparable_run_directories_are_refused(
     for file in bare.glob("*tfevents*"):
         file.unlink()
     assert "no TensorBoard scalars" in fails(bare)
+    cut = write_run(tmp_path / "cut", "hg", 0)
+    (events,) = cut.glob("*tfevents*")
+    events.write_bytes(events.read_bytes()[:-7])
+    assert f"{events} is cut or damaged" in fails(runs / "llama0", cut)
     assert "are both 'llama' with seed 0; remove one" in fails(runs / "llama0", runs / "llama0")
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
     assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")

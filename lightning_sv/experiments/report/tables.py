@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "arm": arm.label,
             "ours": arm.ours,
             "baseline": arm.baseline,
-            "seed": run.summary.get("seed", run.config.get("seed_everything")),
+            "seed": run.summary.get("seed"),
             "tokens": run.tokens,
             "tokens_per_param": tokens_per_param(run),
             "val_loss": run.val_loss,
@@ -102,18 +101,14 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """Return the verdicts of evaluated figures as JSON; numbers that are not finite are null."""
-
-    def finite(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """Return the verdicts of evaluated figures as JSON."""
     made = [
         {
             "figure": figure.spec.name,
             "title": figure.spec.title,
             "command": figure.command,
             "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [{key: finite(value) for key, value in vars(verdict).items()} for verdict in figure.verdicts],
+            "verdicts": [vars(verdict) for verdict in figure.verdicts],
             "warnings": figure.warnings,
         }
         for figure in figures

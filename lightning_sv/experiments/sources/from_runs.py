@@ -11,7 +11,7 @@ from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
-from lightning_sv.runs.events import VAL_LOSS, DamagedEventsError, Run, read_run
+from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 #: results of `compare`, in its output directory
 COMPARISON = "comparison.json"
@@ -36,13 +36,8 @@ def own_figure(
     if labels and len(labels) != len(paths):
         raise ConfigError(f"--labels has {len(labels)} names; expected {len(paths)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
-    damaged = []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
-        try:
-            run = read_run(path)
-        except DamagedEventsError as error:
-            damaged.append(error)
-            continue
+        run = read_run(path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
         name, seed = label or run.label, _seed(run)
         other = arms.setdefault(name, {}).setdefault(seed, run)
@@ -51,8 +46,6 @@ def own_figure(
                 f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
                 "--labels."
             )
-    if not arms:
-        raise damaged[0]
     first = baseline or next(iter(arms))
     if first not in arms:
         raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
@@ -66,7 +59,6 @@ def own_figure(
             raise ConfigError(f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; only one of them has {_seeds(alone)}.")
-    warnings += [f"Left out: {error}" for error in damaged]
     if unfinished:
         warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
     results = []
@@ -87,7 +79,7 @@ def own_figure(
 
 
 def _seed(run: Run) -> int:
-    seed = run.summary.get("seed", run.config.get("seed_everything"))
+    seed = run.summary.get("seed")
     if not isinstance(seed, int):
         raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
     return seed
