@@ -78,10 +78,7 @@ def print_roles(name: str, roles: Roles, policy: str) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(heading))]
 
     def line(row: tuple[str, ...]) -> str:
-        cells = (
-            cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
+        return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
     body = [text for module, some in modules.items() for text in (*([module] if module else []), *map(line, some))]
     total = sum(p.size for p in roles.parameters)

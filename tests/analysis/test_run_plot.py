@@ -69,7 +69,7 @@ def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
 def test_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    monkeypatch.setattr(run_plot, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
+    monkeypatch.setattr(style, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]

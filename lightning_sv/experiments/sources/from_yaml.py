@@ -23,12 +23,12 @@ _STD = "model.backbone.init_std"
 
 def figure_names(conf: Path = CONF) -> list[str]:
     """Return the names of all figures."""
-    return sorted(path.stem for path in (conf / "paper").glob("*.yaml"))
+    return _names(conf / "paper")
 
 
 def budget_names(conf: Path = CONF) -> list[str]:
     """Return the names of all budgets."""
-    return sorted(path.stem for path in (conf / "paper" / "budgets").glob("*.yaml"))
+    return _names(conf / "paper" / "budgets")
 
 
 def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
@@ -37,7 +37,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     Raises:
         ConfigError: an unknown figure, an invalid key or value, or an unknown budget
     """
-    figure, budgets = _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure"), budget_names(conf)
+    figure, budgets = _load(FigureSpec, name, conf / "paper", "figure"), budget_names(conf)
     for where, named in _budgets_named(figure):
         for budget in named:
             if budget not in budgets:
@@ -63,7 +63,7 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     Raises:
         ConfigError: an unknown budget, or an invalid key or value
     """
-    return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
+    return _load(Budget, name, conf / "paper" / "budgets", "budget")
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
@@ -72,14 +72,19 @@ def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
     Raises:
         ConfigError: an invalid key or value
     """
-    known = sorted(path.stem for path in (conf / "paper" / "tuned").glob("*.yaml"))
-    return _load(Tuned, name, conf / "paper" / "tuned", known, "tuned") if name in known else None
+    path = conf / "paper" / "tuned" / f"{name}.yaml"
+    return read_as(Tuned, path) if path.is_file() else None
 
 
-def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) -> T:
+def _load(cls: type[T], name: str, folder: Path, what: str) -> T:
+    known = _names(folder)
     if name not in known:
         raise ConfigError(unknown(what, name, known))
     return read_as(cls, folder / f"{name}.yaml")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int) -> tuple[dict[str, float], str]:
