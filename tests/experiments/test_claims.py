@@ -12,18 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.evaluate import (
-    benjamini_hochberg,
-    corrected,
-    evaluate_claims,
-    holm,
-    verdicts,
-)
+from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, verdicts
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
@@ -181,17 +174,6 @@ def test_leads_has_one_part_per_quarter() -> None:
     assert {v.verdict for v in found} == {"holds"}
     dip = arm("a", np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.02, -0.04]))
     assert words("leads", dip, flat()) == ["holds", "contradicted", "holds", "holds"]
-
-
-def test_arms_of_one_panel_share_their_scatter() -> None:
-    """Three arms and four pairs: the interval of two arms has six degrees of freedom."""
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 0.01, (3, 4))
-    arms = [arm(label, gap, tuple(row)) for label, gap, row in zip("abc", (-0.02, 0.0, 0.1), noise, strict=True)]
-    found = judge("less", *arms)
-    design = BlockDesign({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
-    assert (found.estimate, found.low, found.high) == pytest.approx((design.mean, design.low, design.high))
-    assert found.df == 6 and "4 pairs; scatter of 3 arms, 6 degrees of freedom)" in found.sentence
 
 
 def test_equal_states_different_lengths() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from lightning_sv.cli import compare as command
 from lightning_sv.experiments.results import Figure
-from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
 from tests.experiments.test_compare import FAKE
@@ -41,18 +40,6 @@ def test_several_arms_with_arguments_and_labels(run_args: list[str], capsys: pyt
     assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
     with pytest.raises(ValueError, match="--b"):
         command.run([*words, "--b_label", "all"])
-
-
-@pytest.mark.usefixtures("fake")
-def test_equal_arms_are_refused(run_args: list[str]) -> None:
-    """Strategies are equal if they are in this model; nothing is trained."""
-    for a, others, pair in (
-        ("llama", ["nop", "bp+iwd"], r"'llama' and 'bp\+iwd'"),
-        ("llama", ["hg", "nop", "nop+iwd"], r"'nop' and 'nop\+iwd'"),
-    ):
-        with pytest.raises(ValueError, match=pair):
-            command.run(["--a", a, "--b", *others, *run_args])
-    assert not Path("runs").exists()
 
 
 BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
@@ -113,23 +100,3 @@ def test_wrong_arguments_are_refused_before_training(
     with pytest.raises(ValueError, match=message):
         command.run(["--a", "llama", "--b", "unified", *run_args, *args])
     assert not Path("runs").exists()
-
-
-def is_unified(run: Path) -> bool:
-    return "hg+dnp+or+iwd" in run.name
-
-
-@pytest.mark.long
-def test_arms_of_different_parameters_and_batches_are_compared(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With `fit`, and validations at different tokens."""
-    own = "--data.global_batch 6 --model.optim.lr 0.02"
-    args = ["--a", "llama", "--b", "unified", "--seeds", "1", "--out", str(tmp_path / "out"), f"--b_args={own}"]
-    ratio = 12 * 128 / parse_run([*run_args, "--model.scale", "llama"])[0].n_activated
-    args += ["--trainer.max_steps", "-1", "--model.tokens_per_param", str(ratio), "--data.validations", "7"]
-    assert command.run([*run_args, *args]) == 0
-    assert "unified,global_batch=6,lr=0.02 - llama" in " ".join(capsys.readouterr().out.split())
-    a, b = (read_run(path).curve("val/loss") for path in sorted((tmp_path / "out/runs").iterdir(), key=is_unified))
-    assert a.tokens.tolist() == list(range(256, 1537, 256)) and b.tokens.tolist() == list(range(384, 1537, 384))
-    assert (tmp_path / "out/figures/comparison-1-loss.png").stat().st_size > 10_000

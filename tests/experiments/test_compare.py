@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -16,8 +15,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightning_sv.cli.compare import run as compare_command
-from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import Comparison, compare
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
@@ -25,7 +22,7 @@ from lightning_sv.experiments.report.plots import scalar_plots
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
-from lightning_sv.experiments.sources.from_runs import COMPARISON, own_figure
+from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from tests.conftest import listen_to_interrupts
 
@@ -67,13 +64,6 @@ def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
         keys(tmp_path / "absent")
 
 
-def test_output_directory_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_sv.experiments.compare.train", lambda *args, **kwargs: pytest.fail("trained"))
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        run(tmp_path / "file/out")
-
-
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip reports, which take most of the time; `three` is created before and has one."""
@@ -110,18 +100,8 @@ def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
     assert (three.out / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_moved_comparison_is_read(three: Comparison, tmp_path: Path) -> None:
-    runs = Path(json.loads((three.out / COMPARISON).read_text())["runs"][0]["dir"])
-    assert not runs.is_absolute()
-    root = Path(os.path.commonpath([three.out.resolve(), (three.out / runs).resolve()]))
-    moved = tmp_path / "moved"
-    shutil.copytree(root, moved)
-    panel = own_figure([moved / three.out.resolve().relative_to(root)]).panels[0]
-    assert {run.dir.resolve().is_relative_to(moved) for arm in panel.arms for run in arm.runs} == {True}
-
-
-def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
-    """The page has one table without empty columns and no words of claims; `report` finds the runs."""
+def test_comparison_has_a_report_and_is_read_again(three: Comparison, tmp_path: Path) -> None:
+    """The page has one table without empty columns and no words of claims; `report` finds the runs, also if moved."""
     (pair,) = three.pairs
     page = (three.out / "report.md").read_text()
     assert "## unified against llama" in page and f"{pair.sentence()} {pair.tokens_sentence()}" in page
@@ -133,13 +113,16 @@ def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
     assert lines[1][-1].startswith(f"{pair.efficiency.factor:.2f} (")
-    again = own_figure([three.out])
+    moved = tmp_path / "moved"
+    shutil.copytree(three.out, moved)
+    again = own_figure([moved])
     assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
+    assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
 
 @pytest.mark.long
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
-    """Each other arm has its own pair with A, whose runs are trained once; the table has all seeds."""
+    """Each other arm has its own pair with A, whose runs are trained once."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
@@ -150,13 +133,9 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     alone, among = (each.pairs[0].difference for each in (two, four))
     assert (alone.mean, alone.df, alone.scatter) == (pytest.approx(among.mean), 2, "")
     assert (among.df, among.scatter) == (6, "scatter of 4 arms, 6 degrees of freedom")
-    key = "tokens_to_higher_final_loss"
-    assert four.pairs[0].to_dict()[key] == two.pairs[0].to_dict()[key]
     figures = json.loads(four.to_json())
-    assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
     assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
     assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
-    assert figures["differences"][1][key]["factor"] < 1 < figures["differences"][0][key]["factor"]
     assert not four.figure.warnings
     console = Console(file=io.StringIO(), width=250)
     four.print(console)
@@ -252,12 +231,6 @@ def test_refused_requests(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("# Mine")
     refused(LLAMA, UNIFIED, match="--out")
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
-
-
-@pytest.mark.long
-def test_unknown_strategy_is_reported_before_incomplete_configs() -> None:
-    with pytest.raises(ConfigError, match="unifed"):
-        compare_command(["--a", "llama", "--b", "unifed"])
 
 
 def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path) -> None:
