@@ -20,8 +20,7 @@ from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_row
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.spec import Budget
+from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded

@@ -23,7 +23,7 @@ from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
 from lightning_sv.experiments.sources.from_runs import own_figure
-from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
+from lightning_sv.experiments.spec import load_budget, load_figure
 from tests.conftest import listen_to_interrupts
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))

@@ -18,8 +18,7 @@ from lightning_sv.experiments.report.write import write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
-from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
-from lightning_sv.experiments.spec import Budget
+from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.conftest import thinned

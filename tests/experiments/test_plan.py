@@ -12,7 +12,7 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.spec import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script
 from lightning_sv.settings.parse import parse_run

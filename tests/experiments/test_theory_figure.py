@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.experiments.results import Table
-from lightning_sv.experiments.sources.from_yaml import load_figure
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.theory.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]

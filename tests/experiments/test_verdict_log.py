@@ -9,7 +9,7 @@ import pytest
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.sources.from_yaml import budget_names
+from lightning_sv.experiments.spec import budget_names
 from tests.experiments.fake_results import disk_full, figure
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_sv.__main__ import main
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names
+from lightning_sv.experiments.spec import budget_names, figure_names
 from lightning_sv.settings import parser, plain_parser
 from lightning_sv.settings.parse import _parser, parse_run
 from tests.conftest import thinned

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.experiments.sources.from_yaml import load_figure
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings import yaml_file
 from lightning_sv.settings.cli_args import read_leaves

@@ -16,8 +16,7 @@ from lightning_sv.experiments.report.markdown import Section, head_lines, markdo
 from lightning_sv.experiments.report.plots import Plot
 from lightning_sv.experiments.report.tables import PAGES, measured, write_csv
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.from_yaml import rounded
-from lightning_sv.experiments.spec import PanelKind
+from lightning_sv.experiments.spec import PanelKind, rounded
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.results_csv import RESULTS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_sv.experiments.sources.from_yaml import tuned_keys
+from lightning_sv.experiments.run_spec import tuned_keys
 from lightning_sv.experiments.spec import Tuned
 from lightning_sv.scale.strategy import ScaleStrategy
 
