@@ -45,20 +45,6 @@ def test_paired_difference_of_a_diverged_run_is_refused() -> None:
         paired_difference([1.0, math.nan], [1.0, 1.0])
 
 
-def test_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """95% of intervals over three pairs cover the true difference, within three standard errors of the count.
-
-    The scatter is the measured one, of pairs 0.016 and of seeds 0.0076; the normal quantile would cover 81%.
-    """
-    rng, n = np.random.default_rng(0), 4000
-    shared = rng.normal(3, 0.0076, (n, 3))
-    a = shared + rng.normal(0, 0.0113, (n, 3))
-    b = shared - 0.02 + rng.normal(0, 0.0113, (n, 3))
-    found = [paired_difference(x, y) for x, y in zip(a, b, strict=True)]
-    share = np.mean([d.low < -0.02 < d.high for d in found])
-    assert abs(share - 0.95) < 3 * math.sqrt(0.95 * 0.05 / n)
-
-
 def test_tokens_to_reach() -> None:
     """The first crossing, linear between evaluations; None without a crossing."""
     tokens, losses = [10, 20, 40], [4.0, 3.0, 2.0]

@@ -358,7 +358,6 @@ WRONG = [
     (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),
-    (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
     (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere has no run of these figures"),

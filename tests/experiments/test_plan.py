@@ -158,14 +158,6 @@ def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
-@pytest.mark.long
-def test_budget_plans_figures_of_other_budgets() -> None:
-    budget = load_budget("cpu-100")
-    resolver = RunResolver(budget, {})
-    planned = {name: len(plan_figure(load_figure(name), resolver).requests()) for name in figure_names()}
-    assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
-
-
 def test_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first values of the others."""
     (panel,) = plan_mine(conf, CROSS).panels
@@ -176,9 +168,7 @@ def test_cross_varies_one_setting_at_a_time(conf: Path) -> None:
 WRONG = [
     (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b\.scale"),
     (FIGURE.replace("scale: hg", "scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
-    (FIGURE.replace("title: p", "titel: p"), r"titel: Key 'titel' not in .* mean.*: 'title'"),
     (FIGURE.replace("scale: hg", "scale: hg, longer: much"), "arms.b.longer"),
-    (FIGURE.replace("scale: hg", "scale: hg, ours: maybe"), "arms.b.ours"),
     (FIGURE.replace("  arms", "  kind: pie\n  arms"), "'pie'"),
     (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", "mine.yaml"),
@@ -187,14 +177,11 @@ WRONG = [
     (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: leads, a: a, b: b, margin: 0.1, paper: x}]\n", "margin of a claim 'leads' is 0.1"),
     (FIGURE + "  claims: [{kind: widens, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
-    (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; expected a share"),
     (
         FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",
         "panel 'p': claim 'less': skip_under: budget 'gpuu' is unknown; known: cpu",
     ),
-    (FIGURE.replace("title: p", "title: p\n  seeds: {cup: 3}"), "panel 'p': seeds: budget 'cup' is unknown"),
     (FIGURE.replace("title: p", "title: p\n  axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
-    (FIGURE.replace("scale: hg", "scale: hg, lr: {cup: 0.1}"), "panel 'p': arm 'b': lr: budget 'cup' is unknown"),
     (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope'"),
     (
         FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
@@ -205,7 +192,6 @@ WRONG = [
         "'cost' needs a margin above 0",
     ),
     (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': tag is '' and kind is 'scalar'; expected a tag"),
-    (FIGURE.replace("  arms", "  tag: a/b\n  arms"), "'a/b'"),
     (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
     (
         FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
@@ -219,7 +205,6 @@ WRONG = [
         "`baseline: true` is set for a and b; expected one arm",
     ),
     (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
-    (FIGURE.replace("title: p", "title: p\n  one_at_a_time: [cup]"), "one_at_a_time: budget 'cup' is unknown"),
     (FIGURE + "  model: dnse\n", "'dnse'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
