@@ -67,7 +67,7 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     inverse = paired_difference(np.log(found.tokens_a), np.log(found.tokens_b))
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
-    assert (short.factor, short.reached, short.n) == (None, 1, 2)
+    assert (short.factor, short.tokens_b, short.n) == (None, (40, None), 2)
 
 
 def test_token_factor_to_the_higher_loss_does_not_depend_on_the_leader() -> None:

@@ -92,7 +92,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
         raise NotTestableError(e.why_not)
     if e.factor is None:
         at_end = panel.difference(a, b)
-        reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
+        n = sum(tokens is not None for tokens in e.tokens_b)
+        reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
         found = directed(at_end)._replace(word=word, p=at_end.p_above())
         if at_end.mean <= 0:
