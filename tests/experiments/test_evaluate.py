@@ -178,16 +178,13 @@ def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> Non
     write_tuned([found], conf / "paper")
     text = (conf / "paper/tuned/tiny-3000.yaml").read_text()
     assert "; seeds 100 to 101, commit " in text and "# times or over 1." in text
-    tuning = replace(found, spec=replace(found.spec, name="tuning"), command="by tuning")
-    for several in ([found, tuning], [tuning, found]):  # if two grids have one length, `tuning` is written
-        write_tuned(several, tmp_path)
-        assert (tmp_path / "tuned/tiny-3000.yaml").read_text().startswith('source: "by tuning; ')
     (panel,) = found.panels
     point = replace(panel.arms[0], label="elsewhere", series="llama, elsewhere")
-    for arms in ((point, *panel.arms), (*panel.arms, point)):  # if two arms have one strategy, the lower one is written
-        write_tuned([replace(found, panels=(replace(panel, arms=arms),))], tmp_path / "twice")
-        text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
-        assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
+    twice = replace(panel, arms=(point, *panel.arms))  # of two arms of one strategy, the lower one is written
+    tuning = replace(found, spec=replace(found.spec, name="tuning"), panels=(twice,), command="by tuning")
+    write_tuned([found, tuning], tmp_path)  # of two grids of one length, `tuning`
+    text = (tmp_path / "tuned/tiny-3000.yaml").read_text()
+    assert text.startswith('source: "by tuning; ') and text.count('"llama"') == 1 and "optim.lr: 0.0022" in text
     llama, dnp = (arm.run_spec for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""

@@ -65,26 +65,6 @@ def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, F
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
-    """A baseline is trained once: its key does not depend on figure, label and spelling of the strategy."""
-    _, figures = planned
-    keys = {name: {r.key(s) for r, s in figure.requests()} for name, figure in figures.items()}
-    llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
-    first = load_budget(planned[0], ROOT / "conf").first_seed
-    assert any(f"llama-seed{first}" in key for key in llama)
-    assert keys["iwd"] & keys["reparameterization"] and keys["placement"] & keys["reparameterization"]
-    for name, figure in figures.items():  # and no two different runs have one key
-        assert len(keys[name]) == len({(r.identity, s) for r, s in figure.requests()})
-
-
-def test_unavailable_panels_have_a_reason(planned: tuple[str, dict[str, Figure]]) -> None:
-    budget, figures = planned
-    reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
-    assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
-    assert ("Mixture of experts" in reasons) == (budget in ("cpu", "gpu"))
-    assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
-
-
 def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
     """`bash -n` accepts it, and the arguments of a task are those of its run."""
     budget, figures = planned

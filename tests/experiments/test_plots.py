@@ -62,16 +62,6 @@ def test_curves_have_two_plots(seeds: int) -> None:
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
 
 
-def test_one_evaluation_is_a_dot() -> None:
-    """In both plots, if recordings have only the last losses."""
-    panel = fake.curves_panel()
-    for run in (run for arm in panel.arms for run in arm.runs):
-        run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
-    loss, difference = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
-    for axes, arms in ((loss, 3), (difference, 2)):
-        assert [line.get_marker() for line in axes.lines if line.get_linewidth() == 2] == ["o"] * arms
-
-
 def test_baseline_has_one_colour_in_all_plots(tmp_path: Path) -> None:
     """Blue and solid whatever its name, also if llama is a different arm; other arms are not."""
     for base in ("llama", "wd", "nop", "unified", "gemma"):
