@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.compare import compare, default_out
+from lightning_sv.experiments.compare import COMPARISON, compare, default_out, print_comparison
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
 from lightning_sv.runs.job import LAUNCHER
@@ -50,7 +50,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, store, out, jobs=options.jobs, command=command)
     if options.json:
-        print(result.to_json())
+        print((out / COMPARISON).read_text(encoding="utf-8"), end="")
     else:
-        result.print(Console())
+        print_comparison(Console(), result, out)
     return 0

@@ -4,8 +4,6 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -48,12 +46,8 @@ BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Return trainer.max_steps in the overrides of each arm that `compare` gets."""
     taken: list[Figure] = []
-
-    def take(figure: Figure, *_: Any, **__: Any) -> SimpleNamespace:
-        taken.append(figure)
-        return SimpleNamespace(print=lambda console: None)
-
-    monkeypatch.setattr(command, "compare", take)
+    monkeypatch.setattr(command, "compare", lambda figure, *_, **__: taken.append(figure))
+    monkeypatch.setattr(command, "print_comparison", lambda *_: None)
     assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
     return [arm.overrides.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
 

@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from lightning_sv.experiments.compare import Comparison, compare
+from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
@@ -34,12 +35,20 @@ CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[
 
 def run(
     out: Path, *fake: str, words: Sequence[str] = CONFIG, seeds: int = 3, arms: Sequence[Asked] = (LLAMA, UNIFIED)
-) -> tuple[Comparison, str]:
-    """Return the comparison and its output; `fake` are more arguments of the fake training."""
+) -> tuple[dict[str, Any], str]:
+    """Return comparison.json and the output; `fake` are more arguments of the fake training."""
     said = Console(file=io.StringIO(), width=400)
-    figure = compared_figure(arms, words, seeds)
-    found = compare(figure, RunStore(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
-    return found, said.file.getvalue()  # type: ignore[attr-defined]
+    runs = RunStore(out, launcher=(*FAKE, *fake))
+    print_comparison(said, compare(compared_figure(arms, words, seeds), runs, out, jobs=2, console=said), out)
+    return numbers(out), said.file.getvalue()  # type: ignore[attr-defined]
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    return json.loads((out / "comparison.json").read_text())
+
+
+def reused(made: dict[str, Any]) -> set[str]:
+    return {each["dir"] for each in made["runs"] if each["reused"]}
 
 
 def run_dir(out: Path, strategy: str, seed: int) -> Path:
@@ -71,22 +80,20 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three pairs with differences -0.02, -0.04, -0.03."""
-    return run(tmp_path_factory.mktemp("three"))[0]
+    run(out := tmp_path_factory.mktemp("three"))
+    return out
 
 
-def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
+def test_numbers_equal_the_hand_computation(three: Path) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
-    (pair,) = three.pairs
-    assert pair.difference.mean == pytest.approx(-0.03, abs=1e-6)
-    assert pair.sentence() == (
-        "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
-    )
-    figures = json.loads((three.out / "comparison.json").read_text())
+    figures = numbers(three)
     (found,) = figures["differences"]
-    assert (found["b"], found["sentence"]) == ("unified", pair.sentence())
-    assert found["difference"]["verdict"] == "B lower"
+    assert found["b"] == "unified" and found["difference"]["verdict"] == "B lower"
+    sentence = "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
+    assert found["sentence"] == sentence
+    assert found["difference"]["mean"] == pytest.approx(-0.03, abs=1e-6)
     assert found["difference"]["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
     assert found["difference"]["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified"]
@@ -97,14 +104,14 @@ def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
     assert figures["warnings"] == []  # neither about the shuffle seed nor about a path in the run directory
     assert len(figures["runs"]) == 6 and "--seed_everything 2" in figures["runs"][5]["command"]
-    assert (three.out / "figures/comparison-1-difference.png").stat().st_size > 10_000
+    assert (three / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_comparison_has_a_report_and_is_read_again(three: Comparison, tmp_path: Path) -> None:
+def test_comparison_has_a_report_and_is_read_again(three: Path, tmp_path: Path) -> None:
     """The page has one table without empty columns and no words of claims; `report` finds the runs, also if moved."""
-    (pair,) = three.pairs
-    page = (three.out / "report.md").read_text()
-    assert "## unified against llama" in page and f"{pair.sentence()} {pair.tokens_sentence()}" in page
+    (found,) = numbers(three)["differences"]
+    page = (three / "report.md").read_text()
+    assert "## unified against llama" in page and f"{found['sentence']} {found['tokens_sentence']}" in page
     assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
     assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
@@ -112,11 +119,12 @@ def test_comparison_has_a_report_and_is_read_again(three: Comparison, tmp_path: 
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
-    assert lines[1][-1].startswith(f"{pair.efficiency.factor:.2f} (")
+    assert lines[1][-1].startswith(f"{found['tokens_to_higher_final_loss']['factor']:.2f} (")
     moved = tmp_path / "moved"
-    shutil.copytree(three.out, moved)
+    shutil.copytree(three, moved)
     again = own_figure([moved])
-    assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
+    ((pair,), _) = pairs_of(again.panels[0])
+    assert again.verdicts == () and json.loads(json.dumps(pair.to_dict())) == found
     assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
 
@@ -126,22 +134,19 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
-    assert list(four.runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
-    assert four.reused == {each.dir.name for each in two.runs.values()} and "hg, seed 2: done" in said
-    assert "nop" in four.commands["c-seed1"] and "hg" in four.commands["d-seed1"]
-    assert [pair.to_dict()["difference"]["verdict"] for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
-    alone, among = (each.pairs[0].difference for each in (two, four))
-    assert (alone.mean, alone.df, alone.scatter) == (pytest.approx(among.mean), 2, "")
-    assert (among.df, among.scatter) == (6, "scatter of 4 arms, 6 degrees of freedom")
-    figures = json.loads(four.to_json())
-    assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
-    assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
-    assert not four.figure.warnings
-    console = Console(file=io.StringIO(), width=250)
-    four.print(console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for pair in four.pairs:
-        assert pair.sentence() in text and pair.tokens_sentence() in text and f"{pair.difference.mean:+.4f}" in text
+    runs = {each["name"]: each for each in four["runs"]}
+    assert list(runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
+    assert reused(four) == {each["dir"] for each in two["runs"]} and "hg, seed 2: done" in said
+    assert "nop" in runs["c-seed1"]["command"] and "hg" in runs["d-seed1"]["command"]
+    found = [pair["difference"] for pair in four["differences"]]
+    assert [d["verdict"] for d in found] == ["B lower", "B higher", "not resolved"]
+    assert found[1]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6) and not four["warnings"]
+    alone = two["differences"][0]["difference"]
+    assert (alone["mean"], alone["df"], alone["scatter"]) == (pytest.approx(found[0]["mean"]), 2, "")
+    assert (found[0]["df"], found[0]["scatter"]) == (6, "scatter of 4 arms, 6 degrees of freedom")
+    for pair in four["differences"]:
+        assert pair["sentence"] in said and pair["tokens_sentence"] in said
+        assert f"{pair['difference']['mean']:+.4f}" in said
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
@@ -150,20 +155,20 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
     one, _ = run(out, words=words, seeds=1)
-    assert one.pairs[0].sentence().startswith("Not resolved: one pair gives no interval")
+    assert one["differences"][0]["sentence"].startswith("Not resolved: one pair gives no interval")
     before = (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns
     two, said = run(out, words=words, seeds=2)
     assert "llama, seed 0: reused" in said and "llama, seed 1: done" in said
-    assert two.reused == {each.dir.name for each in one.runs.values()}
+    assert reused(two) == {each["dir"] for each in one["runs"]}
     assert (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns == before
     config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
     swapped = [asked("iwd+or+dnp+hg", "", "the paper's"), asked("nop", "", None), LLAMA]
     other, said = run(out, words=[*words, "--model.optim.weight_decay=0.1"], seeds=1, arms=swapped)
     assert said.count(": reused, ") == 2 and "nop, seed 0: done" in said
     other, said = run(out, words=[*words, "--model.optim.lr", "0.1"], seeds=1)
-    assert other.reused == set() and said.count(": done in") == 2
+    assert reused(other) == set() and said.count(": done in") == 2
     config.write_text("model: {optim: {weight_decay: 0.2}}\n")
-    assert run(out, words=words, seeds=1)[0].reused == set()
+    assert reused(run(out, words=words, seeds=1)[0]) == set()
 
 
 def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,13 +184,14 @@ def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.Monkey
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
-    (pair,) = found.pairs
-    assert pair.to_dict()["difference"]["verdict"] == "not resolved"
-    assert pair.sentence() == (
+    (pair,) = found["differences"]
+    assert pair["difference"]["verdict"] == "not resolved"
+    assert pair["sentence"] == (
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
     )
-    assert pair.efficiency.factor == pytest.approx((9900 / 10000 * 10000 / 9800) ** 0.5, rel=1e-3)
+    factor = (9900 / 10000 * 10000 / 9800) ** 0.5
+    assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
 
 
 def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
@@ -203,9 +209,7 @@ def test_incomparable_runs(tmp_path: Path) -> None:
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    assert found.figure.warnings == (
-        "The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",
-    )
+    assert found["warnings"] == ["The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."]
 
 
 def test_refused_requests(tmp_path: Path) -> None:
@@ -258,9 +262,9 @@ def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path)
 
 def test_sharpness_is_in_the_report(tmp_path: Path) -> None:
     """One panel per logged scalar; `nop` has no scale vectors."""
-    found, _ = run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
+    run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
-    panels = found.figure.panels[1:]
+    panels = own_figure([tmp_path]).panels[1:]
     assert sorted(panel.spec.tag for panel in panels) == tags
     notes = {panel.spec.tag: scalar_plots(panel)[1] for panel in panels}
     assert notes == {tag: [f"nop has no {tag} in its event files."] * ("input" in tag) for tag in tags}
