@@ -43,12 +43,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)
-    Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
+    progress = Console(stderr=True)
+    progress.print(budget, markup=False, highlight=False, soft_wrap=True)
     out = options.out or default_out(figure, model.backbone.name, data.corpus.dir)
     # a directory set with --out has its own runs; default directories share theirs
     store = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
-    result = compare(figure, store, out, jobs=options.jobs, command=command)
+    result = compare(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:
         print((out / COMPARISON).read_text(encoding="utf-8"), end="")
     else:

@@ -40,13 +40,7 @@ def default_out(figure: Figure, model: str, corpus: str, command: str = "compare
 
 
 def compare(
-    figure: Figure,
-    runs: RunStore,
-    out: Path,
-    *,
-    jobs: int | None = None,
-    console: Console | None = None,
-    command: str = "",
+    figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str = ""
 ) -> Figure:
     """Train missing runs, check that runs are comparable, and write the results; `comparison.json` has all numbers.
 
@@ -55,7 +49,7 @@ def compare(
         runs: store of the runs
         out: output directory
         jobs: runs at a time; by default one per core, at most four, and one on a GPU
-        console: console for progress; stderr by default
+        console: console for progress
         command: command that the report shows
 
     Returns:
@@ -65,7 +59,6 @@ def compare(
         ConfigError: a directory with a different run or report, or runs on different corpora or tokenizers
         RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
-    console = console or Console(stderr=True)
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
     reused = [job for request in figure.requests() if (job := runs.job(*request)).state() == "complete"]
     for job in reused:

@@ -124,7 +124,7 @@ def test_comparison_has_a_report_and_is_read_again(three: Path, tmp_path: Path) 
     shutil.copytree(three, moved)
     again = own_figure([moved])
     ((pair,), _) = pairs_of(again.panels[0])
-    assert again.verdicts == () and json.loads(json.dumps(pair.to_dict())) == found
+    assert again.verdicts == () and json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
     assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
 
@@ -241,8 +241,9 @@ def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path)
     """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (
         "from tests.experiments.test_compare import *\n"
-        f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
-        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), RunStore(out, launcher=launcher), out, jobs=2)"
+        f"out = Path({str(tmp_path)!r})\n"
+        "figure, launcher = compared_figure((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
+        "compare(figure, RunStore(out, launcher=launcher), out, jobs=2, console=Console(stderr=True))"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts

@@ -134,18 +134,16 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
         OSError: the directory can neither be written nor created
     """
     check_writable(out)
-    known = {path.resolve() for path in ours}
-    theirs: list[Path] | None = None
-    if (out / RESULTS).is_file():
+    found = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
+    known, runs = {path.resolve() for path in ours}, list[Path]()
+    if RESULTS in found:
         with csv_rows(out / RESULTS) as reader:
-            if "run" in (reader.fieldnames or ["run"]):  # a report without runs is an empty file
-                theirs = [Path(row["run"]) for row in reader if row["run"]]
-    if theirs is None:
-        for name in (RESULTS, *PAGES):
-            if (out / name).exists():
-                raise ConfigError(f"{out} contains a {name} that lightning-sv did not write; choose a different --out.")
-    elif theirs and not any({run.resolve(), run.resolve().parent} & known for run in theirs):
-        raise ConfigError(f"{out} contains a report of other runs ({theirs[0]}); choose a different --out.")
+            runs = [Path(row["run"]) for row in reader if row.get("run")]
+            if not reader.fieldnames:  # a report without runs
+                return
+    if found and not any({run.resolve(), run.resolve().parent} & known for run in runs):
+        what = f"a report of other runs ({runs[0]})" if runs else f"a {found[0]} that lightning-sv did not write"
+        raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
