@@ -21,13 +21,8 @@ def run(argv: list[str]) -> int:
         "baseline in pairs that share a seed.",
         json="Print the differences as JSON on stdout, and the rest on stderr.",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN_DIR",
-        help="Run directories, folders of runs, or output directories of compare.",
-    )
+    places = "Run directories, folders of runs, or output directories of compare."
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument("--labels", nargs="+", help="Names of the runs instead of their strategies, one per run.")
     parser.add_argument("--baseline", help="Label of the baseline; by default that of the first run.")
     parser.add_argument("--out", type=Path, help="Output directory; by default runs/report, which is overwritten.")

@@ -283,7 +283,7 @@ def test_incomparable_run_directories_are_refused(
     (events,) = cut.glob("*tfevents*")
     events.write_bytes(events.read_bytes()[:-7])
     assert f"{events} is cut or damaged" in fails(runs / "llama0", cut)
-    assert "are both 'llama' with seed 0; remove one" in fails(runs / "llama0", runs / "llama0")
+    assert "are both 'llama' with seed 0; set --labels" in fails(runs / "llama0", runs / "llama0")
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
     assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
     assert "--labels has 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")

@@ -42,10 +42,7 @@ def own_figure(
         name, seed = label or run.label, _seed(run)
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
-            raise ConfigError(
-                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
-                "--labels."
-            )
+            raise ConfigError(f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; set --labels.")
     first = baseline or next(iter(arms))
     if first not in arms:
         raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
