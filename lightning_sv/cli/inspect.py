@@ -37,12 +37,8 @@ one γ per branch (hg) may help."""
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, read the vectors, print and draw them; return the exit code."""
-    parser = PlainParser(
-        "inspect",
-        "Statistics of the scale vectors of a trained model by role and depth: table, picture, JSON. Reads a run, or a "
-        "folder written by transformers (config.json and *.safetensors). Weights are read in blocks.",
-        json="Print the statistics as JSON.",
-    )
+    text = "Statistics of the scale vectors of a run, or of a model of transformers (config.json and *.safetensors)."
+    parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")

@@ -15,12 +15,8 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, print its path; return the exit code."""
-    parser = PlainParser(
-        "report",
-        "Report runs from their event files. Runs with the same label are an arm; each arm is compared with the "
-        "baseline in pairs that share a seed.",
-        json="Print the differences as JSON on stdout, and the rest on stderr.",
-    )
+    text = "Report runs. Those with one label are an arm, which is compared with the baseline in pairs of one seed."
+    parser = PlainParser("report", text, json="Print the differences as JSON on stdout, and the rest on stderr.")
     places = "Run directories, folders of runs, or output directories of compare."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument("--labels", nargs="+", help="Names of the runs instead of their strategies, one per run.")

@@ -274,10 +274,8 @@ def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
     rows = []
     for arm in arms:
-        ends = [
-            np.mean([run.curve(COPYING + kind).values[-1] for run in arm.runs])
-            for kind in (*TOKEN_KINDS, "second_minus_first")
-        ]
+        tags = [COPYING + kind for kind in (*TOKEN_KINDS, "second_minus_first")]
+        ends = [np.mean([run.curve(tag).values[-1] for run in arm.runs]) for tag in tags]
         formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
         times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
         row = [arm.name, *(f"{end:.3f}" for end in ends), times]
