@@ -16,6 +16,7 @@ from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, verdicts
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
@@ -438,3 +439,31 @@ def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_pool_has_the_arms_that_are_compared() -> None:
+    """Panels that share an arm have one pool; other panels have their own."""
+    rng, sizes = np.random.default_rng(0), {"a": 2, "b": 3, "c": 2, "x": 2, "y": 2}
+    runs = {
+        label: dict(enumerate(arm(label, gap, tuple(rng.normal(0, 0.01, n))).runs))
+        for gap, (label, n) in enumerate(sizes.items())
+    }
+
+    def pool_of(*panels: str) -> Pool:
+        pool = Pool()
+        for arms in panels:
+            pool.add({label: runs[label] for label in arms})
+        return pool
+
+    pool = pool_of("ab", "bc", "xy")
+    d = pool.difference("a", "c", FINAL, 0.9)
+    assert d.mean == pytest.approx(-2.0, abs=0.05) and d.confidence == 0.9
+    assert d.scatter == "scatter of 3 arms, 2 degrees of freedom"
+    assert pool.difference("x", "y", FINAL, 0.9).scatter == "" == pool.difference("a", "x", FINAL, 0.9).scatter
+    runs["c"] = dict(enumerate(arm("c", math.nan).runs))
+    pool = pool_of("ab", "bc", "xy")
+    assert pool.difference("a", "b", FINAL, 0.9).mean == pytest.approx(-1.0, abs=0.05)
+    with pytest.raises(NotTestableError, match="run diverged"):
+        pool.difference("c", "b", FINAL, 0.9)
+    with pytest.raises(NotTestableError, match="validation loss"):
+        pool.difference("a", "b", LossAt(0.01), 0.9)

@@ -285,11 +285,6 @@ def test_incomparable_runs_are_refused_with_the_reason(tmp_path: Path) -> None:
     edit(last / "summary.json", {"commit": None, "machine": "EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11"})
     assert "different machines: one not stated (" in judged(figure, runs).warnings[-1]
     assert "; EPYC, 2 cores, 1 x A100 (" in judged(figure, runs).warnings[-1]
-    edit(last / "summary.json", {"machine": None})
-    for events in last.glob("*tfevents*"):
-        events.unlink()
-    with pytest.raises(ValueError, match="no TensorBoard scalars"):
-        judged(figure, runs)
 
 
 @pytest.mark.long
