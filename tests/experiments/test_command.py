@@ -23,7 +23,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_several_arms_with_arguments_and_labels(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`--b_args` are passed to each B and not to A; labels are strategy and arguments, or those of `--b_label`."""
     words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
@@ -52,7 +52,7 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
     return [arm.overrides.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
 
 
-def test_one_budget_for_all_arms(
+def test_compare_command_all_arms_have_the_tokens_of_a(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parameters of A define the tokens of each arm, which are printed."""
@@ -87,7 +87,7 @@ WRONG = [
     ("args", "message"),
     thinned(WRONG, WRONG[::2], several=True),
 )
-def test_wrong_arguments_are_refused_before_training(
+def test_compare_command_wrong_arguments_refused_before_training(
     args: list[str], message: str, run_args: list[str], short_corpus: Path
 ) -> None:
     args = [word.format(short=short_corpus) for word in args]

@@ -20,12 +20,14 @@ from lightning_sv.runs.events import Curve, Run
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
 ])  # fmt: skip
-def test_keys_of_an_arm_may_differ(a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list) -> None:
+def test_config_differences_keys_of_an_arm_may_differ(
+    a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
+) -> None:
     runs = {name: Run(Path(name), "x", config, {}, {}) for name, config in (("a", a), ("b", b))}
     assert [key for key, *_ in config_differences(runs, args)] == unexpected
 
 
-def test_default_is_compared_by_the_value_in_use() -> None:
+def test_config_differences_default_is_the_value_in_use() -> None:
     """If a config has no learning rate or length, the summary has the value in use."""
 
     def run(summary: dict[str, Any], **model: Any) -> Run:

@@ -86,7 +86,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_numbers_equal_the_hand_computation(three: Path) -> None:
+def test_compare_numbers_equal_the_hand_computation(three: Path) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
     figures = numbers(three)
     (found,) = figures["differences"]
@@ -107,7 +107,7 @@ def test_numbers_equal_the_hand_computation(three: Path) -> None:
     assert (three / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_comparison_has_a_report_and_is_read_again(three: Path, tmp_path: Path) -> None:
+def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
     """The page has one table without empty columns and no words of claims; `report` finds the runs, also if moved."""
     (found,) = numbers(three)["differences"]
     page = (three / "report.md").read_text()
@@ -129,7 +129,7 @@ def test_comparison_has_a_report_and_is_read_again(three: Path, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
+def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
     """Each other arm has its own pair with A, whose runs are trained once."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
@@ -149,7 +149,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
         assert f"{pair['difference']['mean']:+.4f}" in said
 
 
-def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
+def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     """Equal arms are not trained again, whatever their comparison and spelling; a different setting is a new run."""
     config = tmp_path / "config.yaml"
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
@@ -171,7 +171,7 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     assert reused(run(out, words=words, seeds=1)[0]) == set()
 
 
-def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_run_keys_equal_those_of_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
@@ -181,7 +181,7 @@ def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.Monkey
     assert {r.key(seed) for r, seed in compared.requests()} == {r.key(seed) for r, seed in figure.requests()}
 
 
-def test_interval_that_covers_zero(tmp_path: Path) -> None:
+def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
     (pair,) = found["differences"]
@@ -194,7 +194,7 @@ def test_interval_that_covers_zero(tmp_path: Path) -> None:
     assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
 
 
-def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
+def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
     """The error has the end of the log; complete runs are kept, the failed one restarts."""
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
@@ -203,7 +203,7 @@ def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
         run(tmp_path, "--fail_seed", "1", seeds=2)
 
 
-def test_incomparable_runs(tmp_path: Path) -> None:
+def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> None:
     """Different corpora are refused; unexpected differences of configs are named with both values."""
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
@@ -212,7 +212,7 @@ def test_incomparable_runs(tmp_path: Path) -> None:
     assert found["warnings"] == ["The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."]
 
 
-def test_refused_requests(tmp_path: Path) -> None:
+def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
     """Wrong requests start nothing, and other folders stay unchanged."""
 
     def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG) -> None:
@@ -237,7 +237,7 @@ def test_refused_requests(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 
-def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path) -> None:
+def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (
         "from tests.experiments.test_compare import *\n"
@@ -261,7 +261,7 @@ def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path)
     assert "llama, seed 0: reused" in said and "unified, seed 0: reused" in said
 
 
-def test_sharpness_is_in_the_report(tmp_path: Path) -> None:
+def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
     """One panel per logged scalar; `nop` has no scale vectors."""
     run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]

@@ -60,7 +60,7 @@ def job(run_dir: Path, *, torch: str = "2.13.0", launcher: tuple[str, ...] = FAK
     return Job("hg, seed 0", launcher, words, run_dir, {"torch": torch})
 
 
-def test_interrupted_run_is_resumed_and_refused_under_a_different_torch(tmp_path: Path) -> None:
+def test_job_interrupted_resumed_different_torch_refused(tmp_path: Path) -> None:
     first = job(tmp_path / "r")
     assert first.state() == "new" and first.command[-2:] == ["--ckpt_path", "last"]
     first.prepare()
@@ -77,7 +77,7 @@ def test_interrupted_run_is_resumed_and_refused_under_a_different_torch(tmp_path
 
 
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
-def test_signal_is_not_a_failure_of_the_run(tmp_path: Path, code: str) -> None:
+def test_run_jobs_signal_is_not_a_failure(tmp_path: Path, code: str) -> None:
     launcher = (sys.executable, "-c", f"import os, sys; {code}")
     with pytest.raises(RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"):
         run_jobs([job(tmp_path / "r", launcher=launcher)], parallel=1, console=quiet())
@@ -89,7 +89,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
     return RunStore(tmp_path_factory.mktemp("paper"), launcher=FAKE)
 
 
-def test_arms_are_trained_once_and_skipped_if_complete(shared: RunStore) -> None:
+def test_train_shared_arms_once_complete_runs_skipped(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     before = {path.name: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
@@ -109,7 +109,7 @@ def test_arms_are_trained_once_and_skipped_if_complete(shared: RunStore) -> None
     assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
 
 
-def test_failed_runs_do_not_stop_the_evaluation(tmp_path: Path) -> None:
+def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
     """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
@@ -150,7 +150,7 @@ TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
 
 
 @pytest.mark.long
-def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
+def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
     """The optimum of the fake losses is found on tuning seeds and written; then all arms have it."""
     small = TINY.replace(
         "tiny, ",
@@ -215,7 +215,7 @@ def test_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> None:
+def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path) -> None:
     """They are not trained again; a panel of a different kind has a warning."""
     figures = [plan_mine(conf, GRID), *plan("heterogeneity")]
     runs = RunStore(tmp_path / "out", launcher=FAKE)
@@ -238,7 +238,7 @@ def test_diverged_points_of_a_grid_are_left_out(conf: Path, tmp_path: Path) -> N
     assert other_one.verdicts[0].n == 2
 
 
-def test_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module is hashed, not imported: after an edit, complete runs are not reused."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
@@ -252,7 +252,7 @@ def test_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.Mo
         mine.state()
 
 
-def test_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """if 1:
         import os, sys, time, pathlib
         run = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
@@ -271,7 +271,7 @@ def edit(path: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_incomparable_runs_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
@@ -288,7 +288,7 @@ def test_incomparable_runs_are_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_sizes_of_a_law_need_one_corpus_and_warn_about_validation_sets(tmp_path: Path) -> None:
+def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
     figure = plan_figure(load_figure("dense-scaling"), RunResolver(replace(cpu(), seeds=2), {}))
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
@@ -307,7 +307,7 @@ def test_sizes_of_a_law_need_one_corpus_and_warn_about_validation_sets(tmp_path:
         judged(figure, runs)
 
 
-def test_the_command(
+def test_paper_command_dry_run_slurm_train_report(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A dry run, a SLURM script, then runs, verdicts and the report."""
@@ -364,6 +364,6 @@ FEW_WRONG = ("'plcement'", "--submit", "--jobs is 0", "--data.corpus.dir", "--js
 @pytest.mark.parametrize(
     ("words", "message"), thinned(WRONG, [row for row in WRONG if row[1] in FEW_WRONG], several=True)
 )
-def test_wrong_arguments(words: list[str], message: str) -> None:
+def test_paper_command_wrong_arguments_refused(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_paper(words)

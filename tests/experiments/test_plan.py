@@ -35,7 +35,7 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
-def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
     """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
@@ -54,7 +54,7 @@ def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figur
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.requests()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # steps are whole: 5% above, 3% below
@@ -65,7 +65,7 @@ def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, F
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
+def test_array_script_tasks_have_their_arguments(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
     """`bash -n` accepts it, and the arguments of a task are those of its run."""
     budget, figures = planned
     chosen = figures["placement"].requests()
@@ -120,7 +120,7 @@ def plan_mine(conf: Path, text: str = "") -> Figure:
     ("skip_under: {cpu: it needs longer runs}", "it needs longer runs"),
     ("model: dense-large", "one size is trained"),
 ])  # fmt: skip
-def test_arm_that_a_budget_does_not_train_has_a_reason(conf: Path, tmp_path: Path, key: str, reason: str) -> None:
+def test_plan_figure_untrained_arm_has_a_reason(conf: Path, tmp_path: Path, key: str, reason: str) -> None:
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
         file.write("unavailable: {dense-large: one size is trained}\n")
     figure = plan_mine(conf, FIGURE.replace("scale: hg", f"scale: hg, {key}") + CLAIM % "less")
@@ -129,14 +129,14 @@ def test_arm_that_a_budget_does_not_train_has_a_reason(conf: Path, tmp_path: Pat
     assert verdict.verdict == NOT_TESTABLE and reason in verdict.sentence
 
 
-def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
+def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
     one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
     with pytest.raises(ValueError, match="mine: panel 'p': seeds under budget cpu is 1; expected two or more"):
         plan_mine(conf, one + CLAIM % "less")
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
-def test_cross_varies_one_setting_at_a_time(conf: Path) -> None:
+def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first values of the others."""
     (panel,) = plan_mine(conf, CROSS).panels
     points = [arm.point for arm in panel.series[0].arms]
@@ -191,13 +191,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), thinned(WRONG, WRONG[::3], several=True))
-def test_error_in_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
+def test_plan_figure_wrong_yaml_refused_in_one_sentence(conf: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         plan_mine(conf, text)
     assert "\n" not in str(error.value)
 
 
-def test_one_configuration_has_one_key(conf: Path) -> None:
+def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:
     """With a value that the file also has, a different spelling of the strategy, or a different label."""
     spelled = FIGURE.replace("scale: hg", "scale: unified") + (
         "- title: q\n  arms:\n"

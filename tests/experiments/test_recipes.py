@@ -44,7 +44,7 @@ def layers(model: str, optim: str, schedule: str, scale: str) -> list[str]:
     ("model", "optim", "schedule", "scale", "lr", "seq_len", "billions"),
     thinned(RECIPES, [*RECIPES[1:17:3], *RECIPES[-2:]], several=True),
 )
-def test_recipe(
+def test_recipe_of_the_paper_is_parsed(
     model: str, optim: str, schedule: str, scale: str, lr: float, seq_len: int, billions: float | None
 ) -> None:
     module, data, trainer = parse_run(layers(model, optim, schedule, scale), check_corpus=False)

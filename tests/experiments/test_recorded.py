@@ -55,7 +55,7 @@ def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     assert read[0].replace(str(report.parent), "") == read[1].replace(str(tmp_path / "here"), "")
 
 
-def test_runs_missing_in_a_recording_are_trained(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_path: Path) -> None:
     """An existing run has priority over its row; no warning compares its config with recorded runs."""
     report, before = trained
     rows = (report / "results.csv").read_text().splitlines(keepends=True)
@@ -78,7 +78,7 @@ def test_runs_missing_in_a_recording_are_trained(trained: tuple[Path, Figure], t
     assert [v.estimate for v in again.verdicts] == [v.estimate for v in found.verdicts]
 
 
-def test_row_without_a_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+def test_read_recorded_row_without_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
     """As in older recordings."""
     report, before = trained
     with (report / "results.csv").open(newline="") as file:
@@ -98,7 +98,7 @@ def test_row_without_a_curve_has_the_final_loss(trained: tuple[Path, Figure], tm
 
 
 @pytest.mark.long
-def test_the_command_takes_recordings(
+def test_paper_command_takes_recordings(
     trained: tuple[Path, Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report, before = trained
@@ -121,7 +121,7 @@ def test_the_command_takes_recordings(
     ((",10000,", ",many,"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
     ((" ", ",,,"), r"line 2: the number of cells differs from the header"),
 ])  # fmt: skip
-def test_invalid_recordings_are_named(
+def test_read_recorded_invalid_line_is_named(
     trained: tuple[Path, Figure], tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     text = (trained[0] / "results.csv").read_text()

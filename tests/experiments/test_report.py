@@ -65,7 +65,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_page_is_self_contained(report: Path) -> None:
+def test_html_page_is_self_contained(report: Path) -> None:
     """Balanced tags, embedded pictures, nothing is loaded, markup in texts is escaped."""
     text = (report / "report.html").read_text()
     page = Page(text)
@@ -95,7 +95,7 @@ def test_page_is_self_contained(report: Path) -> None:
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(r"\d+ cores, .*torch \d", head)
 
 
-def test_verdicts_are_counted_and_coloured(report: Path) -> None:
+def test_html_page_verdicts_counted_and_coloured(report: Path) -> None:
     """Counts of all claims at the top; each verdict has its own colour."""
     text = (report / "report.html").read_text()
     counts = re.findall(r'<li class="verdict ([\w-]+)">(.*?): (\d+)</li>', text)
@@ -120,7 +120,7 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 @example(words="\\| <script>alert(1)</script>", command="a\n```\n<script>")
 @example(words="1. a", command="")
 @settings(max_examples=40, deadline=None)
-def test_any_text_is_escaped(words: str, command: str) -> None:
+def test_html_page_any_text_is_escaped(words: str, command: str) -> None:
     """In headings, paragraphs, warnings, cells, alternative texts and commands."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
     made = figure()
@@ -140,7 +140,7 @@ def test_any_text_is_escaped(words: str, command: str) -> None:
     assert unescape(code).rstrip("\n") == command.rstrip("\n")
 
 
-def test_markdown_links_existing_pictures(report: Path) -> None:
+def test_markdown_report_links_existing_pictures(report: Path) -> None:
     """Relative links to PNGs, each with an SVG; tables keep their columns."""
     text = (report / "report.md").read_text()
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
@@ -153,7 +153,7 @@ def test_markdown_links_existing_pictures(report: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
 
-def test_csv_files_have_all_numbers(report: Path) -> None:
+def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     """One row per run, difference and claim."""
     given = figure()
     assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
@@ -167,7 +167,7 @@ def test_csv_files_have_all_numbers(report: Path) -> None:
     assert verdicts[3]["estimate"] == "" and verdicts[0]["p_corrected"] == "0.06"
 
 
-def test_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_report_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(figure(), panels=())
     write_report([one], tmp_path, "laptop")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -190,7 +190,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_own_runs_are_drawn_from_their_event_files(
+def test_report_command_numbers_are_those_of_the_event_files(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Arms by label, pairs by seed; the CSV has the last validation losses of the event files."""
@@ -221,7 +221,7 @@ def test_own_runs_are_drawn_from_their_event_files(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
 
 
-def test_report_of_other_runs_is_not_replaced(
+def test_report_command_report_of_other_runs_not_replaced(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder given by --out is overwritten only if its report has some of these runs."""
@@ -243,7 +243,7 @@ def test_report_of_other_runs_is_not_replaced(
         Path(name).unlink()
 
 
-def test_arm_of_one_seed_keeps_the_pairs_of_others(runs: Path, tmp_path: Path) -> None:
+def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path) -> None:
     """Two arms keep their three pairs next to an arm of one run; texts and tables have the pairs of each arm."""
     ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
     few = write_run(tmp_path / "hg", "hg", 1)
@@ -261,7 +261,7 @@ def test_arm_of_one_seed_keeps_the_pairs_of_others(runs: Path, tmp_path: Path) -
     assert float(pair["estimate"]) == b - a
 
 
-def test_incomparable_run_directories_are_refused(
+def test_report_command_incomparable_runs_refused(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each error is one sentence with exit code 2; different settings are a warning."""

@@ -27,7 +27,7 @@ TUNED = Tuned("tiny-1", "s", "adamw", "cos", 64, {name: {LR: lr} for name, lr in
     ("hg+ap", "", "hg+dp+or"),
     ("hg+iwd", "", "llama"),
 ])  # fmt: skip
-def test_untuned_arm_has_the_values_of_a_related_arm(scale: str, exceptions: str, of: str) -> None:
+def test_tuned_keys_untuned_arm_has_values_of_a_related_arm(scale: str, exceptions: str, of: str) -> None:
     """That of the same strategy with most of its exceptions and no other; else by placement."""
     strategy = ScaleStrategy.parse(scale)
     label = f"{strategy}{exceptions}"
@@ -36,6 +36,6 @@ def test_untuned_arm_has_the_values_of_a_related_arm(scale: str, exceptions: str
     assert note == ("" if of == label else f"{label} is not tuned itself: it has the values of {of}.")
 
 
-def test_arm_without_related_arm_is_an_error() -> None:
+def test_tuned_keys_arm_without_related_arm_refused() -> None:
     with pytest.raises(ValueError, match="tiny-1.yaml"):
         tuned_keys(TUNED, ScaleStrategy.parse("nop"), "nop", 64)

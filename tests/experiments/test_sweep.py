@@ -41,7 +41,7 @@ def test_sweep_finds_the_optimum_and_continues(
 
 
 @pytest.mark.long
-def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_lowest_at_the_end_no_optimum(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert sweep([*args, "--lr", "0.004", "0.008"], launcher=(*FAKE, *BOWL)) == 0
     assert "lr 0.008, its lowest point: the lowest loss is at the end of the grid: 4." in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: p
         (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],
 )
-def test_wrong_grids_are_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
+def test_sweep_wrong_grids_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
     args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--out", str(tmp_path / "out"), *words]
     with pytest.raises(ValueError, match=message):
         sweep(args, launcher=FAKE)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/theory/theory.json"
 
 
-def test_figure_11_has_the_recorded_claims() -> None:
+def test_table_read_figure_11_has_the_recorded_claims() -> None:
     (panel,) = load_figure("or-theorem", ROOT / "conf").panels
     assert panel.file is not None and ROOT / panel.file == RECORDED
     table = Table.read(RECORDED)
@@ -31,7 +31,7 @@ def test_recorded_claims_are_the_current_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
-def test_files_without_claims(tmp_path: Path, text: str) -> None:
+def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(ValueError, match=r"theory\.json"):
         Table.read(tmp_path / "theory.json")

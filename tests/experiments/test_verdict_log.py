@@ -21,7 +21,7 @@ def moved(to: Figure) -> Figure:
     return replace(to, verdicts=(first, *to.verdicts[1:]))
 
 
-def test_log_is_only_added_to(tmp_path: Path) -> None:
+def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
     """Known rows are not added again, whatever their date; different ones are appended."""
     log, one = tmp_path / "results" / "log.csv", figure()
     assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # without the untestable one
@@ -39,7 +39,7 @@ def test_log_is_only_added_to(tmp_path: Path) -> None:
         add_to_log(rows, log)
 
 
-def test_damaged_log_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A truncated line is named; a full disk keeps the file; a missing last line break is accepted."""
     log, one = tmp_path / "log.csv", figure()
     add_to_log(log_rows([one], "cpu"), log)
@@ -57,7 +57,7 @@ def test_damaged_log_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(read_log(log)) == 6
 
 
-def test_earlier_verdicts_are_shown(tmp_path: Path) -> None:
+def test_with_earlier_changed_verdicts_are_shown(tmp_path: Path) -> None:
     """Those of the same claim and budget, without the current one."""
     log, one = tmp_path / "log.csv", figure()
     other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
@@ -68,7 +68,7 @@ def test_earlier_verdicts_are_shown(tmp_path: Path) -> None:
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
 
 
-def test_log_of_the_repository_has_its_reports() -> None:
+def test_read_log_of_the_repository_has_its_reports() -> None:
     """Each tested verdict of results/*/verdicts.csv is in the log; names of folders begin with their budget."""
     logged = {
         (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
@@ -81,7 +81,7 @@ def test_log_of_the_repository_has_its_reports() -> None:
         assert ours and ours <= logged, sorted(ours - logged)
 
 
-def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_command_invalid_log_refused_first(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/log.csv").write_text("mine\n")
