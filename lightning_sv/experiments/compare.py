@@ -23,12 +23,11 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.pairs import described, pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Panel
+from lightning_sv.experiments.results import Figure, Panel, pairs_of
 from lightning_sv.experiments.run_store import RunStore, diverged, train
-from lightning_sv.experiments.sources.from_runs import COMPARISON
+from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.cli_args import to_args
 
 

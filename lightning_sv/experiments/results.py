@@ -1,21 +1,21 @@
-"""Figures, panels, arms and verdicts: first planned, then with their runs."""
+"""Figures, panels, arms, pairs and verdicts: first planned, then with their runs."""
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
-from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
-from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
+from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord, difference_sentence, direction, tokens_sentence
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.experiments.claims.pooling import FINAL, Pool
+from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.directory import config_value
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
@@ -274,6 +274,60 @@ class Panel:
             except NotTestableError as error:
                 notes.append(f"{series.name} has no scaling fit: {error}")
         return found, notes
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The baseline A and one other arm B on the seeds that they share; differences are B - A."""
+
+    a: Arm
+    b: Arm
+    difference: PairedDifference
+
+    @cached_property
+    def efficiency(self) -> TokenEfficiency:
+        """Tokens of both arms to the higher one of their final losses."""
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence."""
+        return difference_sentence(self.a.label, self.b.label, self.difference)
+
+    def tokens_sentence(self) -> str:
+        """Return the ratio of their tokens as a sentence."""
+        return tokens_sentence(self.a.label, self.b.label, self.efficiency, TWO_SIDED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers of the pair as JSON types."""
+        d, e = self.difference, self.efficiency
+        word = direction(d)
+        resolved = word in ("lower", "higher")
+        return {
+            "b": self.b.label,
+            "sentence": self.sentence(),
+            "tokens_sentence": self.tokens_sentence(),
+            "difference": {
+                **asdict(d),
+                "verdict": f"B {word}" if resolved else word,
+                "resolved": resolved,
+                "smallest_resolvable": d.smallest_resolvable,
+                "per_seed": (self.b.losses - self.a.losses).tolist(),
+            },
+            "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
+        }
+
+
+def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
+    """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
+    alike = [(a, b) for b in panel.arms if not b.baseline for a in panel.arms if a.baseline and a.size == b.size]
+    couples = alike if panel.kind in ("curves", "scaling", "lengths") else []
+    pairs, lost = [], []
+    for a, b in couples:
+        try:
+            pairs.append(Pair(*a.paired(b), panel.difference(b, a, confidence=TWO_SIDED)))
+        except NotTestableError as error:
+            lost.append(f"{b.label} and {a.label} are not compared: {error}")
+    return pairs, lost
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.experiments.compare import compare, print_comparison
-from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
+from lightning_sv.experiments.results import pairs_of
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure

@@ -17,11 +17,10 @@ from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
-from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Verdict
+from lightning_sv.experiments.results import Verdict, pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_results import disk_full, figure, write_run

@@ -13,8 +13,7 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.pairs import pairs_of
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, csv_rows, curve_text
 

@@ -1,20 +1,25 @@
 """Figure of your own runs, from their event files."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
-from lightning_sv.experiments.pairs import described
 from lightning_sv.experiments.report.tables import tokens_per_param
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 #: results of `compare`, in its output directory
 COMPARISON = "comparison.json"
+# scalars of `callbacks.Sharpness` that a report draws
+_SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
 
 def own_figure(
@@ -98,3 +103,27 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
         else:
             found.append(path)
     return found, unfinished
+
+
+def described(figure: Figure) -> Figure:
+    """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
+    from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
+
+    (panel,) = figure.panels
+    pairs, lost = pairs_of(panel)
+    said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)
+    runs = [run for arm in panel.arms for run in arm.runs]
+    more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
+    tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
+    more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
+    panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))
+    return replace(figure, panels=panels, warnings=(*figure.warnings, *lost))
+
+
+def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
+    """Print two sentences per pair, and warnings."""
+    for pair in pairs:
+        console.print(pair.sentence(), markup=False, highlight=False, style="bold")
+        console.print(pair.tokens_sentence(), markup=False, highlight=False)
+    for warning in warnings:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
