@@ -171,8 +171,7 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     assert reused(run(out, words=words, seeds=1)[0]) == set()
 
 
-def test_compare_run_keys_equal_those_of_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def test_compare_run_keys_equal_those_of_a_figure() -> None:
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)

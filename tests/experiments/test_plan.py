@@ -21,11 +21,6 @@ from tests.conftest import thinned
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], []))
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"

@@ -19,11 +19,6 @@ from tests.experiments.test_evaluate import cpu, plan, quiet
 from tests.experiments.test_plan import ROOT
 
 
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
     """Return the report of a trained figure, and the evaluated figure."""

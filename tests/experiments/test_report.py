@@ -18,12 +18,11 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.report.markdown import Section, markdown_report
-from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict, pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.events import read_run
-from tests.experiments.fake_results import disk_full, figure, write_run
+from tests.experiments.fake_results import figure, write_run
 
 
 class Page(HTMLParser):
@@ -164,20 +163,6 @@ def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
     assert verdicts[3]["estimate"] == "" and verdicts[0]["p_corrected"] == "0.06"
-
-
-def test_write_report_full_disk_keeps_the_previous_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = replace(figure(), panels=())
-    write_report([one], tmp_path, "laptop")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    write_csv(table := tmp_path / "more.csv", [{"a": 1}])
-    monkeypatch.setattr("os.fsync", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        write_report([replace(one, warnings=("another",))], tmp_path, "laptop")
-    with pytest.raises(OSError, match="No space"):
-        write_csv(table, [{"a": 2}])
-    assert table.read_text() == "a\n1\n"
-    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path != table} == before
 
 
 @pytest.fixture(scope="module")
