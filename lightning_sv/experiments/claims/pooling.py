@@ -46,7 +46,10 @@ class LossAt:
             return run.val_loss
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
         if at < curve.tokens[0]:
-            raise NotTestableError(f"{run.dir} has no validation loss around {at:,.0f} tokens; set data.validations.")
+            raise NotTestableError(
+                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
+                f"{curve.tokens[-1]:,}; set data.validations, or a different share in the claim."
+            )
         return float(np.interp(at, curve.tokens, curve.values))
 
 
