@@ -139,50 +139,44 @@ def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     assert sorted(points) == [(1, 0.02), (2, 0.01), (2, 0.02), (2, 0.03), (4, 0.02)] and len(panel.arms) == 10
 
 
+def of_arm(keys: str) -> str:
+    return FIGURE.replace("scale: hg", keys)
+
+
+def of_panel(keys: str, claim: str = "") -> str:
+    """Return a figure with more keys of its panel, and with a claim."""
+    claims = f"  claims: [{{{claim}, paper: x}}]\n" if claim else ""
+    return FIGURE.replace("title: p", f"title: p\n  {keys}") + claims
+
+
+TWO_BASELINES = FIGURE.replace("llama}", "llama, baseline: true}").replace("hg}", "hg, baseline: true}")
 WRONG = [
-    (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b\.scale"),
-    (FIGURE.replace("scale: hg", "scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
-    (FIGURE.replace("scale: hg", "scale: hg, longer: much"), "arms.b.longer"),
-    (FIGURE.replace("  arms", "  kind: pie\n  arms"), "'pie'"),
-    (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds: Cannot assign int to Dict"),
+    (of_arm("longer: 2.0"), r"arms\.b\.scale"),
+    (of_arm("scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
+    (of_arm("scale: hg, longer: much"), "arms.b.longer"),
+    (of_panel("kind: pie"), "'pie'"),
+    (of_panel("seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", "mine.yaml"),
-    (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "'les'"),
-    (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "'less'"),
-    (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
-    (FIGURE + "  claims: [{kind: leads, a: a, b: b, margin: 0.1, paper: x}]\n", "margin of a claim 'leads' is 0.1"),
-    (FIGURE + "  claims: [{kind: widens, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
-    (
-        FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",
-        "panel 'p': claim 'less': skip_under: budget 'gpuu' is unknown; known: cpu",
-    ),
-    (FIGURE.replace("title: p", "title: p\n  axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
-    (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope'"),
-    (
-        FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
-        "'apart'",
-    ),
-    (
-        FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
-        "'cost' needs a margin above 0",
-    ),
-    (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': tag is '' and kind is 'scalar'; expected a tag"),
-    (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
-    (
-        FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
-        "axes of arm 'b' is model.optim.lr; expected an axis of the panel",
-    ),
-    (FIGURE.replace("scale: hg", "scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
-    (
-        FIGURE.replace("scale: hg", "scale: hg, baseline: true").replace(
-            "scale: llama", "scale: llama, baseline: true"
-        ),
-        "`baseline: true` is set for a and b; expected one arm",
-    ),
-    (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
-    (FIGURE + "  model: dnse\n", "'dnse'"),
-    (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
-    (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
-    (FIGURE.replace("scale: hg", "scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
+    (of_panel("", "kind: les, a: a, b: b"), "'les'"),
+    (of_panel("", "kind: less, a: a, b: c"), "'less'"),
+    (of_panel("", "kind: less, a: a, b: a"), "'less'"),
+    (of_panel("", "kind: leads, a: a, b: b, margin: 0.1"), "margin of a claim 'leads' is 0.1"),
+    (of_panel("", "kind: widens, a: a, b: b, at: 2.5"), "at is 2.5; expected a share"),
+    (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'less': skip_under: budget 'gpuu' is unknown"),
+    (of_panel("axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
+    (of_panel("", "kind: slope, a: a, b: b"), "'slope'"),
+    (of_panel("kind: qkv", "kind: apart, a: a, tags: [q, k]"), "'apart'"),
+    (of_panel("kind: table", "kind: cost, a: a, b: b"), "'cost' needs a margin above 0"),
+    (of_panel("kind: scalar"), "p': tag is '' and kind is 'scalar'; expected a tag"),
+    (of_panel("probes: sharpnes"), r"sharpnes"),
+    (of_arm("scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"), "axes of arm 'b' is model.optim.lr"),
+    (of_arm("scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
+    (TWO_BASELINES, "`baseline: true` is set for a and b; expected one arm"),
+    (of_panel("kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
+    (of_panel("model: dnse"), "'dnse'"),
+    (of_arm("scale: hgg"), r"hgg"),
+    (of_arm("scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
+    (of_arm("scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
 ]
 
 
