@@ -289,23 +289,20 @@ class Pair:
         """Tokens of both arms to the higher one of their final losses."""
         return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
 
-    def sentence(self) -> str:
-        """Return the verdict as a sentence."""
-        return difference_sentence(self.a.label, self.b.label, self.difference)
-
-    def tokens_sentence(self) -> str:
-        """Return the ratio of their tokens as a sentence."""
-        return tokens_sentence(self.a.label, self.b.label, self.efficiency, TWO_SIDED)
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The verdict, and the ratio of their tokens, each as a sentence."""
+        a, b = self.a.label, self.b.label
+        return difference_sentence(a, b, self.difference), tokens_sentence(a, b, self.efficiency, TWO_SIDED)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers of the pair as JSON types."""
-        d, e = self.difference, self.efficiency
-        word = direction(d)
+        d, e, word = self.difference, self.efficiency, direction(self.difference)
         resolved = word in ("lower", "higher")
         return {
             "b": self.b.label,
-            "sentence": self.sentence(),
-            "tokens_sentence": self.tokens_sentence(),
+            "sentence": self.sentences[0],
+            "tokens_sentence": self.sentences[1],
             "difference": {
                 **asdict(d),
                 "verdict": f"B {word}" if resolved else word,

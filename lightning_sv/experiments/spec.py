@@ -6,12 +6,11 @@ The report of the figure `tuning` (report/write.py) has the files of conf/paper/
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.yaml_file import read_as
 
-T = TypeVar("T")
 CONF = Path("conf")
 #: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; a different logged
 #: scalar against tokens; a table
@@ -233,7 +232,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     Raises:
         ConfigError: an unknown figure, an invalid key or value, or an unknown budget
     """
-    figure, budgets = _load(FigureSpec, name, conf / "paper", "figure"), budget_names(conf)
+    figure, budgets = read_as(FigureSpec, _file(name, conf / "paper", "figure")), budget_names(conf)
     for where, named in _budgets_named(figure):
         for budget in named:
             if budget not in budgets:
@@ -259,7 +258,7 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     Raises:
         ConfigError: an unknown budget, or an invalid key or value
     """
-    return _load(Budget, name, conf / "paper" / "budgets", "budget")
+    return read_as(Budget, _file(name, conf / "paper" / "budgets", "budget"))
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
@@ -272,11 +271,10 @@ def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
     return read_as(Tuned, path) if path.is_file() else None
 
 
-def _load(cls: type[T], name: str, folder: Path, what: str) -> T:
-    known = _names(folder)
-    if name not in known:
+def _file(name: str, folder: Path, what: str) -> Path:
+    if name not in (known := _names(folder)):
         raise ConfigError(unknown(what, name, known))
-    return read_as(cls, folder / f"{name}.yaml")
+    return folder / f"{name}.yaml"
 
 
 def _names(folder: Path) -> list[str]:

@@ -233,8 +233,8 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
     (of_three, of_one), _ = pairs_of(figure.panels[0])
-    assert (of_three.sentence(), of_three.difference.n) == (whole.sentence(), 3)
-    assert of_one.difference.n == 1 and of_one.sentence().startswith("Not resolved: one pair")
+    assert (of_three.sentences[0], of_three.difference.n) == (whole.sentences[0], 3)
+    assert of_one.difference.n == 1 and of_one.sentences[0].startswith("Not resolved: one pair")
     assert figure.warnings == ("hg and llama are paired on seed 1; only one of them has seeds 0, 2.",)
     assert figure.spec.summary == "3 arms, one seed or 3 seeds."
     write_report([figure], tmp_path / "out", "")

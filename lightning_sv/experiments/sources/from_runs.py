@@ -111,7 +111,7 @@ def described(figure: Figure) -> Figure:
 
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
-    said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)
+    said = (" ".join(pair.sentences) for pair in pairs)
     runs = [run for arm in panel.arms for run in arm.runs]
     more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
     tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
@@ -123,7 +123,8 @@ def described(figure: Figure) -> Figure:
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
     """Print two sentences per pair, and warnings."""
     for pair in pairs:
-        console.print(pair.sentence(), markup=False, highlight=False, style="bold")
-        console.print(pair.tokens_sentence(), markup=False, highlight=False)
+        verdict, tokens = pair.sentences
+        console.print(verdict, markup=False, highlight=False, style="bold")
+        console.print(tokens, markup=False, highlight=False)
     for warning in warnings:
         console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
