@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.compare import COMPARISON, compare, default_out, print_comparison
+from lightning_sv.experiments.compare import compare, default_out, print_comparison
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
+from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 

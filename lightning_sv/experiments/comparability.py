@@ -19,8 +19,6 @@ VALIDATION_KEYS = ("val_sequences", "seq_len")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
-# key -> value that stands for a default, and key of the summary with the value in use
-_DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -67,19 +65,17 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[tu
         Sorted by key: the key, both values, and the names of the two runs, e.g. `a-seed0, b-seed0`.
     """
     own = (*_OWN_KEYS, *asked)
-    configs = [(name, run, _leaves(run)) for name, run in runs.items() if not run.recorded]
+    configs = [(name, _leaves(run)) for name, run in runs.items() if not run.recorded]
     found: dict[tuple[str, str], tuple[str, Any, Any, str]] = {}
-    for name, run, values in configs[1:]:
-        first_name, first, reference = configs[0]
+    for name, values in configs[1:]:
+        first, reference = configs[0]
         for key in sorted(reference.keys() | values.keys()):
             a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
-            if a != b:
-                a, b = _in_use(first, key, a), _in_use(run, key, b)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
             unset = {str(a), str(b)} == {"None", _ABSENT}  # a newer key
             expected = any(key == k or key.startswith(f"{k}.") for k in own)
             if a != b and not (expected or is_seed or unset):
-                found.setdefault((key, str(b)), (key, a, b, f"{first_name}, {name}"))
+                found.setdefault((key, str(b)), (key, a, b, f"{first}, {name}"))
     return sorted(found.values(), key=lambda difference: difference[0])
 
 
@@ -147,11 +143,6 @@ def panel_warnings(panel: Panel) -> list[str]:
             if len(values) > 1:
                 found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
     return found
-
-
-def _in_use(run: Run, key: str, value: Any) -> Any:
-    unset, stated = _DEFAULTS.get(key, (_ABSENT, ""))
-    return run.summary.get(stated, value) if value == unset else value
 
 
 def _leaves(run: Run) -> dict[str, Any]:

@@ -59,10 +59,6 @@ def compare(
         RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
-    reused = [job for request in figure.requests() if (job := runs.job(*request)).state() == "complete"]
-    for job in reused:
-        words = f"{job.title}: reused, {job.run_dir} is complete with the same configuration"
-        console.print(words, markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
@@ -96,7 +92,6 @@ def compare(
             {
                 "name": name,
                 "dir": os.path.relpath(run.dir, out),
-                "reused": job in reused,
                 "command": shlex.join([*job.record()["command"], *job.here[:2]]),
                 "val_loss": run.val_loss,
                 "tokens": run.tokens,
