@@ -51,41 +51,17 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ConfigError(f"{key} of {name} is {value}; expected {expected[key]}, that of {before}.")
 
 
-def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[tuple[str, Any, Any, str]]:
-    """Return the keys whose values unexpectedly differ from those of the first run, each different value once.
+def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
+    """Return warnings about differences between runs other than corpus and tokenizer.
 
-    Values equal to the seed of the run, or with its directory, count as equal. Recorded runs have no config; their name
-    has the hash of the requested one.
+    Values of configs that equal the seed of the run, or contain its directory, count as equal. Recorded runs have no
+    config; their name has the hash of the requested one.
 
     Args:
         runs: complete runs by name; the first is the reference
         asked: keys that are expected to differ, because not all arms set them
-
-    Returns:
-        Sorted by key: the key, both values, and the names of the two runs, e.g. `a-seed0, b-seed0`.
     """
-    own = (*_OWN_KEYS, *asked)
-    configs = [(name, _leaves(run)) for name, run in runs.items() if not run.recorded]
-    found: dict[tuple[str, str], tuple[str, Any, Any, str]] = {}
-    for name, values in configs[1:]:
-        first, reference = configs[0]
-        for key in sorted(reference.keys() | values.keys()):
-            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
-            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
-            unset = {str(a), str(b)} == {"None", _ABSENT}  # a newer key
-            expected = any(key == k or key.startswith(f"{k}.") for k in own)
-            if a != b and not (expected or is_seed or unset):
-                found.setdefault((key, str(b)), (key, a, b, f"{first}, {name}"))
-    return sorted(found.values(), key=lambda difference: difference[0])
-
-
-def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
-    """Return warnings about differences between runs other than corpus and tokenizer; see `config_differences`."""
-    warnings = [
-        f"The configs differ in {key}: {' against '.join('the default' if x is None else str(x) for x in (a, b))}"
-        f" ({where})."
-        for key, a, b, where in config_differences(runs, asked)
-    ]
+    warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
     facts: dict[str, Callable[[Run], Any]] = {
         "end at different tokens": lambda run: run.tokens,
         "used different versions of torch": lambda run: run.summary.get("torch"),
@@ -143,6 +119,22 @@ def panel_warnings(panel: Panel) -> list[str]:
             if len(values) > 1:
                 found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
     return found
+
+
+def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
+    configs = [(name, _leaves(run)) for name, run in runs.items() if not run.recorded]
+    found: dict[tuple[str, str], str] = {}  # each different value once
+    for name, values in configs[1:]:
+        first, reference = configs[0]
+        for key in reference.keys() | values.keys():
+            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
+            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            unset = {str(a), str(b)} == {"None", _ABSENT}  # a newer key
+            expected = any(key == k or key.startswith(f"{k}.") for k in own)
+            if a != b and not (expected or is_seed or unset):
+                shown = " against ".join("the default" if x is None else str(x) for x in (a, b))
+                found.setdefault((key, str(b)), f"The configs differ in {key}: {shown} ({first}, {name}).")
+    return [found[at] for at in sorted(found, key=lambda at: at[0])]
 
 
 def _leaves(run: Run) -> dict[str, Any]:

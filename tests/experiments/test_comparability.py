@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_sv.experiments.comparability import comparability_warnings, config_differences
+from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.runs.events import Curve, Run
 
 ENDS = Curve(np.array([1]), np.array([3.0]))
@@ -22,11 +22,11 @@ ENDS = Curve(np.array([1]), np.array([3.0]))
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
 ])  # fmt: skip
-def test_config_differences_keys_of_an_arm_may_differ(
+def test_comparability_warnings_name_unexpected_keys(
     a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
 ) -> None:
-    runs = {name: Run(Path(name), "x", config, {}, {}) for name, config in (("a", a), ("b", b))}
-    assert [key for key, *_ in config_differences(runs, args)] == unexpected
+    runs = {name: Run(Path(name), "x", config, {}, {"val/loss": ENDS}) for name, config in (("a", a), ("b", b))}
+    assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
 
 
 def test_comparability_warnings_name_a_default() -> None:
