@@ -23,6 +23,9 @@ from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
+# strategies that have the same colour in every figure; the others take free colours
+_FIXED = {"llama": style.BLUE, "unified": style.VERMILLION, "hg+dnp+or+iwd": style.VERMILLION, "nop": style.PURPLE}
+_FREE = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -59,7 +62,10 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[s
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(style.LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
-    return list(zip(arms, zip(style.colours(names), lines, strict=True), strict=True))
+    fixed = [_FIXED.get(name) for name in names]
+    free = cycle([colour for colour in _FREE if colour not in fixed])
+    colours = [next(free) if colour is None else colour for colour in fixed]
+    return list(zip(arms, zip(colours, lines, strict=True), strict=True))
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
