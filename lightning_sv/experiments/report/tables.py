@@ -148,7 +148,8 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of a panel; empty for some kinds."""
     if panel.table:
-        return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
+        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in panel.table.rows]
+        return list(panel.table.columns), cells
     if panel.kind == "scaling":
         return _law_table(panel)
     if panel.kind == "scalar":
@@ -236,10 +237,6 @@ def _pairs(n: int) -> str:
 
 def _interval(low: float | None, high: float | None) -> str:
     return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
-
-
-def _cell(x: Any) -> str:
-    return f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
 def measured(arms: Sequence[Arm]) -> bool:

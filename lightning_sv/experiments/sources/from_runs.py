@@ -44,7 +44,9 @@ def own_figure(
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
         run = read_run(path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
-        name, seed = label or run.label, _seed(run)
+        name, seed = label or run.label, run.summary.get("seed")
+        if not isinstance(seed, int):
+            raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             raise ConfigError(f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; set --labels.")
@@ -74,13 +76,6 @@ def own_figure(
     summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
     spec = FigureSpec("runs", title, "Your own runs", summary, [panel.spec])
     return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
-
-
-def _seed(run: Run) -> int:
-    seed = run.summary.get("seed")
-    if not isinstance(seed, int):
-        raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
-    return seed
 
 
 def _seeds(seeds: Sequence[int]) -> str:
