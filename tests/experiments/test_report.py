@@ -249,41 +249,35 @@ def test_report_command_incomparable_runs_refused(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each error is one sentence with exit code 2; different settings are a warning."""
-
-    def fails(*argv: str | Path) -> str:
-        assert main(["report", *map(str, argv), "--out", str(tmp_path / "never")]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and not (tmp_path / "never").exists()
-        return error
-
-    (tmp_path / "empty").mkdir()
-    assert "expected the directory of a run" in fails(tmp_path / "nowhere")
-    assert "expected a complete run" in fails(tmp_path / "empty")
-    bare = write_run(tmp_path / "bare", "llama", 0)
-    for file in bare.glob("*tfevents*"):
-        file.unlink()
-    assert "no TensorBoard scalars" in fails(bare)
-    cut = write_run(tmp_path / "cut", "hg", 0)
+    one, unified, empty = runs / "llama0", runs / "unified0", tmp_path / "empty"
+    empty.mkdir()
+    bare, cut, tokens = (write_run(tmp_path / name, "hg", 0) for name in ("bare", "cut", "tokens"))
+    (events,) = bare.glob("*tfevents*")
+    events.unlink()
     (events,) = cut.glob("*tfevents*")
     events.write_bytes(events.read_bytes()[:-7])
-    assert f"{events} is cut or damaged" in fails(runs / "llama0", cut)
-    assert "are both 'llama' with seed 0; set --labels" in fails(runs / "llama0", runs / "llama0")
-    assert "share no seed" in fails(runs / "llama0", runs / "unified1")
-    assert "--baseline is 'hg'; expected one of llama" in fails(runs / "llama0", "--baseline", "hg")
-    assert "--labels has 1 names; expected 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
-    other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
-    assert f"corpus_hash of {other} is dead; expected c0ffee, that of {runs / 'llama0'}" in fails(
-        runs / "llama0", other
-    )
-    tokens = write_run(tmp_path / "tokens", "hg", 0)
-    edited = (tokens / "summary.json").read_text().replace("7001", "7002")
-    (tokens / "summary.json").write_text(edited)
-    assert "tokenizer_sha256" in fails(runs / "llama0", tokens)
+    summary = tokens / "summary.json"
+    summary.write_text(summary.read_text().replace("7001", "7002"))
+    corpus = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
-    assert f"data.val_sequences of {val} is 9; expected 512" in fails(runs / "llama0", val)
+    for argv, message in (
+        ([tmp_path / "nowhere"], "expected the directory of a run"),
+        ([empty], "expected a complete run"),
+        ([bare], "no TensorBoard scalars"),
+        ([one, cut], f"{events} is cut or damaged"),
+        ([one, one], "are both 'llama' with seed 0; set --labels"),
+        ([one, runs / "unified1"], "share no seed"),
+        ([one, "--baseline", "hg"], "--baseline is 'hg'; expected one of llama"),
+        ([one, unified, "--labels", "a"], "--labels has 1 names; expected 2"),
+        ([one, corpus], f"corpus_hash of {corpus} is dead; expected c0ffee, that of {one}"),
+        ([one, tokens], "tokenizer_sha256"),
+        ([one, val], f"data.val_sequences of {val} is 9; expected 512"),
+    ):
+        assert main(["report", *map(str, argv), "--out", str(tmp_path / "never")]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1 and not (tmp_path / "never").exists()
     rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
-    assert own_figure([runs / "llama0", rate]).warnings == (
-        f"The configs differ in model.optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
-    )
-    named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
+    warning = f"The configs differ in model.optim.lr: 0.001 against 0.5 ({one}, {rate})."
+    assert own_figure([one, rate]).warnings == (warning,)
+    named = own_figure([one, unified], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
