@@ -345,12 +345,7 @@ WRONG = [
 ]
 
 
-FEW_WRONG = ("'plcement'", "--submit", "--jobs is 0", "--data.corpus.dir", "--json")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"), thinned(WRONG, [row for row in WRONG if row[1] in FEW_WRONG], several=True)
-)
+@pytest.mark.parametrize(("words", "message"), thinned(WRONG, WRONG[::2], several=True))
 def test_paper_command_wrong_arguments_refused(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_paper(words)
