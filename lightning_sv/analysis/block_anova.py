@@ -109,8 +109,10 @@ class BlockDesign:
         df, rest = len(pairs) - 1, self.df - len(pairs) + 1
         if df < 1 or rest < 1 or not self.squares:
             return ""
-        if (p := self.p_equal) < UNEQUAL:
-            return f"their own scatter: that of the {len(self.scattered)} arms is unequal (Bartlett, p {p:.2g})"
+        if self.p_equal < UNEQUAL:
+            return (
+                f"their own scatter: that of the {len(self.scattered)} arms is unequal (Bartlett, p {self.p_equal:.2g})"
+            )
         own = float(((pairs - pairs.mean()) ** 2).sum() / 2)
         others = max(self.squares - own, 0.0) / rest
         if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):

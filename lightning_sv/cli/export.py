@@ -25,7 +25,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
-    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules the run may import.")
+    parser.add_argument(
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that the run may import."
+    )
     options = parser.parse_args(argv)
     check_unused(options.dir)
     quiet = transformers().utils.logging
@@ -39,9 +41,11 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"dir": str(options.dir), **done._asdict()}))
         return 0
-    code = "with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers"
-    difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"
-    print(f"{options.dir}: {done.kind}, {code}; {difference}")
+    print(
+        f"{options.dir}: {done.kind}, "
+        + ("with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers")
+        + f"; its logits differ from the run's by {done.difference:.1g} of their norm"
+    )
     return 0
 
 

@@ -42,7 +42,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
-    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules the run may import.")
+    parser.add_argument(
+        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that a run may import."
+    )
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
@@ -75,7 +77,9 @@ def _read(
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", list(map(statistics, vectors_of_backbone(model))), []
     if path.is_file():
-        raise ConfigError(f"{path} is a file; expected a run directory, or a folder with config.json and weights.")
+        raise ConfigError(
+            f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
+        )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread

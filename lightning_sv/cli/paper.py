@@ -63,6 +63,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     resolver = RunResolver(budget, _keys(rest))
     names = dict.fromkeys(options.fig or budget.figures or figure_names())
     figures = [plan_figure(load_figure(name), resolver) for name in names]
+    for figure in figures if options.fig and not (options.dry_run or options.no_train) else ():
+        skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
+        if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
+            raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
@@ -78,7 +82,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)
     if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
-        raise ConfigError(f"paper: {out} has no run of these figures. Remove --no_train, or set --out to their folder.")
+        raise ConfigError(
+            f"paper: {out} has no run of these figures. Remove --no_train, or set --out to the folder with their runs."
+        )
     check_replaceable(out, [out / "runs"])
     log = [] if options.no_log else read_log()  # an invalid log is refused before hours of runs
     failed: dict[str, str] = {}
@@ -173,7 +179,10 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
             for text in (*why_not, *panel.warnings):
                 say(f"{'':20} {text}")
     left = [(run_spec, seed) for run_spec, seed in total if run_spec.key(seed) in missing]
-    say(f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}")
+    say(
+        f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
+        "with 100 tokens per parameter."
+    )
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:

@@ -47,7 +47,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ConfigError("sweep: --lr and --init_std are not set; expected several values for one of them.")
     for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
         if key in axes:
-            raise ConfigError(f"--{key} is {value}; expected no value, because --{AXES[key]} is set.")
+            raise ConfigError(
+                f"--{key} is {value}; expected no value, because --{AXES[key]} is set. Remove one of them."
+            )
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # needed to parse a run
     arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     figure = swept_figure(arms, axes, shared, options.seeds, model)

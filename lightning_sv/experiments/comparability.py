@@ -31,16 +31,19 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
-            raise ConfigError(f"{run.dir / SUMMARY} has no {missing[0]}. Train the run again.")
+            raise ConfigError(
+                f"{run.dir / SUMMARY} has no {missing[0]}, so that its corpus is unknown. Train the run again."
+            )
         facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 
 
-def check_same_data(facts: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
     """Check that all runs or arms have the same values.
 
     Args:
         facts: name -> values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` with the prefix `data.` if they must be equal
+        what: `runs` or `arms`, for messages
 
     Raises:
         ConfigError: two values differ
@@ -48,7 +51,10 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]]) -> None:
     for (before, expected), (name, values) in pairwise(facts.items()):
         for key, value in values.items():
             if value != expected[key]:
-                raise ConfigError(f"{key} of {name} is {value}; expected {expected[key]}, that of {before}.")
+                raise ConfigError(
+                    f"{key} of {name} is {value}; expected {expected[key]}, that of {before}. Compare {what} of one "
+                    "corpus, tokenizer and validation set."
+                )
 
 
 def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:

@@ -54,7 +54,10 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
     if len(seeds) < 2 and _claims_at(panel, resolver.budget):
-        raise ConfigError(f"{where}: seeds under budget {budget} is {len(seeds)}; expected two or more for a claim.")
+        raise ConfigError(
+            f"{where}: seeds under budget {budget} is {len(seeds)}; expected two or more to decide a claim. Increase "
+            f"it, or give its claims `skip_under: {{{budget}: why}}`."
+        )
     given = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
     arms = [
         replace(arm, ours=spec.not_in_paper, baseline=spec.baseline, seeds=seeds)
@@ -66,7 +69,10 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         assert arm.run_spec is not None
         other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
-            raise ConfigError(f"{where}: {other!r} and {arm.label!r} resolve to the same configuration. Remove one.")
+            raise ConfigError(
+                f"{where}: {other!r} and {arm.label!r} resolve to the same configuration; expected different arms. "
+                "Remove one."
+            )
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope needs four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]

@@ -179,7 +179,10 @@ class RunResolver:
             flops = module.flops_per_token(data.seq_len)
             cost = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
-            raise ConfigError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps. Add it.")
+            raise ConfigError(
+                f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
+                "add those of one core for 1,000 steps of llama."
+            )
         else:
             slower = self.budget.relative_step_time
             cost = model.seconds_per_1000_steps * steps / 1000

@@ -334,6 +334,7 @@ def test_paper_command_dry_run_slurm_train_report(
 WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
+    (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
     (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),

@@ -127,7 +127,9 @@ def test_plan_figure_untrained_arm_has_a_reason(conf: Path, tmp_path: Path, key:
 
 def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
     one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
-    with pytest.raises(ValueError, match="mine: panel 'p': seeds under budget cpu is 1; expected two or more"):
+    with pytest.raises(
+        ValueError, match=r"mine: panel 'p': seeds under budget cpu is 1; expected two or more to decide a claim"
+    ):
         plan_mine(conf, one + CLAIM % "less")
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 

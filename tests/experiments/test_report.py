@@ -265,7 +265,7 @@ def test_report_command_incomparable_runs_refused(
         ([empty], "expected a complete run"),
         ([bare], "no TensorBoard scalars"),
         ([one, cut], f"{events} is cut or damaged"),
-        ([one, one], "are both 'llama' with seed 0; set --labels"),
+        ([one, one], "are both 'llama' with seed 0; remove one"),
         ([one, runs / "unified1"], "share no seed"),
         ([one, "--baseline", "hg"], "--baseline is 'hg'; expected one of llama"),
         ([one, unified, "--labels", "a"], "--labels has 1 names; expected 2"),

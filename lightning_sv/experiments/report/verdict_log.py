@@ -48,7 +48,10 @@ def read_log(path: Path = LOG) -> list[Row]:
         rows = []
         for row in reader:
             if None in row or None in row.values():  # marks of the csv module for a wrong number of columns
-                raise ConfigError(f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns.")
+                raise ConfigError(
+                    f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
+                    f"Restore the file (git checkout {path}) or remove that line."
+                )
             rows.append(row)
         return rows
 

@@ -97,7 +97,9 @@ def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
     given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
         if key in _RESERVED:
-            raise ConfigError(f"--{key} is set; expected no value, because it differs between runs.")
+            raise ConfigError(
+                f"--{key} is set; expected no value, because it differs between runs. Use the command's own options."
+            )
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)  # the time is not estimated
     budget = Budget(_BUDGET, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
     return plan_figure(figure, RunResolver(budget, {}, files=files))
@@ -131,7 +133,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         | {f"data.{key}": getattr(data, key) for key in VALIDATION_KEYS}
         for (label, _), (_, data, _) in zip(arms, made, strict=True)
     }
-    check_same_data(facts)
+    check_same_data(facts, "arms")
     first, first_data, _ = made[0]
     steps, size = plan_steps(*made[0]), first_data.tokens_per_step
     tokens, of = steps * size, f"{arms[0][0]}'s {steps * size:,} tokens"
@@ -145,7 +147,10 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
             ("model.tokens_per_param", model.tokens_per_param != first.tokens_per_param),
         ):
             if settled and differs and key in arm.overrides:
-                raise ConfigError(f"{key} of {label!r} is {arm.overrides[key]}; expected {of} for all arms.")
+                raise ConfigError(
+                    f"{key} of {label!r} is {arm.overrides[key]}; expected {of} for all arms. Remove it, or set it for "
+                    "all arms."
+                )
         if tokens % own:
             raise ConfigError(
                 f"{of} are not a whole number of steps of {label!r}, {own:,} tokens each; set trainer.max_steps "

@@ -49,7 +49,10 @@ def own_figure(
             raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
-            raise ConfigError(f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; set --labels.")
+            raise ConfigError(
+                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
+                "--labels."
+            )
     first = baseline or next(iter(arms))
     if first not in arms:
         raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
