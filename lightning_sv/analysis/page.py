@@ -22,7 +22,7 @@ def html_page(markdown: str, root: Path) -> str:
 
     Args:
         markdown: output of `markdown_report`; HTML in it is escaped
-        root: folder of the pictures; an SVG next to a PNG is embedded instead of it
+        root: folder of the pictures; the SVG next to each PNG is embedded
     """
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
@@ -71,10 +71,8 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
             pictures = [child for child in inside.children if child.type == "image"]
             for picture in pictures:
                 # embedded as an image, because ids of inline SVG elements would collide between pictures
-                png = root / unquote(str(picture.attrGet("src")))
-                svg = png.with_suffix(".svg")
-                file, kind = (svg, "svg+xml") if svg.is_file() else (png, "png")
-                picture.attrSet("src", f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}")
+                svg = (root / unquote(str(picture.attrGet("src")))).with_suffix(".svg").read_bytes()
+                picture.attrSet("src", f"data:image/svg+xml;base64,{b64encode(svg).decode()}")
             if pictures:
                 token.attrSet("class", "picture")
     return next(filter(None, tables), Counter())  # the table of all claims is the first

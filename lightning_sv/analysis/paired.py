@@ -95,11 +95,6 @@ class TokenEfficiency:
         """Number of pairs."""
         return len(self.tokens_a)
 
-    @property
-    def reached(self) -> int:
-        """Number of pairs in which B reached the target."""
-        return sum(tokens is not None for tokens in self.tokens_b)
-
 
 class PairedCurve(NamedTuple):
     """B - A of n pairs against tokens; `low` and `high` are NaN for one pair."""

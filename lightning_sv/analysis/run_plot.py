@@ -7,28 +7,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    human_tokens,
-    new_figure,
-    plain_style,
-    set_limits,
-    set_style,
-    set_token_axis,
-    write_picture,
-)
+from lightning_sv.analysis import style
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
 
-_PROJECTIONS = {"q_proj": ("Q", BLUE, "-"), "k_proj": ("K", ORANGE, "--"), "v_proj": ("V", GREEN, "-.")}
+_PROJECTIONS = {
+    "q_proj": ("Q", style.BLUE, "-"),
+    "k_proj": ("K", style.ORANGE, "--"),
+    "v_proj": ("V", style.GREEN, "-."),
+}
 
 
-@plain_style
+@style.plain_style
 def draw_run(run: Run, path: str | Path) -> None:
     """Draw the losses of a run, and the growth of its Q, K and V branches if they were logged, against tokens.
 
@@ -43,16 +33,16 @@ def draw_run(run: Run, path: str | Path) -> None:
     if not losses:
         raise NotTestableError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
 
-    figure = new_figure(panels=2 if branches else 1)
+    figure = style.new_figure(panels=2 if branches else 1)
     panels = figure.subplots(1, 2 if branches else 1, squeeze=False)[0]
     _draw_losses(panels[0], run)
     if branches:
         draw_branches(panels[1], branches)
-    figure.suptitle(run.label, x=0.012, ha="left", fontsize=10, color=GREY)
+    figure.suptitle(run.label, x=0.012, ha="left", fontsize=10, color=style.GREY)
     for axes in panels:
-        set_token_axis(axes)
-        set_style(axes)
-    write_picture(figure, path)
+        style.set_token_axis(axes)
+        style.set_style(axes)
+    style.write_picture(figure, path)
 
 
 def branch_norms(run: Run) -> dict[str, Curve]:
@@ -66,16 +56,16 @@ def _draw_losses(axes: Axes, run: Run) -> None:
     if TRAIN_LOSS in run.curves:
         train = run.curve(TRAIN_LOSS)
         smooth = _running_mean(train.values, max(1, len(train.values) // 50))
-        axes.plot(*train, color=SKY, linewidth=0.6, alpha=0.5)
-        axes.plot(train.tokens, smooth, color=SKY, linewidth=1.8, label="train, running mean")
+        axes.plot(*train, color=style.SKY, linewidth=0.6, alpha=0.5)
+        axes.plot(train.tokens, smooth, color=style.SKY, linewidth=1.8, label="train, running mean")
         shown = [Curve(train.tokens, smooth)]
     title = "How low does the loss get?"
     if VAL_LOSS in run.curves:
         val = run.curve(VAL_LOSS)
-        axes.plot(*val, "o-", color=VERMILLION, linewidth=1.8, markersize=3, label="validation")
+        axes.plot(*val, "o-", color=style.VERMILLION, linewidth=1.8, markersize=3, label="validation")
         shown.append(val)
-        title += f" {run.val_loss:.3f} at {human_tokens(run.tokens)} tokens"
-    set_limits(axes, shown, from_share=0.05)
+        title += f" {run.val_loss:.3f} at {style.human_tokens(run.tokens)} tokens"
+    style.set_limits(axes, shown, from_share=0.05)
     axes.set(ylabel="loss, nats per token", title=title)
     axes.legend(frameon=False, loc="upper right")
 
@@ -84,13 +74,13 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
     """Draw norms of the Q, K and V branches relative to their start, against training tokens."""
     shown = []
     for name, curve in branches.items():
-        symbol, colour, style = _PROJECTIONS[name]
+        symbol, colour, line = _PROJECTIONS[name]
         growth = curve.values / curve.values[0]
         label = f"{symbol}, x {growth[-1]:.2f} at the end"
-        axes.plot(curve.tokens, growth, style, color=colour, linewidth=2, label=label)
+        axes.plot(curve.tokens, growth, line, color=colour, linewidth=2, label=label)
         shown.append(Curve(curve.tokens, growth))
-    axes.axhline(1, color=GREY, linewidth=1)
-    set_limits(axes, shown, from_share=0.0, include=1.0)
+    axes.axhline(1, color=style.GREY, linewidth=1)
+    style.set_limits(axes, shown, from_share=0.0, include=1.0)
     axes.set(ylabel="norm of the branch / its start", title="Do Q, K and V grow together?")
     axes.legend(loc="best", edgecolor="none", framealpha=0.9)
 

@@ -90,10 +90,15 @@ def fit_scaling(
     Raises:
         NotTestableError: fewer than two sizes, equal sizes, or losses that are not finite
     """
-    n, losses = np.asarray(sizes, dtype=np.float64), _losses(sizes, a, b)
+    losses = np.stack([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])  # (2, S, n)
+    assert losses.shape[1] == len(sizes) and losses.size, losses.shape
+    if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
+        raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
+    if not np.isfinite(losses).all():
+        raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
     shifts = _shifts(losses, resamples, seed)
-    forms: tuple[Form, ...] = ("power", "log-linear") if len(n) > 2 else ("log-linear",)
-    return [_fit_law(form, n, losses, shifts) for form in forms]
+    forms: tuple[Form, ...] = ("power", "log-linear") if len(sizes) > 2 else ("log-linear",)
+    return [_fit_law(form, np.asarray(sizes, dtype=np.float64), losses, shifts) for form in forms]
 
 
 def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> ScalingFit:
@@ -106,16 +111,6 @@ def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> Scali
     )
     residual = math.sqrt(float(np.mean((np.stack([law(sizes) for law in best]) - means) ** 2)))
     return ScalingFit(form, *best, offset, slope, residual)
-
-
-def _losses(sizes: Sequence[float], a: ArrayLike, b: ArrayLike) -> Floats:
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    assert first.shape == second.shape and first.shape[0] == len(sizes) and first.size, (first.shape, second.shape)
-    if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
-        raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
-    return np.stack([first, second])  # (2, S, n)
 
 
 def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:

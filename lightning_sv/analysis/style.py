@@ -5,7 +5,6 @@ Colours are those of Okabe and Ito, which colour-blind readers can distinguish; 
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,9 +31,6 @@ PALETTE = {
     "grey": "#555555",
 }
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY = PALETTE.values()
-# strategies that have the same colour in every figure; the others take free colours
-_FIXED = {"llama": BLUE, "unified": VERMILLION, "hg+dnp+or+iwd": VERMILLION, "nop": PURPLE}
-_FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 
 # four line styles and five free colours, so that combinations repeat late
 LINES = ("-", "--", "-.", ":")
@@ -56,13 +52,6 @@ def human_tokens(tokens: float) -> str:
         if abs(tokens) >= size * (1 - 0.005):
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"
     return f"{tokens:.0f}"
-
-
-def colours(labels: Sequence[str]) -> list[str]:
-    """Return one colour per label: a fixed one for some strategies, else the next free one, which may repeat."""
-    fixed = [_FIXED.get(label) for label in labels]
-    free = cycle([colour for colour in _FREE if colour not in fixed])
-    return [next(free) if colour is None else colour for colour in fixed]
 
 
 def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None) -> None:

@@ -59,7 +59,7 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
 
 def directed(d: PairedDifference, bound: float = 0.0) -> Finding:
     """Test the claim that d is below a bound, and its opposite."""
-    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)), pairs_to_go(d, bound))
+    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)), _pairs_to_go(d, bound))
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
@@ -67,7 +67,7 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Finding(EQUAL, d.p_within(MARGIN))
     none = bound > -MARGIN  # otherwise a value that is not below the bound is not inside the margin
-    return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=none))
+    return directed(d, bound)._replace(to_go=_pairs_to_go(d, bound, none=none))
 
 
 def direction(d: PairedDifference) -> str:
@@ -79,7 +79,7 @@ def direction(d: PairedDifference) -> str:
 def equivalent(d: PairedDifference, margin: float) -> Finding:
     """Test the claim that d is within +-margin, and its opposite."""
     outside = min(d.p_below(-margin), d.p_above(margin))
-    return Finding(inside(d, margin), min(d.p_within(margin), outside), pairs_to_equal(d, margin))
+    return Finding(inside(d, margin), min(d.p_within(margin), outside), _pairs_to_equal(d, margin))
 
 
 def opposite(finding: Finding) -> Finding:
@@ -109,45 +109,32 @@ _POWER = 0.8
 _TOO_MANY = 10_000
 
 
-def pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) -> str:
-    """`about 14 pairs would decide a difference as large, 34 show that there is none`; each in 8 of 10 cases.
-
-    Args:
-        d: the difference, whose scatter is taken as known
-        bound: bound that d is tested against
-        none: if True, also the pairs that would show |d| < `MARGIN`
-    """
+def _pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) -> str:
+    """`about 14 pairs would decide a difference as large, 34 show that there is none` (if `none`), in 8 of 10 cases."""
     if not d.se:
         return ""
     spread = d.se * math.sqrt(max(d.n, 1))
     needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
     if not none:
         return _decide(d.n, needed)
-    no_effect = _number(d.n, pairs_within(spread, d.confidence, MARGIN))
+    no_effect = _number(d.n, _pairs_within(spread, d.confidence, MARGIN))
     if needed > _TOO_MANY:
         return f"{no_effect} pairs would show that there is none"
     return f"{_decide(d.n, needed)}, {no_effect.removeprefix('about ')} show that there is none"
 
 
-def pairs_to_equal(d: PairedDifference, margin: float) -> str:
+def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
     """`about 88 pairs would decide a difference as large`: inside or outside +-margin, in 8 of 10 cases."""
     if not d.se:
         return ""
     spread, away = d.se * math.sqrt(max(d.n, 1)), abs(d.mean) - margin
     if away < 0:
-        return _decide(d.n, pairs_within(spread, d.confidence, margin, abs(d.mean)))
+        return _decide(d.n, _pairs_within(spread, d.confidence, margin, abs(d.mean)))
     return _decide(d.n, _pairs_beyond(spread, d.confidence, away))
 
 
-def pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
-    """Pairs after which two one-sided tests show a difference to be within +-margin, in 8 of 10 cases.
-
-    Args:
-        spread: standard deviation of a pair
-        confidence: coverage of the interval whose ends are the bounds of the tests
-        margin: bound, larger than `mean`
-        mean: true difference, at least 0
-    """
+def _pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
+    """Pairs after which a difference of this mean is shown to be within +-margin, in 8 of 10 cases."""
     z = float(ndtri((1 + confidence) / 2))
 
     def lacks(root: float) -> float:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.compare import compare, default_out
+from lightning_sv.experiments.compare import compare, default_out, print_comparison
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
+from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -27,9 +28,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     )
     parser.add_argument("--baseline", "--a", dest="a", required=True, help="Strategy A, usually llama.")
     parser.add_argument("--arms", "--b", dest="b", required=True, nargs="+", help="Strategies B, each compared with A.")
-    parser.add_argument(
-        "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds; each arm has one run per seed."
-    )
+    parser.add_argument("--seeds", type=number(int, 1, 1000), default=3, help="Seeds; each arm has one run per seed.")
     parser.add_argument("--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".')
     parser.add_argument("--b_args", default="", help="Arguments of the strategies B only.")
     parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")
@@ -43,14 +42,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)
-    Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
+    progress = Console(stderr=True)
+    progress.print(budget, markup=False, highlight=False, soft_wrap=True)
     out = options.out or default_out(figure, model.backbone.name, data.corpus.dir)
     # a directory set with --out has its own runs; default directories share theirs
     store = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
-    result = compare(figure, store, out, jobs=options.jobs, command=command)
+    result = compare(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:
-        print(result.to_json())
+        print((out / COMPARISON).read_text(encoding="utf-8"), end="")
     else:
-        result.print(Console())
+        print_comparison(Console(), result, out)
     return 0

@@ -20,12 +20,8 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write and check the folder, print a summary; return the exit code."""
-    parser = PlainParser(
-        "export",
-        "Write a trained model for Hugging Face's transformers: weights with folded scale vectors, config, tokenizer, "
-        "model card. Its logits are compared with those of the run.",
-        json="Print the summary as JSON.",
-    )
+    text = "Write a trained model for Hugging Face's transformers, and compare its logits with those of the run."
+    parser = PlainParser("export", text, json="Print the summary as JSON.")
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")

@@ -9,13 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.inspect import (
-    StoredVector,
-    VectorStatistics,
-    statistics,
-    vectors_of_backbone,
-    vectors_of_folder,
-)
+from lightning_sv.interop.inspect import VectorStatistics, statistics, vectors_of_backbone, vectors_of_folder
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
 from lightning_sv.runs.checkpoint import read_model
@@ -43,12 +37,8 @@ one γ per branch (hg) may help."""
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, read the vectors, print and draw them; return the exit code."""
-    parser = PlainParser(
-        "inspect",
-        "Statistics of the scale vectors of a trained model by role and depth: table, picture, JSON. Reads a run, or a "
-        "folder written by transformers (config.json and *.safetensors). Weights are read in blocks.",
-        json="Print the statistics as JSON.",
-    )
+    text = "Statistics of the scale vectors of a run, or of a model of transformers (config.json and *.safetensors)."
+    parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
@@ -58,10 +48,9 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
-    name, vectors, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
-    if not vectors:
+    name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
+    if not rows:
         raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
-    rows = [statistics(vector) for vector in vectors]
     families: dict[str, list[VectorStatistics]] = defaultdict(list)
     for row in rows:
         families[family(row.name).removesuffix(".weight")].append(row)
@@ -78,20 +67,22 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple[str, list[StoredVector], list[str]]:
-    """Return the model's name, its scale vectors, and notes on missing values."""
+def _read(
+    path: Path, allow: Sequence[str], *, trust_remote_code: bool
+) -> tuple[str, list[VectorStatistics], list[str]]:
+    """Return the model's name, the statistics of its scale vectors, and notes on missing values."""
     if path.suffix == ".ckpt" or (path / LAST).exists():
         config, strategy, choices, weights, _ = read_model(path, allow)
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
-        return f"{config.name}, {strategy}", vectors_of_backbone(model), []
+        return f"{config.name}, {strategy}", list(map(statistics, vectors_of_backbone(model))), []
     if path.is_file():
         raise ConfigError(
             f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
         )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
-    return f"{found.model} in {path}", found.vectors, unread
+    return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread
 
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
@@ -99,10 +90,8 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
     lines = ["layers".ljust(8) + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())]
     for path, rows in families.items():
         folds = {row.folds for row in rows}
-        lines += [
-            "",
-            f"{path}: {rows[0].role}, {'folds' if folds == {True} else 'some fold' if True in folds else 'stays'}",
-        ]
+        kept = "folds" if folds == {True} else "some fold" if True in folds else "stays"
+        lines += ["", f"{path}: {rows[0].role}, {kept}"]
         for part in np.array_split(np.arange(len(rows)), min(3, len(rows))):
             some = [rows[i] for i in part]
             depths = sorted({row.depth for row in some if row.depth is not None})

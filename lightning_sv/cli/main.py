@@ -126,7 +126,15 @@ def cli() -> None:
     except Exception:
         traceback.print_exc()
         code = 1
-    code = _flush(code)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)
+        if not (code or unread):
+            log.error("stdout cannot be written (%s).", error.strerror)
+        discard(sys.stdout)
+        code = code or (UNREAD if unread else 1)
     if code and (ranks := sys.modules.get("lightning_sv.lit.distributed")):
         ranks.end_at_once(code)
     gc.freeze()  # skip the final garbage collection, which takes a second
@@ -147,20 +155,6 @@ def _run(argv: list[str]) -> int:
         raise ConfigError(unknown("command", name, COMMANDS))
     with lasting_output() if name in LASTING else nullcontext():
         return _command(name)(rest)
-
-
-def _flush(code: Any) -> Any:
-    """Flush stdout, report an error, and return the exit code."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        unread = isinstance(error, BrokenPipeError)
-        if not (code or unread):
-            log.error("stdout cannot be written (%s).", error.strerror)
-        discard(sys.stdout)
-        return code or (UNREAD if unread else 1)
-    return code
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -17,13 +16,11 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
-from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
+from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.spec import Budget
-from lightning_sv.runs.directory import read_summary
+from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
@@ -47,42 +44,29 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_places("Output directory; runs/paper/BUDGET by default.")
-    parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
-    parser.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
-    parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
+    ways.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
+    ways.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
     parser.add_argument(
         "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
         help="Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu.",
     )  # fmt: skip
-    parser.add_argument(
-        "--no_log",
-        action="store_true",
-        help=f"Do not record the verdicts in {LOG} (for a custom budget, OUT/{LOG.name}).",
-    )
+    parser.add_argument("--no_log", action="store_true", help=f"Do not record the verdicts in {LOG}.")
     options, rest = parser.parse_known_args(argv)
-    ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
-    if len(ways) > 1:
-        raise ConfigError(f"paper: {' and '.join(ways)} are set; expected one of them.")
-    if options.json and {"--dry_run", "--slurm"} & set(ways):
-        raise ConfigError(
-            f"paper: --json and {ways[0]} are set; expected one of them, because {ways[0]} prints no verdicts."
-        )
+    if options.json and (options.dry_run or options.slurm):
+        raise ConfigError("paper: --json is set; expected neither --dry_run nor --slurm, which print no verdicts.")
     if options.submit and not options.slurm:
         raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
-    figures = [
-        plan_figure(load_figure(name), resolver)
-        for name in dict.fromkeys(options.fig or budget.figures or figure_names())
-    ]
-    if options.fig and not (
-        options.dry_run or options.no_train
-    ):  # a named figure is trained, or refused with the reason
-        for figure in figures:
-            skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
-            if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
-                raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
+    names = dict.fromkeys(options.fig or budget.figures or figure_names())
+    figures = [plan_figure(load_figure(name), resolver) for name in names]
+    for figure in figures if options.fig and not (options.dry_run or options.no_train) else ():
+        skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
+        if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
+            raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
@@ -102,18 +86,16 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
             f"paper: {out} has no run of these figures. Remove --no_train, or set --out to the folder with their runs."
         )
     check_replaceable(out, [out / "runs"])
-    log_file = log_of(budget.name, out)
-    log = [] if options.no_log else read_log(log_file)  # an invalid log is refused before hours of runs
+    log = [] if options.no_log else read_log()  # an invalid log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
             print_dry_run(console, figures, runs, budget, parallel)
         failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
-    words = [f"lightning-sv paper --budget {shlex.quote(budget.name)}", *(shlex.quote(word) for word in rest)]
-    words += ["--out", shlex.quote(str(out))] * (options.out is not None)
-    words += ["--results_from", *(shlex.quote(str(path)) for path in options.results_from)] * bool(options.results_from)
-    commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
-    found = [replace(f, command=words) for f, words in zip(evaluate(figures, runs), commands, strict=True)]
+    words = ["lightning-sv", "paper", "--budget", budget.name, *rest]
+    words += ["--out", str(out)] * (options.out is not None)
+    words += ["--results_from", *map(str, options.results_from)] * bool(options.results_from)
+    found = [replace(f, command=shlex.join([*words, "--fig", f.spec.name])) for f in evaluate(figures, runs)]
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
@@ -121,8 +103,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
-    if not options.no_log and (added := add_to_log(log_rows(found, budget.name), log_file)):
-        console.print(f"{log_file}: {added} verdicts added (--no_log adds none)", markup=False)
+    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
+        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0
@@ -133,9 +115,7 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     for figure in figures:
         budget = f", {figure.ratio()} tokens per parameter (the paper: {figure.spec.paper_tokens_per_param})"
         title = figure.spec.title + (budget if figure.ratio() else "")
-        table = Table(title=escape(title), title_justify="left", show_lines=True)
-        for column in ("claim", "verdict", "paper"):
-            table.add_column(column)
+        table = Table("claim", "verdict", "paper", title=escape(title), title_justify="left", show_lines=True)
         for verdict in figure.verdicts:
             gone = f" Corrected: {verdict.corrected}." if verdict.corrected != verdict.verdict else ""
             table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence + gone), escape(verdict.paper))
@@ -154,36 +134,21 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def cost(wanted: Sequence[RunRequest], budget: Budget) -> float:
-    """Return the seconds of one core, or GPU-hours, of these runs."""
-    return sum(run_spec.cost + budget.startup_seconds for run_spec, _ in wanted)
-
-
-def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None:
-    """Return the median of measured over estimated seconds of complete runs; None without any."""
-    ratios = []
-    for run_spec, seed in wanted:
-        took = read_summary(runs.dir(run_spec, seed)).get("seconds")  # measured on this machine, not recorded
-        if run_spec.cost and isinstance(took, float):
-            ratios.append(took / run_spec.cost)
-    return float(np.median(ratios)) if ratios else None
-
-
 def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, parallel: int) -> None:
-    """Print all runs, and the time of each figure and of all together."""
+    """Print all runs, and the time of each figure and of all together, as the budget estimates it."""
     on_cpu, total = budget.gpu is None, requests_of(figures)
-    ratio = measured_ratio(total, runs) if on_cpu else None
     missing = {job.name for job in replace(runs, context=None).missing(total)}
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def cost(wanted: Sequence[RunRequest]) -> float:
+        return sum(run_spec.cost + budget.startup_seconds for run_spec, _ in wanted)
+
     def time_of(wanted: Sequence[RunRequest]) -> str:
-        amount = cost(wanted, budget)
         if not on_cpu:
-            return f"{amount:,.1f} GPU-hours"
-        source = "as the budget estimates" if ratio is None else f"measured: {ratio:.2f} times the budget's estimate"
-        return f"about {amount * (ratio or 1.0) / 60 / parallel:,.0f} min, {parallel} at a time, {source}"
+            return f"{cost(wanted):,.1f} GPU-hours"
+        return f"about {cost(wanted) / 60 / parallel:,.0f} min, {parallel} at a time"
 
     say(f"budget {budget.name}: {budget.summary}{f'; {budget.gpu}, {MFU:.0%} MFU' if budget.gpu else ''}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -195,13 +160,13 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     for run_spec, seed in total:
         alike.setdefault(run_spec.identity, []).append((run_spec, seed))
     for of in sorted(alike.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
-        run_spec, time = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
+        run_spec, _ = of[0]
         table.add_row(
             escape(f"{run_spec.model}, {run_spec.strategy}, {run_spec.details}"),
             f"{run_spec.steps:,}",
             f"{run_spec.tokens:,}",
             f"{run_spec.tokens_per_param:.1f}",
-            f"{time:,.{0 if on_cpu else 1}f}",
+            f"{cost(of[:1]):,.{0 if on_cpu else 1}f}",
             str(len(of)),
             str(sum(made.key(seed) not in missing for made, seed in of)),
         )

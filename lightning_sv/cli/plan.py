@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_sv.nn.gpus import GPUS, find_gpu
 from lightning_sv.plan.memory import STRATEGIES, USABLE
@@ -52,23 +52,16 @@ def run(argv: list[str]) -> int:
 def print_plan(console: Console, plan: Plan, source: str) -> None:
     """Print the plan."""
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
-    table = Table(title=escape(f"{plan.model}, {plan.label}, on {where}"), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    title = escape(f"{plan.model}, {plan.label}, on {where}")
+    table = Table("", Column(justify="right"), "", title=title, title_justify="left", show_header=False)
     recomputed = ", blocks recomputed" if plan.activation_checkpointing else ""
     batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens{recomputed}"
     communication = {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}
-    comments = {
-        "weights": "",
-        "gradients": "",
-        "optimizer": "its state",
-        "communication": communication.get(plan.strategy, ""),
-        "activations": "and temporaries, in eager mode",
-    }
-    for name, comment in comments.items():
+    comments = {"optimizer": "its state", "activations": "and temporaries, in eager mode"}
+    comments["communication"] = communication.get(plan.strategy, "")
+    for name in ("weights", "gradients", "optimizer", "communication", "activations"):
         if value := getattr(plan.memory, name):
-            table.add_row(name, f"{value / 2**30:.2f} GiB", comment)
+            table.add_row(name, f"{value / 2**30:.2f} GiB", comments.get(name))
     fits = "fits" if plan.fits else "does not fit"
     room = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
     table.add_row("peak per GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
@@ -86,10 +79,9 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     reads = plan.reads
     table.add_row("batch per GPU", f"{reads.sequences_per_step:,} sequences", batch)
     table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
-    if reads.epochs is None:
-        epochs = "the corpus is not prepared here"
-    else:
-        epochs = f"all GPUs: {reads.epochs:.3g} epochs" + ("" if reads.prepared else " (by its name)")
+    epochs = "the corpus is not prepared here"
+    if reads.epochs is not None:
+        epochs = f"all GPUs: {reads.epochs:.3g} epochs{'' if reads.prepared else ' (by its name)'}"
     table.add_row("in the run", f"{reads.bytes / 2**30:.2f} GiB", f"{reads.tokens:,} tokens; {epochs}")
     console.print(table)
 

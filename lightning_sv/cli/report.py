@@ -6,28 +6,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.pairs import pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.sources.from_runs import own_figure
+from lightning_sv.experiments.results import pairs_of
+from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
 from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, print its path; return the exit code."""
-    parser = PlainParser(
-        "report",
-        "Report runs from their event files. Runs with the same label are an arm; each arm is compared with the "
-        "baseline in pairs that share a seed.",
-        json="Print the differences as JSON on stdout, and the rest on stderr.",
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN_DIR",
-        help="Run directories, folders of runs, or output directories of compare.",
-    )
+    text = "Report runs. Those with one label are an arm, which is compared with the baseline in pairs of one seed."
+    parser = PlainParser("report", text, json="Print the differences as JSON on stdout, and the rest on stderr.")
+    places = "Run directories, folders of runs, or output directories of compare."
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)
     parser.add_argument("--labels", nargs="+", help="Names of the runs instead of their strategies, one per run.")
     parser.add_argument("--baseline", help="Label of the baseline; by default that of the first run.")
     parser.add_argument("--out", type=Path, help="Output directory; by default runs/report, which is overwritten.")

@@ -20,12 +20,8 @@ to: the value that decay approaches. {policy}: whether it decays under {policy}.
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, trace the model on fake tensors, print the roles; return the exit code."""
-    parser = PlainParser(
-        "roles",
-        "The role of every parameter of a transformers model, from one forward pass without weights. Also prints name "
-        "patterns for optimizers.",
-        json="Print roles and patterns as JSON.",
-    )
+    text = "The role of every parameter of a transformers model, without its weights, and patterns for optimizers."
+    parser = PlainParser("roles", text, json="Print roles and patterns as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
     parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Decay policy of scale vectors.")
     parser.add_argument(
@@ -78,10 +74,7 @@ def print_roles(name: str, roles: Roles, policy: str) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(heading))]
 
     def line(row: tuple[str, ...]) -> str:
-        cells = (
-            cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
+        return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
     body = [text for module, some in modules.items() for text in (*([module] if module else []), *map(line, some))]
     total = sum(p.size for p in roles.parameters)

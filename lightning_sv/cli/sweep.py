@@ -3,15 +3,15 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.run_store import RunStore, context_of
@@ -20,7 +20,7 @@ from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 from lightning_sv.settings.yaml_file import leaves, parse_overrides
 
-#: key that a sweep may vary -> option with its values; the first one is across tables
+#: key that a sweep may vary -> option with its values; the first one that is set is across tables
 AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 
@@ -59,14 +59,14 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     store = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, store, out, jobs=options.jobs, console=progress, command=command)
-    arms_json = [_arm_json(panel, series) for series in panel.series]
     if options.json:
+        arms_json = [_arm_json(panel, series) for series in panel.series]
         print(json.dumps({"unit": "nats per token", "arms": arms_json, "report": str(out / "report.html")}, indent=2))
         return 0
     console = Console()
-    for arm in arms_json:
-        console.print(_losses(arm, axes))
-        console.print(_sentence(arm), markup=False, highlight=False, style="bold", soft_wrap=True)
+    for series in panel.series:
+        console.print(_losses(series, axes))
+        console.print(_sentence(series, axes), markup=False, highlight=False, style="bold", soft_wrap=True)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -89,37 +89,25 @@ def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
     }
 
 
-def _losses(arm: dict[str, Any], axes: dict[str, list[float]]) -> Table:
+def _losses(series: Series, axes: Mapping[str, Sequence[float]]) -> Table:
     """Return mean losses: one row per initial std, one column per learning rate, or one row for a single setting."""
-    *down, across = reversed(axes)
-    means = {tuple(p[key] for key in (*down, across)): float(np.mean(p["losses"])) for p in arm["points"]}
-    rows, columns = sorted(axes[down[0]]) if down else [0.0], sorted(axes[across])
+    across, *down = axes
+    means = {arm.point: float(arm.losses.mean()) for arm in series.arms}
     lowest = min(means.values())
-    table = Table(title=escape(f"{arm['scale']}: val loss, nats per token"), title_justify="left")
-    table.add_column(f"{_short(down[0])} \\ {_short(across)}" if down else _short(across), no_wrap=True)
-    for x in columns:
+    table = Table(title=escape(f"{series.label}: val loss, nats per token"), title_justify="left")
+    table.add_column(" \\ ".join(AXES[key] for key in (*down, across)), no_wrap=True)
+    for x in sorted(axes[across]):
         table.add_column(f"{x:g}", justify="right", no_wrap=True)
-    for row in rows:
-        cells = [means.get((row, x) if down else (x,)) for x in columns]
+    for row in [(y,) for y in sorted(axes[down[0]])] if down else [()]:
+        cells = [means.get((x, *row)) for x in sorted(axes[across])]
         shown = ["diverged" if m is None else f"[bold]{m:.4f}[/bold]" if m == lowest else f"{m:.4f}" for m in cells]
-        table.add_row(f"{row:g}" if down else "", *shown)
+        table.add_row("".join(f"{y:g}" for y in row), *shown)
     return table
 
 
-def _sentence(arm: dict[str, Any]) -> str:
-    best = arm["optimum"]
-    at = [f"{_short(key)} {best[key]:.3g}" for key in best["factor"]]
-    if best["why_not"]:
-        return f"{arm['scale']} has no fitted optimum: {best['why_not']}, {best['loss']:.4f} at {' and '.join(at)}."
-    if best["se"] is None:  # no degrees of freedom
+def _sentence(series: Series, axes: Iterable[str]) -> str:
+    best = series.optimum
+    error = "" if best.se is None else f" (standard error {best.se:.4f})"
+    if best.se is None and not best.why_not:  # no degrees of freedom
         error = "; more seeds or values are needed for its standard error"
-    else:
-        at = [
-            f"{words} (times or over {best['factor'][key]:.2f})" for words, key in zip(at, best["factor"], strict=True)
-        ]
-        error = f" (standard error {best['se']:.4f})"
-    return f"{arm['scale']} is lowest at {' and '.join(at)}: {best['loss']:.4f} nats per token{error}."
-
-
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]
+    return f"{optimum_words(series.label, best, axes)}: {best.loss:.4f} nats per token{error}."

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
@@ -19,21 +19,6 @@ VALIDATION_KEYS = ("val_sequences", "seq_len")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
-# key -> value that stands for a default, and key of the summary with the value in use
-_DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
-
-
-class ConfigDifference(NamedTuple):
-    """One key at which the configs of two runs differ.
-
-    Attributes:
-        where: names of the two runs, e.g. `a-seed0, b-seed0`
-    """
-
-    key: str
-    a: Any
-    b: Any
-    where: str
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -72,62 +57,37 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
                 )
 
 
-def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
-    """Return the keys whose values unexpectedly differ from those of the first run, each different value once.
+def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
+    """Return warnings about differences between runs other than corpus and tokenizer.
 
-    Values equal to the seed of the run, or with its directory, count as equal.
+    Values of configs that equal the seed of the run, or contain its directory, count as equal. Recorded runs have no
+    config; their name has the hash of the requested one.
 
     Args:
         runs: complete runs by name; the first is the reference
         asked: keys that are expected to differ, because not all arms set them
     """
-    own = (*_OWN_KEYS, *asked)
-    # recorded runs have no config; their name has its hash, which was requested
-    runs = {name: run for name, run in runs.items() if not run.recorded}
-    if not runs:
-        return []
-    reference_name, *others = runs
-    reference = _leaves(runs[reference_name])
-    found: dict[tuple[str, str], ConfigDifference] = {}
-    for name in others:
-        values = _leaves(runs[name])
-        for key in sorted(reference.keys() | values.keys()):
-            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
-            if a != b:
-                a, b = _in_use(runs[reference_name], key, a), _in_use(runs[name], key, b)
-            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
-            if {str(a), str(b)} == {"None", _ABSENT}:  # a newer key that is not set
-                continue
-            expected = any(key == k or key.startswith(f"{k}.") for k in own)
-            if a != b and not expected and not is_seed:
-                found.setdefault((key, str(b)), ConfigDifference(key, a, b, f"{reference_name}, {name}"))
-    return sorted(found.values(), key=lambda difference: difference.key)
-
-
-def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
-    """Return warnings about differences between runs other than corpus and tokenizer; see `config_differences`."""
-    warnings = [
-        f"The configs differ in {d.key}: {' against '.join('the default' if x is None else str(x) for x in (d.a, d.b))}"
-        f" ({d.where})."
-        for d in config_differences(runs, asked)
-    ]
-    for what, values in {
-        "end at different tokens": [str(run.tokens) for run in runs.values()],
-        "used different versions of torch": [str(run.summary.get("torch")) for run in runs.values()],
-        "were trained by different commits of the code": [
-            re.sub("^([^,]{10})[^,]*", r"\1", str(run.summary.get("commit"))) for run in runs.values()
-        ],
-        "are from different machines": [
-            str(run.summary.get("machine") or "one not stated").partition(", torch ")[0] for run in runs.values()
-        ],
-    }.items():
-        if len(set(values)) > 1:
-            by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
-            shown = {
-                x: ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-                for x, names in by_value.items()
-            }
-            warnings.append(f"The runs {what}: {'; '.join(f'{x} ({names})' for x, names in shown.items())}.")
+    warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
+    facts: dict[str, Callable[[Run], Any]] = {
+        "end at different tokens": lambda run: run.tokens,
+        "used different versions of torch": lambda run: run.summary.get("torch"),
+        "were trained by different commits of the code": lambda run: re.sub(
+            "^([^,]{10})[^,]*", r"\1", str(run.summary.get("commit"))
+        ),
+        "are from different machines": lambda run: (run.summary.get("machine") or "one not stated").partition(
+            ", torch "
+        )[0],
+    }
+    for what, fact in facts.items():
+        names: dict[str, list[str]] = {}
+        for name, run in runs.items():
+            names.setdefault(str(fact(run)), []).append(name)
+        if len(names) > 1:
+            shown = [
+                f"{value} ({', '.join(of) if len(of) < 4 else f'{of[0]} and {len(of) - 1} more'})"
+                for value, of in names.items()
+            ]
+            warnings.append(f"The runs {what}: {'; '.join(shown)}.")
     for name, run in runs.items():
         if extended := lengths(run.summary):
             warnings.append(
@@ -167,9 +127,20 @@ def panel_warnings(panel: Panel) -> list[str]:
     return found
 
 
-def _in_use(run: Run, key: str, value: Any) -> Any:
-    unset, stated = _DEFAULTS.get(key, (_ABSENT, ""))
-    return run.summary.get(stated, value) if value == unset else value
+def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
+    configs = [(name, _leaves(run)) for name, run in runs.items() if not run.recorded]
+    found: dict[tuple[str, str], str] = {}  # each different value once
+    for name, values in configs[1:]:
+        first, reference = configs[0]
+        for key in reference.keys() | values.keys():
+            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
+            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            unset = {str(a), str(b)} == {"None", _ABSENT}  # a newer key
+            expected = any(key == k or key.startswith(f"{k}.") for k in own)
+            if a != b and not (expected or is_seed or unset):
+                shown = " against ".join("the default" if x is None else str(x) for x in (a, b))
+                found.setdefault((key, str(b)), f"The configs differ in {key}: {shown} ({first}, {name}).")
+    return [found[at] for at in sorted(found, key=lambda at: at[0])]
 
 
 def _leaves(run: Run) -> dict[str, Any]:

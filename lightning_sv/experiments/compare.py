@@ -9,10 +9,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -25,86 +23,12 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Figure, Panel, pairs_of
 from lightning_sv.experiments.run_store import RunStore, diverged, train
-from lightning_sv.experiments.sources.from_runs import COMPARISON
-from lightning_sv.runs.events import Run
+from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.yaml_file import to_args
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Result of a comparison of a baseline with other arms.
-
-    Attributes:
-        figure: figure whose first panel has the arms, the baseline first
-        runs: name -> run, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
-        reused: names of the directories of runs that were complete before
-    """
-
-    figure: Figure
-    runs: Mapping[str, Run]
-    commands: Mapping[str, list[str]]
-    reused: frozenset[str]
-    out: Path
-
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The baseline and the other arms."""
-        return self.figure.panels[0].arms
-
-    @cached_property
-    def pairs(self) -> list[Pair]:
-        """Pairs of the baseline with each other arm."""
-        return pairs_of(self.figure.panels[0])[0]
-
-    def to_json(self) -> str:
-        """Return all numbers and the commands that reproduce them."""
-        specs = self.figure.spec.panels[0].arms
-        numbers = {
-            "unit": "nats per token",
-            "seeds": list(self.arms[0].seeds),
-            "arms": [
-                {
-                    "label": arm.label,
-                    "scale": specs[arm.label].scale,
-                    "args": to_args(specs[arm.label].overrides),
-                    "val_loss": float(np.mean(arm.losses)),
-                    "val_loss_per_seed": arm.losses.tolist(),
-                }
-                for arm in self.arms
-            ],
-            "differences": [pair.to_dict() for pair in self.pairs],
-            "runs": [
-                {
-                    "name": name,
-                    "dir": os.path.relpath(run.dir, self.out),
-                    "reused": run.dir.name in self.reused,
-                    "command": shlex.join(self.commands[name]),
-                    "val_loss": run.val_loss,
-                    "tokens": run.tokens,
-                    "summary": dict(run.summary),
-                }
-                for name, run in self.runs.items()
-            ],
-            "warnings": list(self.figure.warnings),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        return json.dumps(numbers, indent=2, default=str)
-
-    def print(self, console: Console) -> None:
-        """Print table, sentences, warnings and the paths of the files."""
-        columns, rows = panel_table(self.figure.panels[0])
-        table = Table(*columns)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-        print_pairs(console, self.pairs, self.figure.warnings)
-        for name in (COMPARISON, "report.html"):
-            console.print(str(self.out / name), markup=False, highlight=False, soft_wrap=True)
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
@@ -115,53 +39,83 @@ def default_out(figure: Figure, model: str, corpus: str, command: str = "compare
 
 
 def compare(
-    figure: Figure,
-    runs: RunStore,
-    out: Path,
-    *,
-    jobs: int | None = None,
-    console: Console | None = None,
-    command: str = "",
-) -> Comparison:
-    """Train missing runs, check that runs are comparable, and write the results.
+    figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str = ""
+) -> Figure:
+    """Train missing runs, check that runs are comparable, and write the results; `comparison.json` has all numbers.
 
     Args:
         figure: figure of one panel, the baseline first, as from `sources.from_cli.compared_figure`
         runs: store of the runs
         out: output directory
         jobs: runs at a time; by default one per core, at most four, and one on a GPU
-        console: console for progress; stderr by default
+        console: console for progress
         command: command that the report shows
+
+    Returns:
+        The figure with its runs, a sentence on each pair, and warnings.
 
     Raises:
         ConfigError: a directory with a different run or report, or runs on different corpora or tokenizers
         RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
-    console = console or Console(stderr=True)
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
-    complete = [job for request in figure.requests() if (job := runs.job(*request)).state() == "complete"]
-    for job in complete:
-        words = f"{job.title}: reused, {job.run_dir} is complete with the same configuration"
-        console.print(words, markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
-    by_name, commands = dict[str, Run](), dict[str, list[str]]()
-    for k, (_, seed) in enumerate(panel.arms[0].requests):
-        for letter, arm in zip(ascii_lowercase, panel.arms, strict=False):
-            job = runs.job(*arm.requests[k])
-            by_name[f"{letter}-seed{seed}"] = arm.runs[k]
-            commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
+    named = [
+        (f"{letter}-seed{seed}", arm.runs[k], runs.job(*arm.requests[k]))
+        for k, seed in enumerate(panel.arms[0].seeds)
+        for letter, arm in zip(ascii_lowercase, panel.arms, strict=False)
+    ]
+    by_name = {name: run for name, run, _ in named}
     check_same_corpus(by_name)
     asked = [key for arm in panel.spec.arms.values() for key in arm.overrides]
     warnings = (*comparability_warnings(by_name, asked), *panel.warnings)
     result = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
-    reused = frozenset(job.name for job in complete)
-    comparison = Comparison(result, by_name, commands, reused, out)
     write_report([result], out, "a comparison of your own")
-    write_atomically(out / COMPARISON, comparison.to_json() + "\n")
-    return comparison
+    numbers = {
+        "unit": "nats per token",
+        "seeds": list(panel.arms[0].seeds),
+        "arms": [
+            {
+                "label": arm.label,
+                "scale": panel.spec.arms[arm.label].scale,
+                "args": to_args(panel.spec.arms[arm.label].overrides),
+                "val_loss": float(np.mean(arm.losses)),
+                "val_loss_per_seed": arm.losses.tolist(),
+            }
+            for arm in panel.arms
+        ],
+        "differences": [pair.to_dict() for pair in pairs_of(panel)[0]],
+        "runs": [
+            {
+                "name": name,
+                "dir": os.path.relpath(run.dir, out),
+                "command": shlex.join([*job.record()["command"], *job.here[:2]]),
+                "val_loss": run.val_loss,
+                "tokens": run.tokens,
+                "summary": dict(run.summary),
+            }
+            for name, run, job in named
+        ],
+        "warnings": list(result.warnings),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_atomically(out / COMPARISON, json.dumps(numbers, indent=2, default=str) + "\n")
+    return result
+
+
+def print_comparison(console: Console, figure: Figure, out: Path) -> None:
+    """Print the table of a comparison, sentences, warnings and the paths of its files."""
+    columns, rows = panel_table(figure.panels[0])
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    print_pairs(console, pairs_of(figure.panels[0])[0], figure.warnings)
+    for name in (COMPARISON, "report.html"):
+        console.print(str(out / name), markup=False, highlight=False, soft_wrap=True)
 
 
 def sweep(

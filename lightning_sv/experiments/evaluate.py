@@ -12,8 +12,7 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.comparability import panel_warnings
-from lightning_sv.experiments.measured_tables import measured_table, throughput_table
-from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.spec import ClaimSpec
 
@@ -53,7 +52,7 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
     arms = tuple(arm.on(seeds) for arm in every)
     table = None
     if panel.kind == "table" and panel.why_not is None:
-        table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
+        table = Table.read(Path(panel.spec.file)) if panel.spec.file else Table.of_throughput(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
     return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=tuple(every))
 

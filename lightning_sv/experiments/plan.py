@@ -26,13 +26,9 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
             raise ConfigError(f"{figure.name}: panel {panel.title!r}: {problem}")
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
     ratios = [arm.run_spec.tokens_per_param for panel in panels for arm in panel.arms if arm.run_spec]
-    return Figure(
-        figure,
-        panels,
-        tokens_per_param=(min(ratios, default=0.0), max(ratios, default=0.0)),
-        budget=resolver.budget.name,
-        paper_scale=resolver.budget.paper_scale or figure.papers_protocol,
-    )
+    ends, budget = (min(ratios, default=0.0), max(ratios, default=0.0)), resolver.budget
+    paper_scale = budget.paper_scale or figure.papers_protocol
+    return Figure(figure, panels, tokens_per_param=ends, budget=budget.name, paper_scale=paper_scale)
 
 
 def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
@@ -93,16 +89,13 @@ def _points(
         if resolver.budget.name in panel.one_at_a_time:  # at most one axis differs from its first value
             centre = [values[0] for values in along]
             grid = [p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
-        points = [(point, dict(zip(axes, point, strict=True))) for point in grid]
-        return [
-            Arm(
-                ", ".join([label, *(f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())]),
-                run_spec=resolver.resolve(panel, arm, panel.model, keys),
-                series=label,
-                point=point,
-            )
-            for point, keys in points
-        ]
+        arms = []
+        for point in grid:
+            keys = dict(zip(axes, point, strict=True))
+            name = ", ".join([label, *(f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())])
+            run_spec = resolver.resolve(panel, arm, panel.model, keys)
+            arms.append(Arm(name, run_spec=run_spec, series=label, point=point))
+        return arms
     if panel.kind not in ("scaling", "lengths"):
         return [Arm(label, run_spec=resolver.resolve(panel, arm, arm.model or panel.model))]
     made = [resolver.resolve(panel, arm, role) for role in here]

@@ -1,20 +1,23 @@
-"""Figures, panels, arms and verdicts: first planned, then with their runs."""
+"""Figures, panels, arms, pairs and verdicts: first planned, then with their runs."""
 
+import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
-from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
-from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
-from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.pooling import FINAL, Pool
+from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord, difference_sentence, direction, tokens_sentence
+from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
+from lightning_sv.runs.directory import config_value
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
@@ -136,6 +139,53 @@ class Table:
     rows: tuple[tuple[str | float, ...], ...]
     note: str = ""
 
+    @classmethod
+    def read(cls, path: Path) -> "Table":
+        """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`.
+
+        Raises:
+            ConfigError: the file does not exist or has neither
+        """
+        columns: tuple[str, ...]
+        rows: list[tuple[str | float, ...]]
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, list):
+                columns = ("part", "statement", "stated", "measured", "verdict")
+                cells = [[row[key] for key in columns] for row in found if row["claim"] == "or"]
+                rows = [tuple(x if isinstance(x, str) else f"{x:.8g}" for x in row) for row in cells]
+                note = f"Checked apart from this page by make theory ({path})."
+            else:
+                columns = ("strategy", "ms a step", "over llama", "low", "high", "pairs")
+                rows = [
+                    (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
+                    for mode, groups in found.items()
+                    if isinstance(groups, dict)
+                    for row in groups.get("strategies", ())
+                ]
+                machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+                note = f"Measured apart from this page ({path}): {machine}."
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+        if not rows:
+            raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
+        return cls(columns, tuple(rows), note)
+
+    @classmethod
+    def of_throughput(cls, arms: Sequence[Arm]) -> "Table":
+        """Return tokens per second and peak memory, medians of the second half of each run; and micro-batches."""
+
+        def late(arm: Arm, tag: str) -> float:
+            return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
+
+        def batch(arm: Arm) -> str | float:
+            return config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
+
+        speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
+        columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")
+        rows = tuple((arm.label, late(arm, speed), late(arm, memory), batch(arm), len(arm.runs)) for arm in arms)
+        return cls(columns, rows)
+
 
 @dataclass(frozen=True, eq=False)
 class Panel:
@@ -224,6 +274,57 @@ class Panel:
             except NotTestableError as error:
                 notes.append(f"{series.name} has no scaling fit: {error}")
         return found, notes
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The baseline A and one other arm B on the seeds that they share; differences are B - A."""
+
+    a: Arm
+    b: Arm
+    difference: PairedDifference
+
+    @cached_property
+    def efficiency(self) -> TokenEfficiency:
+        """Tokens of both arms to the higher one of their final losses."""
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The verdict, and the ratio of their tokens, each as a sentence."""
+        a, b = self.a.label, self.b.label
+        return difference_sentence(a, b, self.difference), tokens_sentence(a, b, self.efficiency, TWO_SIDED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers of the pair as JSON types."""
+        d, e, word = self.difference, self.efficiency, direction(self.difference)
+        resolved = word in ("lower", "higher")
+        return {
+            "b": self.b.label,
+            "sentence": self.sentences[0],
+            "tokens_sentence": self.sentences[1],
+            "difference": {
+                **asdict(d),
+                "verdict": f"B {word}" if resolved else word,
+                "resolved": resolved,
+                "smallest_resolvable": d.smallest_resolvable,
+                "per_seed": (self.b.losses - self.a.losses).tolist(),
+            },
+            "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
+        }
+
+
+def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
+    """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
+    alike = [(a, b) for b in panel.arms if not b.baseline for a in panel.arms if a.baseline and a.size == b.size]
+    couples = alike if panel.kind in ("curves", "scaling", "lengths") else []
+    pairs, lost = [], []
+    for a, b in couples:
+        try:
+            pairs.append(Pair(*a.paired(b), panel.difference(b, a, confidence=TWO_SIDED)))
+        except NotTestableError as error:
+            lost.append(f"{b.label} and {a.label} are not compared: {error}")
+    return pairs, lost
 
 
 @dataclass(frozen=True)

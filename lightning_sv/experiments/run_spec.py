@@ -14,16 +14,19 @@ from omegaconf import OmegaConf
 
 from lightning_sv.atomic import file_sha256
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.experiments.sources.from_yaml import load_tuned, tuned_keys
-from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Tuned, load_tuned, rounded
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
+from lightning_sv.scale import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.yaml_file import read_yaml, to_args
 
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
+#: placement -> strategy whose values an untuned arm has
+KIN = {"nop": "nop", "bp": "llama", "ap": "hg+dp+or", "dp": "hg+dp+or", "dnp": "hg+dnp+or+iwd"}
+_STD = "model.backbone.init_std"
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,31 @@ def _steps(*words: str) -> int:
 
 def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
     return [*(word for path in paths for word in ("--config", path.as_posix())), *to_args(keys)]
+
+
+def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) -> tuple[dict[str, float], str]:
+    """Return the values of an arm, and a sentence if they are those of a related arm.
+
+    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else that of `KIN`.
+
+    Raises:
+        ConfigError: neither the arm nor its related arm is tuned
+    """
+    kin = KIN.get(strategy.placement, "")
+    related = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
+    source = max(related, key=lambda name: len(_split(name)[1]), default=kin)
+    if source not in tuned.arms:
+        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
+    values = dict(tuned.arms[source])
+    if _STD in values and d_model != tuned.d_model:
+        values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))
+    return values, "" if source == label else f"{label} is not tuned itself: it has the values of {source}."
+
+
+def _split(label: str) -> tuple[str, frozenset[str]]:
+    """Split `hg+or[lm_head=dp]` into the strategy and its exceptions."""
+    strategy, _, exceptions = label.rstrip("]").partition("[")
+    return strategy, frozenset(filter(None, exceptions.split(",")))
 
 
 @cache

@@ -79,8 +79,7 @@ class RunStore:
         """Return a grid without the points at which a run diverged; other panels unchanged."""
         if panel.kind != "grid":
             return panel
-        counts = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
-        lost = {label: n for label, n in counts.items() if n}
+        lost = {arm.label: n for arm in panel.arms if (n := sum(diverged(self.job(*run)) for run in arm.requests))}
         arms = tuple(arm for arm in panel.arms if arm.label not in lost)
         for series in panel.series:
             if not any(arm.series == series.label for arm in arms):

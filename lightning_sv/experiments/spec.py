@@ -1,8 +1,15 @@
-"""Types of conf/paper: figures, panels, arms, claims, and budgets."""
+"""Figures, panels, arms, claims, budgets and tuned optima of conf/paper.
 
+The report of the figure `tuning` (report/write.py) has the files of conf/paper/tuned, which are copied by hand.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.settings.yaml_file import read_as
 
 CONF = Path("conf")
 #: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; a different logged
@@ -207,3 +214,73 @@ class FigureSpec:
     paper: dict[str, str] = field(default_factory=dict)
     paper_tokens_per_param: str = "100"
     papers_protocol: bool = False
+
+
+def figure_names(conf: Path = CONF) -> list[str]:
+    """Return the names of all figures."""
+    return _names(conf / "paper")
+
+
+def budget_names(conf: Path = CONF) -> list[str]:
+    """Return the names of all budgets."""
+    return _names(conf / "paper" / "budgets")
+
+
+def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
+    """Read conf/paper/NAME.yaml.
+
+    Raises:
+        ConfigError: an unknown figure, an invalid key or value, or an unknown budget
+    """
+    figure, budgets = read_as(FigureSpec, _file(name, conf / "paper", "figure")), budget_names(conf)
+    for where, named in _budgets_named(figure):
+        for budget in named:
+            if budget not in budgets:
+                raise ConfigError(unknown(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets))
+    return figure
+
+
+def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield each place in a figure that names budgets, with the names."""
+    for panel in figure.panels:
+        at = f"panel {panel.title!r}"
+        arms = [(f"{at}: arm {label!r}", arm) for label, arm in panel.arms.items()]
+        claims = [(f"{at}: claim {claim.kind!r}", claim) for claim in panel.claims]
+        for where, spec in ((at, panel), *arms, *claims):
+            for key in ("seeds", "skip_under", "one_at_a_time", "lr"):
+                yield f"{where}: {key}", getattr(spec, key, None) or ()
+            yield from ((f"{where}: axes: {key}", of) for key, of in getattr(spec, "axes", {}).items())
+
+
+def load_budget(name: str, conf: Path = CONF) -> Budget:
+    """Read conf/paper/budgets/NAME.yaml.
+
+    Raises:
+        ConfigError: an unknown budget, or an invalid key or value
+    """
+    return read_as(Budget, _file(name, conf / "paper" / "budgets", "budget"))
+
+
+def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
+    """Read conf/paper/tuned/NAME.yaml; None if it does not exist.
+
+    Raises:
+        ConfigError: an invalid key or value
+    """
+    path = conf / "paper" / "tuned" / f"{name}.yaml"
+    return read_as(Tuned, path) if path.is_file() else None
+
+
+def _file(name: str, folder: Path, what: str) -> Path:
+    if name not in (known := _names(folder)):
+        raise ConfigError(unknown(what, name, known))
+    return folder / f"{name}.yaml"
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def rounded(value: float) -> float:
+    """Round to two digits; the errors are larger than the third."""
+    return float(f"{value:.2g}")

@@ -1,7 +1,6 @@
 """Contrasts of a randomized block design, against scipy's paired t test, closed forms and simulations."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ def draw(rng: np.random.Generator, arms: int, seeds: int, sd: float = RESIDUAL_S
     return {str(i): dict(enumerate(row)) for i, row in enumerate(losses.tolist())}
 
 
-def test_two_arms_are_the_paired_t_test() -> None:
+def test_block_design_two_arms_equal_the_paired_t_test() -> None:
     losses = draw(np.random.default_rng(0), 2, 5)
     a, b = (list(losses[arm].values()) for arm in "01")
     contrast = BlockDesign(losses).difference("0", "1")
@@ -37,7 +36,7 @@ def test_two_arms_are_the_paired_t_test() -> None:
     assert alone.p_below(0.001) == pytest.approx(contrast.p_below(0.001), rel=1e-9)
 
 
-def test_balanced_design_equals_its_closed_form() -> None:
+def test_block_design_balanced_equals_its_closed_form() -> None:
     """Two-way analysis of variance: residuals y_as - y_a. - y_.s + y.., (A - 1)(S - 1) degrees of freedom."""
     losses = draw(np.random.default_rng(1), 6, 4)
     y = np.array([list(row.values()) for row in losses.values()])
@@ -52,7 +51,7 @@ def test_balanced_design_equals_its_closed_form() -> None:
     assert back.mean == pytest.approx(-contrast.mean) and back.p_above() == pytest.approx(contrast.p_below())
 
 
-def test_copies_have_difference_zero() -> None:
+def test_block_design_copies_have_difference_zero() -> None:
     """Whatever the rounding errors of the solver, which differ between CPUs."""
     for rng in map(np.random.default_rng, range(20)):
         copies = draw(rng, 1, 3)["0"]
@@ -61,7 +60,7 @@ def test_copies_have_difference_zero() -> None:
             assert (difference.mean, difference.low, difference.high, difference.se) == (0.0, 0.0, 0.0, 0.0)
 
 
-def test_missing_run_is_estimated_through_other_arms() -> None:
+def test_block_design_missing_run_estimated_through_other_arms() -> None:
     """A without seed 0 and B without seed 1 share only seed 2; their difference also uses C."""
     losses = {"a": {1: 1.0, 2: 2.0}, "b": {0: 0.5, 2: 2.5}, "c": {0: 0.1, 1: 1.1, 2: 2.1}}
     design = BlockDesign(losses)
@@ -79,14 +78,14 @@ def test_missing_run_is_estimated_through_other_arms() -> None:
     )
 
 
-def test_arms_without_a_shared_seed_are_refused() -> None:
+def test_block_design_no_shared_seed_refused() -> None:
     with pytest.raises(ValueError, match="share no seed"):
         BlockDesign({"a": {0: 1.0}, "b": {1: 2.0}}).difference("a", "b")
     alone = BlockDesign({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "b")
     assert alone.mean == pytest.approx(-1.0) and (alone.low, alone.p_below()) == (None, 1.0)
 
 
-def test_arm_of_one_run_has_no_interval() -> None:
+def test_block_design_arm_of_one_run_has_no_interval() -> None:
     """Because its own deviation is unknown."""
     losses = draw(np.random.default_rng(5), 6, 3)
     losses["5"] = {0: losses["5"][0]}
@@ -99,7 +98,7 @@ def test_arm_of_one_run_has_no_interval() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [(2, 3), (6, 3), (15, 3), (6, 6)])
-def test_intervals_cover_at_the_measured_scatter(size: tuple[int, int]) -> None:
+def test_block_design_intervals_cover_at_the_measured_scatter(size: tuple[int, int]) -> None:
     """95%, within three standard errors of the count and what the fallbacks cost; formulas that are wrong do not.
 
     Each fallback, to pairs alone, is taken by chance in up to one of twenty families. Wrong are: the normal quantile,
@@ -112,7 +111,6 @@ def test_intervals_cover_at_the_measured_scatter(size: tuple[int, int]) -> None:
         losses = draw(rng, arms, seeds)
         design = BlockDesign(losses)
         d = design.difference("0", "1")
-        assert d.low is not None and d.high is not None and design.variance is not None
         hits += d.low <= 0 <= d.high
         y = np.array([list(row.values()) for row in losses.values()])
         t = stdtrit(design.df, 0.975)
@@ -126,7 +124,7 @@ def test_intervals_cover_at_the_measured_scatter(size: tuple[int, int]) -> None:
     assert failing[1] and (failing[0] or design.df > 2) and (failing[2] or design.df < 25)
 
 
-def test_pair_with_larger_scatter_is_not_pooled() -> None:
+def test_block_design_pair_with_larger_scatter_not_pooled() -> None:
     rng = np.random.default_rng(3)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + x * RESIDUAL_SD for seed, x in enumerate((-2.0, 1.5, 2.0, -1.5, 1.0, -1.0))}
@@ -139,7 +137,7 @@ def test_pair_with_larger_scatter_is_not_pooled() -> None:
     assert tame.df == design.df == 40 and tame.scatter == "scatter of 9 arms, 40 degrees of freedom"
 
 
-def test_arms_with_unequal_scatter_are_not_pooled() -> None:
+def test_block_design_unequal_scatter_not_pooled() -> None:
     """Bartlett's test rejects one arm with twelve times the scatter."""
     rng = np.random.default_rng(6)
     losses = draw(rng, 8, 6)
@@ -150,27 +148,3 @@ def test_arms_with_unequal_scatter_are_not_pooled() -> None:
     rows = [design._residuals[design._of == i] for i in range(9)]
     assert design.p_equal == pytest.approx(float(stats.bartlett(*rows).pvalue), rel=1e-9)
     assert BlockDesign({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arms", [3, 15])
-def test_arms_with_equal_scatter_are_pooled(arms: int) -> None:
-    """Bartlett's test rejects them in at most 5%."""
-    rng = np.random.default_rng(6)
-    rejected = np.mean([BlockDesign(draw(rng, arms, 3)).p_equal < UNEQUAL for _ in range(600)])
-    assert rejected < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
-
-
-@pytest.mark.long
-def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
-    rng, n, at_the_margin, at_zero = np.random.default_rng(4), 1000, 0, 0
-    for _ in range(n):
-        contrast = BlockDesign(draw(rng, 15, 6)).difference("0", "1")
-        at_zero += contrast.p_within(0.02) < 0.05
-        at_the_margin += replace(contrast, mean=contrast.mean + 0.02).p_within(0.02) < 0.05
-    assert at_the_margin / n == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / n))  # never more than stated
-    assert at_zero / n > 0.75  # and it can be shown at all: 0.84 by the formula, less the pairs taken by themselves
-    interval = contrast.at(0.9)
-    assert interval.low is not None and interval.high is not None
-    inside = interval.low > -0.02 and interval.high < 0.02
-    assert inside == (contrast.p_within(0.02) < 0.05)  # the same as the 90% interval inside the margin

@@ -19,7 +19,7 @@ def losses(cliff: float = math.inf) -> np.ndarray:
     return np.where(np.array(POINTS)[:, 0] > cliff, 9.0, found)
 
 
-def test_paraboloid_is_found_exactly() -> None:
+def test_fit_optimum_paraboloid_is_found_exactly() -> None:
     """For any offsets of seeds and order of points; an axis of one value is unchanged."""
     y = losses()[:, None] + np.array([0.0, 0.3, -0.2])
     found = fit_optimum(POINTS[::-1], y[::-1])
@@ -32,7 +32,7 @@ def test_paraboloid_is_found_exactly() -> None:
     assert one.values == pytest.approx((BEST[0] * math.exp(-0.2 * z), 0.02)) and one.errors[1] == 0.0
 
 
-def test_cross_is_fitted_without_products() -> None:
+def test_fit_optimum_cross_has_no_products() -> None:
     """Five points determine a paraboloid without products exactly; a product moves the optimum."""
     for centre in ((0.006, 0.02), (0.012, 0.02)):
         chosen = [i for i, p in enumerate(POINTS) if p[0] == centre[0] or p[1] == centre[1]]
@@ -54,7 +54,7 @@ def test_cross_is_fitted_without_products() -> None:
     (lambda p: True, 0.006, "too few points"),
     (lambda p: p in POINTS[:2] + POINTS[4:6] + POINTS[7:8], math.inf, "too few points"),
 ])  # fmt: skip
-def test_no_fit_at_an_end_or_across_a_cliff(keep: object, cliff: float, why: str) -> None:
+def test_fit_optimum_end_or_cliff_has_the_lowest_point(keep: object, cliff: float, why: str) -> None:
     """The lowest point replaces it, without errors."""
     chosen = [i for i, p in enumerate(POINTS) if keep(p)]  # type: ignore[operator]
     y = losses(cliff)[chosen, None]
@@ -63,7 +63,7 @@ def test_no_fit_at_an_end_or_across_a_cliff(keep: object, cliff: float, why: str
     assert (found.values, found.loss) == (POINTS[chosen[int(y.argmin())]], y.min())
 
 
-def test_saddle_is_refused() -> None:
+def test_fit_optimum_saddle_refused() -> None:
     """And a nearly flat line has its optimum at the lowest point."""
     z = np.log(np.array(POINTS) / BEST)
     saddle = 3.5 + 0.05 * z[:, 0] ** 2 + 0.001 * z[:, 1] ** 2 + 0.05 * z[:, 0] * z[:, 1]
@@ -75,7 +75,7 @@ def test_saddle_is_refused() -> None:
 
 
 @pytest.mark.parametrize("step", [2.0, 3.9, 10.0, 100.0])
-def test_minimum_far_from_all_runs_is_refused(step: float) -> None:
+def test_fit_optimum_minimum_far_from_all_runs_refused(step: float) -> None:
     """Half a step from the next run, in logarithms: more than a factor of two for steps above four."""
     rates = [0.01 / step, 0.01, 0.01 * step]
     best = 0.01 * step**0.499
@@ -86,7 +86,7 @@ def test_minimum_far_from_all_runs_is_refused(step: float) -> None:
     assert not fit_optimum([(x,) for x in nearer], [[3 + math.log(x / best) ** 2 / 1000] for x in nearer]).why_not
 
 
-def test_errors_are_those_of_repeated_experiments() -> None:
+def test_fit_optimum_errors_equal_repeated_experiments() -> None:
     """300 grids: the standard errors stated are the scatter found; that of a standard deviation of 300 is 4%."""
     rng, sd, n = np.random.default_rng(0), 0.002, 300
     found = [fit_optimum(POINTS, losses()[:, None] + rng.normal(0, sd, (12, 3))) for _ in range(n)]

@@ -35,7 +35,7 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
 
 
 @pytest.mark.parametrize("label", thinned(["$$", "price $5$", r"a $\alpha"], ["price $5"]))
-def test_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path) -> None:
+def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path) -> None:
     draw_run(synthetic(label, 0, 0.0), tmp_path / "r.png")
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
@@ -43,14 +43,14 @@ def test_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokens", "words"), [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")]
 )
-def test_human_tokens(tokens: float, words: str) -> None:
+def test_human_tokens_have_two_digits_and_a_unit(tokens: float, words: str) -> None:
     """Token counts have two digits and a unit."""
     assert style.human_tokens(tokens) == words
 
 
 @pytest.mark.parametrize("panels", [1, 2])
 @pytest.mark.parametrize("name", thinned(["+" * 14, "WW+WW+WW+WW+WW"], ["WW+WW+WW+WW+WW"]))
-def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
+def test_set_style_long_title_is_not_cut(tmp_path: Path, panels: int, name: str) -> None:
     """Long titles and labels stay in their panel."""
     figure = style.new_figure(panels)
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
@@ -66,10 +66,10 @@ def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
         assert label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
 
 
-def test_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    monkeypatch.setattr(run_plot, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
+    monkeypatch.setattr(style, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]
@@ -91,7 +91,7 @@ def test_running_mean_is_centred_and_skips_nan() -> None:
     assert np.isfinite(run_plot._running_mean(values, 5)).all()
 
 
-def test_settings_of_the_user_do_not_change_a_picture(tmp_path: Path) -> None:
+def test_draw_run_settings_of_the_user_change_nothing(tmp_path: Path) -> None:
     """And they stay unchanged."""
     run = synthetic("llama", 0, 0.0, branches=False)
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def test_settings_of_the_user_do_not_change_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "theirs.png").read_bytes() == (tmp_path / "ours.png").read_bytes()
 
 
-def test_damaged_matplotlibrc_does_not_stop_commands(tmp_path: Path) -> None:
+def test_cli_damaged_matplotlibrc_does_not_stop_commands(tmp_path: Path) -> None:
     (tmp_path / "rc").write_bytes(b"font.family: \xff\n")
     env = os.environ | {"MPLBACKEND": "none such", "MATPLOTLIBRC": str(tmp_path / "rc")}
     code = "import lightning_sv.cli.main as it; it.main = lambda: int(not __import__('matplotlib')); it.cli()"

@@ -1,7 +1,8 @@
-"""Figures with fewer resamples of their scaling laws."""
+"""Figures in the folder of conf/, with fewer resamples of their scaling laws."""
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +15,8 @@ def _few_resamples() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning_sv.experiments.results.fit_scaling", partial(fit_scaling, resamples=40))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])

@@ -30,7 +30,7 @@ def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline
         run = synthetic(label, seed, gain)
         run.curve("val/loss").values[:] += np.random.default_rng([seed, len(label)]).normal(0, 0.004, 30)
         summary = {"steps": 3000, "parameters": 200_000, "activated_parameters": 200_000, "seed": seed, "lr": 0.006}
-        runs.append(Run(Path(f"{label}-seed{seed}"), label, {"seed_everything": seed}, summary, run.curves))
+        runs.append(Run(Path(f"{label}-seed{seed}"), label, {}, summary, run.curves))
     return Arm(label, tuple(runs), ours, baseline)
 
 
@@ -38,7 +38,7 @@ def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline:
     """Return runs that end near `loss`."""
     ends = [loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal() for k in range(seeds)]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
-    runs = [Run(Path(f"{label}-{k}"), label, {"seed_everything": k}, {}, c) for k, c in enumerate(curves)]
+    runs = [Run(Path(f"{label}-{k}"), label, {}, {"seed": k}, c) for k, c in enumerate(curves)]
     return Arm(label, tuple(runs), ours, baseline)
 
 

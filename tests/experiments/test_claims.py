@@ -12,21 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.evaluate import (
-    benjamini_hochberg,
-    corrected,
-    evaluate_claims,
-    holm,
-    verdicts,
-)
-from lightning_sv.experiments.measured_tables import throughput_table
+from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
+from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, verdicts
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
@@ -74,7 +67,7 @@ def wide(label: str = "a", gap: np.ndarray | float = 0.0, times: float = 20.0) -
     return arm(label, gap, tuple(times * x for x in NOISE))
 
 
-def test_less_gives_the_hand_computed_interval() -> None:
+def test_less_four_pairs_equal_the_hand_computation() -> None:
     found = judge("less", arm("a", -0.02), flat())
     se = np.std(NOISE, ddof=1) / 2
     half = scipy_stats.t.ppf(0.95, 3) * se
@@ -89,7 +82,7 @@ def test_less_gives_the_hand_computed_interval() -> None:
     assert early.claim == "a is below b at 50% of the tokens" and "Holds: at 50% of the tokens a - b" in early.sentence
 
 
-def test_difference_is_equal_within_the_margin() -> None:
+def test_less_small_difference_is_equal_within_the_margin() -> None:
     """By two one-sided tests, if it has no direction; one with a direction holds, and its sentence has the margin."""
     none = judge("less", arm("a", 0.0001), flat())
     se = np.std(NOISE, ddof=1) / 2
@@ -101,7 +94,7 @@ def test_difference_is_equal_within_the_margin() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gap"), [("less", -0.012), ("less", 0.0), ("equal", 0.004), ("equal", 0.017)])
-def test_stated_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
+def test_pairs_to_go_simulated_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
     """Simulated with the scatter of the sentence: claims below a margin, within one, and outside."""
     found = judge(kind, wide(gap=gap), flat(), margin=0.01 if kind == "equal" else 0.002)
     named = re.search(r"about ([\d,]+) pairs would decide a difference as large", found.sentence)
@@ -119,11 +112,10 @@ def test_stated_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
 @given(
     gap=st.floats(-0.1, 0.1), margin=st.floats(0, 0.05), noise=st.lists(st.floats(-0.05, 0.05), min_size=2, max_size=6)
 )
-def test_verdict_follows_from_the_interval(gap: float, margin: float, noise: list[float]) -> None:
+def test_verdict_any_losses_follow_from_the_interval(gap: float, margin: float, noise: list[float]) -> None:
     """For any losses; a claim and its opposite never hold both."""
     a, b = arm("a", gap, tuple(noise)), arm("b", noise=(0.0,) * len(noise))
     found = judge("less", a, b, margin=margin)
-    assert found.low is not None and found.high is not None and found.p is not None
     if margin:
         equal = "holds" if -margin < found.low and found.high < margin else "not resolved"
         equal = "contradicted" if found.low > margin or found.high < -margin else equal
@@ -140,7 +132,7 @@ APART = ("slope", "grid_gap", "sensitivity", "apart", "cost", "memory", "lower")
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in APART])
-def test_one_pair_gives_no_verdict(kind: str) -> None:
+def test_verdicts_one_pair_are_not_resolved(kind: str) -> None:
     gap = np.linspace(-0.5, 0.5, len(TOKENS))
     for sign in (1, -1):
         for found in judge_all(kind, arm("a", sign * gap, (0.0,)), arm("b", noise=(0.0,))):
@@ -184,18 +176,7 @@ def test_leads_has_one_part_per_quarter() -> None:
     assert words("leads", dip, flat()) == ["holds", "contradicted", "holds", "holds"]
 
 
-def test_arms_of_one_panel_share_their_scatter() -> None:
-    """Three arms and four pairs: the interval of two arms has six degrees of freedom."""
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 0.01, (3, 4))
-    arms = [arm(label, gap, tuple(row)) for label, gap, row in zip("abc", (-0.02, 0.0, 0.1), noise, strict=True)]
-    found = judge("less", *arms)
-    design = BlockDesign({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
-    assert (found.estimate, found.low, found.high) == pytest.approx((design.mean, design.low, design.high))
-    assert found.df == 6 and "4 pairs; scatter of 3 arms, 6 degrees of freedom)" in found.sentence
-
-
-def test_equal_states_different_lengths() -> None:
+def test_equal_longer_training_is_stated() -> None:
     longer = Arm("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
     found = judge("equal", longer, flat(), margin=0.01)
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.005)
@@ -221,7 +202,7 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     assert ours_words(worse).startswith("the final loss: +0.1000 (") and ours_words(found).startswith("1.11 times (")
 
 
-def test_apart_compares_growth() -> None:
+def test_apart_norms_compare_their_growth() -> None:
     """Q doubles and V halves, so that their logarithms are 2 ln 2 apart; equal growth contradicts the claim."""
     up, down = np.linspace(1, 2, len(TOKENS)), np.linspace(1, 0.5, len(TOKENS))
 
@@ -264,7 +245,7 @@ def test_slope_is_that_of_the_joint_fit() -> None:
     assert three.verdict == "not resolved"
 
 
-def test_cost_is_the_ratio_of_speeds() -> None:
+def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
     """1.1 times the time in the second half of the run; the interval is that of the logarithms."""
     warm = np.where(np.arange(20) < 10, 5.0, 1.0)
     runs = {
@@ -277,7 +258,7 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
-    rows = throughput_table(arms).rows
+    rows = Table.of_throughput(arms).rows
     assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
     assert rows[1][1:3] == (pytest.approx(1e4), pytest.approx(2.0))
     grown = judge("memory", *arms, margin=1.2)
@@ -285,7 +266,7 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     assert judge("memory", *arms, margin=1.05).verdict == "contradicted"
 
 
-def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
+def test_lower_is_the_ratio_of_last_values() -> None:
     """A ends at 0.8 times B, with the interval of the logarithms; a missing scalar is an error."""
     before = np.where(np.arange(20) < 19, 9.0, 1.0)
     log = np.log([1.01, 0.99, 1.02, 1.0])
@@ -332,7 +313,7 @@ def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), 
         (-0.02, 0.002, (2.0, 4.0, 8.0), "not resolved"),  # the lowest is at the grid's end
     ],
 )
-def test_optima_are_compared_with_their_errors(gap: float, noise: float, values: tuple[float, ...], word: str) -> None:
+def test_grid_gap_optima_have_their_errors(gap: float, noise: float, values: tuple[float, ...], word: str) -> None:
     (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), grid(gap, noise, values))
     assert found.verdict == word, found.sentence
     if word != "not resolved":
@@ -353,7 +334,7 @@ def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word:
         verdicts(claim, replace(panel, arms=panel.arms[:-1]))  # `a` has diverged at a rate
 
 
-def test_run_that_ends_before_a_crossing_does_not_test_it() -> None:
+def test_verdicts_run_ends_before_crossing_not_testable() -> None:
     """Sizes that are trained long enough are tested; a slope needs all sizes."""
     panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
     run_spec = RunSpec("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
@@ -378,7 +359,7 @@ def panel_of(claims: list[ClaimSpec], *arms: Arm) -> Panel:
     return Panel(PanelSpec("panel", claims=claims), arms)
 
 
-def test_claims_are_corrected_for_their_number() -> None:
+def test_evaluate_claims_verdicts_are_corrected_for_their_number() -> None:
     """Holm for one primary claim per figure, the first or the marked one; Benjamini-Hochberg for the others."""
     figures = []
     for name, gap, times in (("1", -0.02, 1), ("2", -0.0012, 1), ("3", -0.001, 20)):  # arms that are not pooled
@@ -398,16 +379,13 @@ def test_claims_are_corrected_for_their_number() -> None:
     p_others = [min(1.0, 2 * v.p) for v in others if v.p is not None]
     assert [v.p_corrected for v in others] == pytest.approx(list(scipy_stats.false_discovery_control(p_others)))
     for verdict in (*primary, *others):
-        assert verdict.p_corrected is not None
         assert verdict.corrected == (verdict.verdict if verdict.p_corrected < 0.05 else "not resolved")
     assert "not resolved" in {v.corrected for v in primary if v.verdict == "holds"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
-def test_corrected_verdicts_of_equal_arms_are_false_in_5_percent_of_reports(
-    rule: Callable[[list[float]], list[float]],
-) -> None:
+def test_corrected_equal_arms_false_in_5_percent_of_reports(rule: Callable[[list[float]], list[float]]) -> None:
     """Simulated with 16 claims; without the factor of two for both sides, 10% would be false."""
     rng, wrong, once = np.random.default_rng(0), 0, 0
     reports = 2000
@@ -420,7 +398,7 @@ def test_corrected_verdicts_of_equal_arms_are_false_in_5_percent_of_reports(
     assert wrong / reports == pytest.approx(0.05, abs=0.015) and once / reports > 0.08
 
 
-def test_two_sided_claim_counts_once() -> None:
+def test_corrected_two_sided_claim_counts_once() -> None:
     """It needs p below 5%, and a one-sided claim p below 2.5%."""
     for sides, word in ((2, "holds"), (1, "not resolved")):
         verdict = replace(plain_verdict("c", Finding("holds", 0.04), primary=True), sides=sides)
@@ -432,7 +410,7 @@ def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
     return Verdict(claim, finding.word, "", 0.0, None, None, 6, None, "", p=finding.p, primary=primary)
 
 
-def test_equal_parts_of_claims_are_shown_once() -> None:
+def test_evaluate_claims_equal_parts_are_shown_once() -> None:
     """The last part of `leads` is `less`; the primary claim is the first."""
     claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
     (found,) = evaluate_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
@@ -442,7 +420,7 @@ def test_equal_parts_of_claims_are_shown_once() -> None:
     assert [v.primary for v in found.verdicts] == [True, False, False, False]
 
 
-def test_number_of_the_paper_is_compared_at_its_scale() -> None:
+def test_evaluate_claims_paper_value_is_compared_at_its_scale() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
         return evaluate_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
@@ -453,7 +431,35 @@ def test_number_of_the_paper_is_compared_at_its_scale() -> None:
     assert (another.agreement, another.paper_value) == ("", None) and "the paper's" not in another.sentence
 
 
-def test_holm_by_hand() -> None:
+def test_holm_equals_the_hand_computation() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_pool_has_the_arms_that_are_compared() -> None:
+    """Panels that share an arm have one pool; other panels have their own."""
+    rng, sizes = np.random.default_rng(0), {"a": 2, "b": 3, "c": 2, "x": 2, "y": 2}
+    runs = {
+        label: dict(enumerate(arm(label, gap, tuple(rng.normal(0, 0.01, n))).runs))
+        for gap, (label, n) in enumerate(sizes.items())
+    }
+
+    def pool_of(*panels: str) -> Pool:
+        pool = Pool()
+        for arms in panels:
+            pool.add({label: runs[label] for label in arms})
+        return pool
+
+    pool = pool_of("ab", "bc", "xy")
+    d = pool.difference("a", "c", FINAL, 0.9)
+    assert d.mean == pytest.approx(-2.0, abs=0.05) and d.confidence == 0.9
+    assert d.scatter == "scatter of 3 arms, 2 degrees of freedom"
+    assert pool.difference("x", "y", FINAL, 0.9).scatter == "" == pool.difference("a", "x", FINAL, 0.9).scatter
+    runs["c"] = dict(enumerate(arm("c", math.nan).runs))
+    pool = pool_of("ab", "bc", "xy")
+    assert pool.difference("a", "b", FINAL, 0.9).mean == pytest.approx(-1.0, abs=0.05)
+    with pytest.raises(NotTestableError, match="run diverged"):
+        pool.difference("c", "b", FINAL, 0.9)
+    with pytest.raises(NotTestableError, match="validation loss"):
+        pool.difference("a", "b", LossAt(0.01), 0.9)

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_sv.experiments.comparability import comparability_warnings, config_differences
+from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.runs.events import Curve, Run
+
+ENDS = Curve(np.array([1]), np.array([3.0]))
 
 
 @pytest.mark.parametrize(("a", "b", "args", "unexpected"), [
@@ -20,24 +22,13 @@ from lightning_sv.runs.events import Curve, Run
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
 ])  # fmt: skip
-def test_keys_of_an_arm_may_differ(a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list) -> None:
-    runs = {name: Run(Path(name), "x", config, {}, {}) for name, config in (("a", a), ("b", b))}
-    assert [d.key for d in config_differences(runs, args)] == unexpected
+def test_comparability_warnings_name_unexpected_keys(
+    a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
+) -> None:
+    runs = {name: Run(Path(name), "x", config, {}, {"val/loss": ENDS}) for name, config in (("a", a), ("b", b))}
+    assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
 
 
-def test_default_is_compared_by_the_value_in_use() -> None:
-    """If a config has no learning rate or length, the summary has the value in use."""
-
-    def run(summary: dict[str, Any], **model: Any) -> Run:
-        config = {"model": {"optim": {"lr": model.pop("lr", None)}, **model}, "trainer": {"max_steps": -1}}
-        return Run(Path("r"), "x", config, summary, {"val/loss": Curve(np.array([1]), np.array([3.0]))})
-
-    plain, same = run({"lr": 0.006, "steps": 9}), run({"lr": 0.006, "steps": 9}, lr=0.006)
-    assert config_differences({"a": plain, "b": same}, []) == []
-    assert config_differences({"a": plain, "b": run({"lr": 0.003, "steps": 8})}, []) == []  # both have defaults
-    other = run({"lr": 0.003, "steps": 8}, lr=0.003)
-    found = [(d.key, d.a, d.b) for d in config_differences({"a": plain, "b": other}, [])]
-    assert found == [("model.optim.lr", 0.006, 0.003)]
-    runs = {"a": run({}, seed=None), "b": run({}, seed=5)}
-    (warning,) = comparability_warnings(runs)
-    assert "model.seed" in warning and "None" not in warning and "5" in warning
+def test_comparability_warnings_name_a_default() -> None:
+    runs = {n: Run(Path(n), "x", {"model": {"seed": k}}, {}, {"val/loss": ENDS}) for n, k in (("a", None), ("b", 5))}
+    assert comparability_warnings(runs) == ["The configs differ in model.seed: the default against 5 (a, b)."]

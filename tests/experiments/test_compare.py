@@ -1,8 +1,8 @@
-"""Comparisons end to end with fake training whose losses are known."""
+"""Comparisons end to end with fake training whose losses are known, and the arguments of `lightning-sv compare`."""
 
 import io
 import json
-import os
+import math
 import re
 import shutil
 import signal
@@ -11,23 +11,25 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from lightning_sv.cli.compare import run as compare_command
-from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.compare import Comparison, compare
-from lightning_sv.experiments.pairs import pairs_of
+from lightning_sv.cli import compare as command
+from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
+from lightning_sv.experiments.results import Figure, pairs_of
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
-from lightning_sv.experiments.sources.from_runs import COMPARISON, own_figure
-from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
-from tests.conftest import listen_to_interrupts
+from lightning_sv.experiments.sources.from_runs import own_figure
+from lightning_sv.experiments.spec import load_budget, load_figure
+from lightning_sv.settings.parse import parse_run
+from tests.conftest import listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
@@ -37,12 +39,16 @@ CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[
 
 def run(
     out: Path, *fake: str, words: Sequence[str] = CONFIG, seeds: int = 3, arms: Sequence[Asked] = (LLAMA, UNIFIED)
-) -> tuple[Comparison, str]:
-    """Return the comparison and its output; `fake` are more arguments of the fake training."""
+) -> tuple[dict[str, Any], str]:
+    """Return comparison.json and the output; `fake` are more arguments of the fake training."""
     said = Console(file=io.StringIO(), width=400)
-    figure = compared_figure(arms, words, seeds)
-    found = compare(figure, RunStore(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
-    return found, said.file.getvalue()  # type: ignore[attr-defined]
+    runs = RunStore(out, launcher=(*FAKE, *fake))
+    print_comparison(said, compare(compared_figure(arms, words, seeds), runs, out, jobs=2, console=said), out)
+    return numbers(out), said.file.getvalue()  # type: ignore[attr-defined]
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    return json.loads((out / "comparison.json").read_text())
 
 
 def run_dir(out: Path, strategy: str, seed: int) -> Path:
@@ -67,13 +73,6 @@ def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
         keys(tmp_path / "absent")
 
 
-def test_output_directory_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_sv.experiments.compare.train", lambda *args, **kwargs: pytest.fail("trained"))
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        run(tmp_path / "file/out")
-
-
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip reports, which take most of the time; `three` is created before and has one."""
@@ -81,22 +80,20 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three pairs with differences -0.02, -0.04, -0.03."""
-    return run(tmp_path_factory.mktemp("three"))[0]
+    run(out := tmp_path_factory.mktemp("three"))
+    return out
 
 
-def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
+def test_compare_numbers_equal_the_hand_computation(three: Path) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
-    (pair,) = three.pairs
-    assert pair.difference.mean == pytest.approx(-0.03, abs=1e-6)
-    assert pair.sentence() == (
-        "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
-    )
-    figures = json.loads((three.out / "comparison.json").read_text())
+    figures = numbers(three)
     (found,) = figures["differences"]
-    assert (found["b"], found["sentence"]) == ("unified", pair.sentence())
-    assert found["difference"]["verdict"] == "B lower"
+    assert found["b"] == "unified" and found["difference"]["verdict"] == "B lower"
+    sentence = "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
+    assert found["sentence"] == sentence
+    assert found["difference"]["mean"] == pytest.approx(-0.03, abs=1e-6)
     assert found["difference"]["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
     assert found["difference"]["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified"]
@@ -107,24 +104,14 @@ def test_numbers_equal_the_hand_computation(three: Comparison) -> None:
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
     assert figures["warnings"] == []  # neither about the shuffle seed nor about a path in the run directory
     assert len(figures["runs"]) == 6 and "--seed_everything 2" in figures["runs"][5]["command"]
-    assert (three.out / "figures/comparison-1-difference.png").stat().st_size > 10_000
+    assert (three / "figures/comparison-1-difference.png").stat().st_size > 10_000
 
 
-def test_moved_comparison_is_read(three: Comparison, tmp_path: Path) -> None:
-    runs = Path(json.loads((three.out / COMPARISON).read_text())["runs"][0]["dir"])
-    assert not runs.is_absolute()
-    root = Path(os.path.commonpath([three.out.resolve(), (three.out / runs).resolve()]))
-    moved = tmp_path / "moved"
-    shutil.copytree(root, moved)
-    panel = own_figure([moved / three.out.resolve().relative_to(root)]).panels[0]
-    assert {run.dir.resolve().is_relative_to(moved) for arm in panel.arms for run in arm.runs} == {True}
-
-
-def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
-    """The page has one table without empty columns and no words of claims; `report` finds the runs."""
-    (pair,) = three.pairs
-    page = (three.out / "report.md").read_text()
-    assert "## unified against llama" in page and f"{pair.sentence()} {pair.tokens_sentence()}" in page
+def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
+    """The page has one table without empty columns and no words of claims; `report` finds the runs, also if moved."""
+    (found,) = numbers(three)["differences"]
+    page = (three / "report.md").read_text()
+    assert "## unified against llama" in page and f"{found['sentence']} {found['tokens_sentence']}" in page
     assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
     assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
@@ -132,63 +119,58 @@ def test_comparison_has_a_report_and_is_read_again(three: Comparison) -> None:
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
-    assert lines[1][-1].startswith(f"{pair.efficiency.factor:.2f} (")
-    again = own_figure([three.out])
-    assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
+    assert lines[1][-1].startswith(f"{found['tokens_to_higher_final_loss']['factor']:.2f} (")
+    moved = tmp_path / "moved"
+    shutil.copytree(three, moved)
+    again = own_figure([moved])
+    ((pair,), _) = pairs_of(again.panels[0])
+    assert again.verdicts == () and json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
+    assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
 
 @pytest.mark.long
-def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
-    """Each other arm has its own pair with A, whose runs are trained once; the table has all seeds."""
+def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
+    """Each other arm has its own pair with A, whose runs are trained once."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
-    assert list(four.runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
-    assert four.reused == {each.dir.name for each in two.runs.values()} and "hg, seed 2: done" in said
-    assert "nop" in four.commands["c-seed1"] and "hg" in four.commands["d-seed1"]
-    assert [pair.to_dict()["difference"]["verdict"] for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
-    alone, among = (each.pairs[0].difference for each in (two, four))
-    assert (alone.mean, alone.df, alone.scatter) == (pytest.approx(among.mean), 2, "")
-    assert (among.df, among.scatter) == (6, "scatter of 4 arms, 6 degrees of freedom")
-    key = "tokens_to_higher_final_loss"
-    assert four.pairs[0].to_dict()[key] == two.pairs[0].to_dict()[key]
-    figures = json.loads(four.to_json())
-    assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
-    assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
-    assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
-    assert figures["differences"][1][key]["factor"] < 1 < figures["differences"][0][key]["factor"]
-    assert not four.figure.warnings
-    console = Console(file=io.StringIO(), width=250)
-    four.print(console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for pair in four.pairs:
-        assert pair.sentence() in text and pair.tokens_sentence() in text and f"{pair.difference.mean:+.4f}" in text
+    runs = {each["name"]: each for each in four["runs"]}
+    assert list(runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
+    assert said.count(": done in") == 6 and {each["dir"] for each in two["runs"]} < {r["dir"] for r in four["runs"]}
+    assert "nop" in runs["c-seed1"]["command"] and "hg" in runs["d-seed1"]["command"]
+    found = [pair["difference"] for pair in four["differences"]]
+    assert [d["verdict"] for d in found] == ["B lower", "B higher", "not resolved"]
+    assert found[1]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6) and not four["warnings"]
+    alone = two["differences"][0]["difference"]
+    assert (alone["mean"], alone["df"], alone["scatter"]) == (pytest.approx(found[0]["mean"]), 2, "")
+    assert (found[0]["df"], found[0]["scatter"]) == (6, "scatter of 4 arms, 6 degrees of freedom")
+    for pair in four["differences"]:
+        assert pair["sentence"] in said and pair["tokens_sentence"] in said
+        assert f"{pair['difference']['mean']:+.4f}" in said
 
 
-def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
+def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     """Equal arms are not trained again, whatever their comparison and spelling; a different setting is a new run."""
     config = tmp_path / "config.yaml"
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
     one, _ = run(out, words=words, seeds=1)
-    assert one.pairs[0].sentence().startswith("Not resolved: one pair gives no interval")
+    assert one["differences"][0]["sentence"].startswith("Not resolved: one pair gives no interval")
     before = (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns
     two, said = run(out, words=words, seeds=2)
-    assert "llama, seed 0: reused" in said and "llama, seed 1: done" in said
-    assert two.reused == {each.dir.name for each in one.runs.values()}
+    assert "2 of 4 runs are complete" in said and "llama, seed 1: done" in said
+    assert two["runs"][:2] == one["runs"]
     assert (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns == before
     config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
     swapped = [asked("iwd+or+dnp+hg", "", "the paper's"), asked("nop", "", None), LLAMA]
-    other, said = run(out, words=[*words, "--model.optim.weight_decay=0.1"], seeds=1, arms=swapped)
-    assert said.count(": reused, ") == 2 and "nop, seed 0: done" in said
-    other, said = run(out, words=[*words, "--model.optim.lr", "0.1"], seeds=1)
-    assert other.reused == set() and said.count(": done in") == 2
+    _, said = run(out, words=[*words, "--model.optim.weight_decay=0.1"], seeds=1, arms=swapped)
+    assert "2 of 3 runs are complete" in said and "nop, seed 0: done" in said
+    assert run(out, words=[*words, "--model.optim.lr", "0.1"], seeds=1)[1].count(": done in") == 2
     config.write_text("model: {optim: {weight_decay: 0.2}}\n")
-    assert run(out, words=words, seeds=1)[0].reused == set()
+    assert run(out, words=words, seeds=1)[1].count(": done in") == 2
 
 
-def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def test_compare_run_keys_equal_those_of_a_figure() -> None:
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
@@ -197,19 +179,20 @@ def test_comparison_and_figure_have_the_same_run_keys(monkeypatch: pytest.Monkey
     assert {r.key(seed) for r, seed in compared.requests()} == {r.key(seed) for r, seed in figure.requests()}
 
 
-def test_interval_that_covers_zero(tmp_path: Path) -> None:
+def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
-    (pair,) = found.pairs
-    assert pair.to_dict()["difference"]["verdict"] == "not resolved"
-    assert pair.sentence() == (
+    (pair,) = found["differences"]
+    assert pair["difference"]["verdict"] == "not resolved"
+    assert pair["sentence"] == (
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
     )
-    assert pair.efficiency.factor == pytest.approx((9900 / 10000 * 10000 / 9800) ** 0.5, rel=1e-3)
+    factor = (9900 / 10000 * 10000 / 9800) ** 0.5
+    assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
 
 
-def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
+def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
     """The error has the end of the log; complete runs are kept, the failed one restarts."""
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
@@ -218,18 +201,16 @@ def test_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
         run(tmp_path, "--fail_seed", "1", seeds=2)
 
 
-def test_incomparable_runs(tmp_path: Path) -> None:
+def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> None:
     """Different corpora are refused; unexpected differences of configs are named with both values."""
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    assert found.figure.warnings == (
-        "The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",
-    )
+    assert found["warnings"] == ["The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."]
 
 
-def test_refused_requests(tmp_path: Path) -> None:
+def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
     """Wrong requests start nothing, and other folders stay unchanged."""
 
     def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG) -> None:
@@ -254,18 +235,13 @@ def test_refused_requests(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 
-@pytest.mark.long
-def test_unknown_strategy_is_reported_before_incomplete_configs() -> None:
-    with pytest.raises(ConfigError, match="unifed"):
-        compare_command(["--a", "llama", "--b", "unifed"])
-
-
-def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path) -> None:
+def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1 stops both child processes; the next call reuses seed 0."""
     code = (
         "from tests.experiments.test_compare import *\n"
-        f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
-        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), RunStore(out, launcher=launcher), out, jobs=2)"
+        f"out = Path({str(tmp_path)!r})\n"
+        "figure, launcher = compared_figure((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
+        "compare(figure, RunStore(out, launcher=launcher), out, jobs=2, console=Console(stderr=True))"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
@@ -280,14 +256,95 @@ def test_interrupt_stops_child_processes_and_keeps_complete_runs(tmp_path: Path)
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left
     _, said = run(tmp_path, "--hang_seed", "1", seeds=1)
-    assert "llama, seed 0: reused" in said and "unified, seed 0: reused" in said
+    assert "2 of 2 runs are complete" in said
 
 
-def test_sharpness_is_in_the_report(tmp_path: Path) -> None:
+def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
     """One panel per logged scalar; `nop` has no scale vectors."""
-    found, _ = run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
+    run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
-    panels = found.figure.panels[1:]
+    panels = own_figure([tmp_path]).panels[1:]
     assert sorted(panel.spec.tag for panel in panels) == tags
     notes = {panel.spec.tag: scalar_plots(panel)[1] for panel in panels}
     assert notes == {tag: [f"nop has no {tag} in its event files."] * ("input" in tag) for tag in tags}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use fake training in an empty folder."""
+    monkeypatch.setattr(command, "run", partial(command.run, launcher=FAKE))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("fake")
+def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--b_args` are passed to each B and not to A; labels are strategy and arguments, or those of `--b_label`."""
+    words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
+    assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
+    assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
+    assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
+    out = Path("runs/compare/tiny-shards")
+    assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.json").is_file()
+    assert command.run([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
+    with pytest.raises(ValueError, match="--b"):
+        command.run([*words, "--b_label", "all"])
+
+
+BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
+
+
+def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Return trainer.max_steps in the overrides of each arm that `compare` gets."""
+    taken: list[Figure] = []
+    monkeypatch.setattr(command, "compare", lambda figure, *_, **__: taken.append(figure))
+    monkeypatch.setattr(command, "print_comparison", lambda *_: None)
+    assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
+    return [arm.overrides.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
+
+
+def test_compare_command_all_arms_have_the_tokens_of_a(
+    run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameters of A define the tokens of each arm, which are printed."""
+    sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
+    steps = math.ceil(sizes["llama"] / 128)
+    assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
+    assert steps_handed_down([*run_args, *BUDGET], monkeypatch) == [steps] * 3
+    said = capsys.readouterr().err
+    assert f"every arm trains for {128 * steps:,} tokens, 1 per parameter of llama: {steps} steps of 128." in said
+    # given steps are only changed for arms with a different batch
+    assert steps_handed_down(run_args, monkeypatch) == [None] * 3
+    assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [None, 6, 6]
+    assert "12 steps of 128; 6 steps of unified,global_batch=8; 6 steps of nop" in capsys.readouterr().err
+    equal = ["--a_args=--trainer.max_steps 6", "--b_args=--data.global_batch 8 --trainer.max_steps 3"]
+    assert steps_handed_down([*run_args, *equal], monkeypatch) == [6, 3, 3]
+
+
+WRONG = [
+    (["--trainer.max_steps", "9", "--b_args=--data.global_batch 8"], "trainer.max_steps"),
+    (["--b_args=--trainer.max_steps 3"], "trainer.max_steps"),
+    (["--b_args=--model.tokens_per_param 1"], "model.tokens_per_param"),
+    (["--b_args=--data.val_sequences 8"], "data.val_sequences"),
+    (["--b_args=--data.seq_len 16"], "data.seq_len"),
+    (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
+    (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
+    (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
+]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    thinned(WRONG, WRONG[::2], several=True),
+)
+def test_compare_command_wrong_arguments_refused_before_training(
+    args: list[str], message: str, run_args: list[str], short_corpus: Path
+) -> None:
+    args = [word.format(short=short_corpus) for word in args]
+    with pytest.raises(ValueError, match=message):
+        command.run(["--a", "llama", "--b", "unified", *run_args, *args])
+    assert not Path("runs").exists()

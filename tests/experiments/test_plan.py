@@ -10,20 +10,16 @@ from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_spec import RunResolver
+from lightning_sv.experiments.run_spec import RunResolver, tuned_keys
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.spec import Tuned, budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script
+from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], []))
@@ -35,7 +31,7 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
-def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
     """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
@@ -54,7 +50,7 @@ def test_fit_accepts_the_runs_of_all_budgets(planned: tuple[str, dict[str, Figur
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.requests()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # steps are whole: 5% above, 3% below
@@ -65,27 +61,7 @@ def test_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, F
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
-    """A baseline is trained once: its key does not depend on figure, label and spelling of the strategy."""
-    _, figures = planned
-    keys = {name: {r.key(s) for r, s in figure.requests()} for name, figure in figures.items()}
-    llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
-    first = load_budget(planned[0], ROOT / "conf").first_seed
-    assert any(f"llama-seed{first}" in key for key in llama)
-    assert keys["iwd"] & keys["reparameterization"] and keys["placement"] & keys["reparameterization"]
-    for name, figure in figures.items():  # and no two different runs have one key
-        assert len(keys[name]) == len({(r.identity, s) for r, s in figure.requests()})
-
-
-def test_unavailable_panels_have_a_reason(planned: tuple[str, dict[str, Figure]]) -> None:
-    budget, figures = planned
-    reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
-    assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
-    assert ("Mixture of experts" in reasons) == (budget in ("cpu", "gpu"))
-    assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
-
-
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
+def test_array_script_tasks_have_their_arguments(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
     """`bash -n` accepts it, and the arguments of a task are those of its run."""
     budget, figures = planned
     chosen = figures["placement"].requests()
@@ -140,7 +116,7 @@ def plan_mine(conf: Path, text: str = "") -> Figure:
     ("skip_under: {cpu: it needs longer runs}", "it needs longer runs"),
     ("model: dense-large", "one size is trained"),
 ])  # fmt: skip
-def test_arm_that_a_budget_does_not_train_has_a_reason(conf: Path, tmp_path: Path, key: str, reason: str) -> None:
+def test_plan_figure_untrained_arm_has_a_reason(conf: Path, tmp_path: Path, key: str, reason: str) -> None:
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
         file.write("unavailable: {dense-large: one size is trained}\n")
     figure = plan_mine(conf, FIGURE.replace("scale: hg", f"scale: hg, {key}") + CLAIM % "less")
@@ -149,7 +125,7 @@ def test_arm_that_a_budget_does_not_train_has_a_reason(conf: Path, tmp_path: Pat
     assert verdict.verdict == NOT_TESTABLE and reason in verdict.sentence
 
 
-def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
+def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
     one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
     with pytest.raises(
         ValueError, match=r"mine: panel 'p': seeds under budget cpu is 1; expected two or more to decide a claim"
@@ -158,83 +134,62 @@ def test_one_pair_for_a_claim_is_refused_before_training(conf: Path) -> None:
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
-@pytest.mark.long
-def test_budget_plans_figures_of_other_budgets() -> None:
-    budget = load_budget("cpu-100")
-    resolver = RunResolver(budget, {})
-    planned = {name: len(plan_figure(load_figure(name), resolver).requests()) for name in figure_names()}
-    assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
-
-
-def test_cross_varies_one_setting_at_a_time(conf: Path) -> None:
+def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first values of the others."""
     (panel,) = plan_mine(conf, CROSS).panels
     points = [arm.point for arm in panel.series[0].arms]
     assert sorted(points) == [(1, 0.02), (2, 0.01), (2, 0.02), (2, 0.03), (4, 0.02)] and len(panel.arms) == 10
 
 
+def of_arm(keys: str) -> str:
+    return FIGURE.replace("scale: hg", keys)
+
+
+def of_panel(keys: str, claim: str = "") -> str:
+    """Return a figure with more keys of its panel, and with a claim."""
+    claims = f"  claims: [{{{claim}, paper: x}}]\n" if claim else ""
+    return FIGURE.replace("title: p", f"title: p\n  {keys}") + claims
+
+
+TWO_BASELINES = FIGURE.replace("llama}", "llama, baseline: true}").replace("hg}", "hg, baseline: true}")
 WRONG = [
-    (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b\.scale"),
-    (FIGURE.replace("scale: hg", "scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
-    (FIGURE.replace("title: p", "titel: p"), r"titel: Key 'titel' not in .* mean.*: 'title'"),
-    (FIGURE.replace("scale: hg", "scale: hg, longer: much"), "arms.b.longer"),
-    (FIGURE.replace("scale: hg", "scale: hg, ours: maybe"), "arms.b.ours"),
-    (FIGURE.replace("  arms", "  kind: pie\n  arms"), "'pie'"),
-    (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds: Cannot assign int to Dict"),
+    (of_arm("longer: 2.0"), r"arms\.b\.scale"),
+    (of_arm("scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
+    (of_arm("scale: hg, longer: much"), "arms.b.longer"),
+    (of_panel("kind: pie"), "'pie'"),
+    (of_panel("seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", "mine.yaml"),
-    (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "'les'"),
-    (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "'less'"),
-    (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
-    (FIGURE + "  claims: [{kind: leads, a: a, b: b, margin: 0.1, paper: x}]\n", "margin of a claim 'leads' is 0.1"),
-    (FIGURE + "  claims: [{kind: widens, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; expected a share"),
-    (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; expected a share"),
-    (
-        FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",
-        "panel 'p': claim 'less': skip_under: budget 'gpuu' is unknown; known: cpu",
-    ),
-    (FIGURE.replace("title: p", "title: p\n  seeds: {cup: 3}"), "panel 'p': seeds: budget 'cup' is unknown"),
-    (FIGURE.replace("title: p", "title: p\n  axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
-    (FIGURE.replace("scale: hg", "scale: hg, lr: {cup: 0.1}"), "panel 'p': arm 'b': lr: budget 'cup' is unknown"),
-    (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope'"),
-    (
-        FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
-        "'apart'",
-    ),
-    (
-        FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
-        "'cost' needs a margin above 0",
-    ),
-    (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': tag is '' and kind is 'scalar'; expected a tag"),
-    (FIGURE.replace("  arms", "  tag: a/b\n  arms"), "'a/b'"),
-    (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
-    (
-        FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
-        "axes of arm 'b' is model.optim.lr; expected an axis of the panel",
-    ),
-    (FIGURE.replace("scale: hg", "scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
-    (
-        FIGURE.replace("scale: hg", "scale: hg, baseline: true").replace(
-            "scale: llama", "scale: llama, baseline: true"
-        ),
-        "`baseline: true` is set for a and b; expected one arm",
-    ),
-    (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
-    (FIGURE.replace("title: p", "title: p\n  one_at_a_time: [cup]"), "one_at_a_time: budget 'cup' is unknown"),
-    (FIGURE + "  model: dnse\n", "'dnse'"),
-    (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
-    (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
-    (FIGURE.replace("scale: hg", "scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
+    (of_panel("", "kind: les, a: a, b: b"), "'les'"),
+    (of_panel("", "kind: less, a: a, b: c"), "'less'"),
+    (of_panel("", "kind: less, a: a, b: a"), "'less'"),
+    (of_panel("", "kind: leads, a: a, b: b, margin: 0.1"), "margin of a claim 'leads' is 0.1"),
+    (of_panel("", "kind: widens, a: a, b: b, at: 2.5"), "at is 2.5; expected a share"),
+    (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'less': skip_under: budget 'gpuu' is unknown"),
+    (of_panel("axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
+    (of_panel("", "kind: slope, a: a, b: b"), "'slope'"),
+    (of_panel("kind: qkv", "kind: apart, a: a, tags: [q, k]"), "'apart'"),
+    (of_panel("kind: table", "kind: cost, a: a, b: b"), "'cost' needs a margin above 0"),
+    (of_panel("kind: scalar"), "p': tag is '' and kind is 'scalar'; expected a tag"),
+    (of_panel("probes: sharpnes"), r"sharpnes"),
+    (of_arm("scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"), "axes of arm 'b' is model.optim.lr"),
+    (of_arm("scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
+    (TWO_BASELINES, "`baseline: true` is set for a and b; expected one arm"),
+    (of_panel("kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
+    (of_panel("model: dnse"), "'dnse'"),
+    (of_arm("scale: hgg"), r"hgg"),
+    (of_arm("scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
+    (of_arm("scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), thinned(WRONG, WRONG[::3], several=True))
-def test_error_in_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
+def test_plan_figure_wrong_yaml_refused_in_one_sentence(conf: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         plan_mine(conf, text)
     assert "\n" not in str(error.value)
 
 
-def test_one_configuration_has_one_key(conf: Path) -> None:
+def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:
     """With a value that the file also has, a different spelling of the strategy, or a different label."""
     spelled = FIGURE.replace("scale: hg", "scale: unified") + (
         "- title: q\n  arms:\n"
@@ -246,3 +201,38 @@ def test_one_configuration_has_one_key(conf: Path) -> None:
     b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500
+
+
+LR = "model.optim.lr"
+ARMS = {
+    "llama": 1.0,
+    "hg+dnp+or+iwd": 2.0,
+    "hg+dnp+or+iwd[lm_head=dp]": 3.0,
+    "hg+dp+or": 4.0,
+    "hg+dp+or[lm_head=dp]": 5.0,
+}
+TUNED = Tuned("tiny-1", "s", "adamw", "cos", 64, {name: {LR: lr} for name, lr in ARMS.items()})
+
+
+@pytest.mark.parametrize(("scale", "exceptions", "of"), [
+    ("unified", "", "hg+dnp+or+iwd"),
+    ("unified", "[lm_head=dp]", "hg+dnp+or+iwd[lm_head=dp]"),
+    ("unified", "[lm_head=dp,share_heads=k_proj+q_proj]", "hg+dnp+or+iwd[lm_head=dp]"),
+    ("unified", "[share_heads=k_proj+q_proj]", "hg+dnp+or+iwd"),
+    ("unified", "[lm_head=ap]", "hg+dnp+or+iwd"),
+    ("hg+dnp", "[lm_head=dp]", "hg+dnp+or+iwd"),
+    ("hg+ap", "", "hg+dp+or"),
+    ("hg+iwd", "", "llama"),
+])  # fmt: skip
+def test_tuned_keys_untuned_arm_has_values_of_a_related_arm(scale: str, exceptions: str, of: str) -> None:
+    """That of the same strategy with most of its exceptions and no other; else by placement."""
+    strategy = ScaleStrategy.parse(scale)
+    label = f"{strategy}{exceptions}"
+    values, note = tuned_keys(TUNED, strategy, label, 64)
+    assert values == {LR: ARMS[of]}
+    assert note == ("" if of == label else f"{label} is not tuned itself: it has the values of {of}.")
+
+
+def test_tuned_keys_arm_without_related_arm_refused() -> None:
+    with pytest.raises(ValueError, match="tiny-1.yaml"):
+        tuned_keys(TUNED, ScaleStrategy.parse("nop"), "nop", 64)

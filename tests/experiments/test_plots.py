@@ -38,7 +38,7 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_curves_have_two_plots(seeds: int) -> None:
+def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
     """Arms have the same look in both plots; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
@@ -62,17 +62,7 @@ def test_curves_have_two_plots(seeds: int) -> None:
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
 
 
-def test_one_evaluation_is_a_dot() -> None:
-    """In both plots, if recordings have only the last losses."""
-    panel = fake.curves_panel()
-    for run in (run for arm in panel.arms for run in arm.runs):
-        run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
-    loss, difference = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
-    for axes, arms in ((loss, 3), (difference, 2)):
-        assert [line.get_marker() for line in axes.lines if line.get_linewidth() == 2] == ["o"] * arms
-
-
-def test_baseline_has_one_colour_in_all_plots(tmp_path: Path) -> None:
+def test_with_looks_baseline_is_blue_and_solid(tmp_path: Path) -> None:
     """Blue and solid whatever its name, also if llama is a different arm; other arms are not."""
     for base in ("llama", "wd", "nop", "unified", "gemma"):
         labels = dict.fromkeys(("llama", "unified", "nop", base))
@@ -91,7 +81,7 @@ def test_baseline_has_one_colour_in_all_plots(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_unpaired_arms_are_named() -> None:
+def test_curve_plots_unpaired_arms_are_named() -> None:
     """With different tokens, losses are drawn and the difference is not; without a baseline there is no difference."""
     panel = fake.curves_panel()
     longer = fake.arm("longer", 0.0)
@@ -107,7 +97,7 @@ def test_unpaired_arms_are_named() -> None:
 
 
 @pytest.mark.long
-def test_scaling_has_both_fits_and_the_difference() -> None:
+def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     """Means at the sizes, two laws per arm, fitted numbers in the table, an interval at each size."""
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)
@@ -138,7 +128,7 @@ def lengths_panel() -> Panel:
     return replace(panel, spec=replace(panel.spec, kind="lengths"), arms=arms)
 
 
-def test_lengths_have_a_difference_each() -> None:
+def test_length_plots_have_a_difference_per_length() -> None:
     """A point and an interval per arm and length, with the means of the pairs; the baseline is the zero line."""
     panel = lengths_panel()
     (plot,), notes = length_plots(panel)
@@ -153,7 +143,7 @@ def test_lengths_have_a_difference_each() -> None:
     assert len(panel_table(panel)[1]) == 12
 
 
-def test_grid_has_a_ring_at_the_optimum() -> None:
+def test_grid_plots_have_a_ring_at_the_optimum() -> None:
     """The legend has the fitted optimum; an optimum at the end of the grid has a note and no ring."""
     panel = fake.grid_panel()
     (plot,), notes = grid_plots(panel)
@@ -169,7 +159,7 @@ def test_grid_has_a_ring_at_the_optimum() -> None:
     assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 
 
-def test_branches_have_one_scale() -> None:
+def test_branch_plots_have_one_scale() -> None:
     """One plot per arm with Q, K and V relative to their start; arms without branch norms are named."""
     bare = fake.point("nop", 3.0)
     panel = Panel(
@@ -183,7 +173,7 @@ def test_branches_have_one_scale() -> None:
     assert f"V, x {run[-1] / run[0]:.2f} at the end" in legend(first)
 
 
-def test_scalar_is_drawn_in_logarithms() -> None:
+def test_scalar_plots_are_in_logarithms() -> None:
     """The geometric mean at each probe after the first step; legend and table have the last value."""
     arms = []
     for label, times in (("hg", 2.0), ("llama", 1.0)):
@@ -225,7 +215,7 @@ def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:
     return replace(panel, arms=tuple(arms))
 
 
-def test_copying_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
+def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
     panel = with_copying(fake.curves_panel(), {"llama": 4, "dp": 5, "hg+dp+or": 2})
     columns, rows = copying_table(panel)
     table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}

@@ -36,18 +36,18 @@ def test_sweep_finds_the_optimum_and_continues(
     assert sweep([*args, "0.04"], launcher=launcher) == 0
     said = capsys.readouterr()
     assert "9 of 12 runs are complete" in said.err
-    assert "llama is lowest at lr 0.012 (times or over 1.00) and init_std 0.03 (times or over 1.00): 4.0000" in said.out
+    assert "llama at lr 0.012 (times or over 1.00), init_std 0.03 (times or over 1.00): 4.0000" in said.out
     assert said.out.count("diverged") == 3 and "init_std" in said.out
 
 
 @pytest.mark.long
-def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_lowest_at_the_end_no_optimum(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert sweep([*args, "--lr", "0.004", "0.008"], launcher=(*FAKE, *BOWL)) == 0
-    assert "no fitted optimum: the lowest loss is at the end of the grid, " in capsys.readouterr().out
+    assert "lr 0.008, its lowest point: the lowest loss is at the end of the grid: 4." in capsys.readouterr().out
     assert sweep([*args, "--lr", "0.004", "0.008", "0.032"], launcher=(*FAKE, *BOWL)) == 0  # three, for a parabola
     said = capsys.readouterr().out
-    assert "is lowest at lr 0.012: 4.0" in said and "more seeds or values are needed" in said
+    assert "llama at lr 0.012: 4.0" in said and "more seeds or values are needed" in said
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_no_optimum_at_the_end_of_a_grid(corpus: Path, tmp_path: Path, capsys: p
         (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],
 )
-def test_wrong_grids_are_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
+def test_sweep_wrong_grids_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
     args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--out", str(tmp_path / "out"), *words]
     with pytest.raises(ValueError, match=message):
         sweep(args, launcher=FAKE)

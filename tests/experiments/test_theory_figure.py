@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.experiments.measured_tables import measured_table
-from lightning_sv.experiments.sources.from_yaml import load_figure
+from lightning_sv.experiments.results import Table
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.theory.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/theory/theory.json"
 
 
-def test_figure_11_has_the_recorded_claims() -> None:
+def test_table_read_figure_11_has_the_recorded_claims() -> None:
     (panel,) = load_figure("or-theorem", ROOT / "conf").panels
     assert panel.file is not None and ROOT / panel.file == RECORDED
-    table = measured_table(RECORDED)
+    table = Table.read(RECORDED)
     assert [row[0] for row in table.rows] == ["(i)", "(ii)", "(iii)", "P"]
     assert {row[-1] for row in table.rows} == {"holds"} and "make theory" in table.note
     (ratio,) = [str(row[3]) for row in table.rows if row[0] == "(iii)"]
@@ -31,7 +31,7 @@ def test_recorded_claims_are_the_current_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
-def test_files_without_claims(tmp_path: Path, text: str) -> None:
+def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(ValueError, match=r"theory\.json"):
-        measured_table(tmp_path / "theory.json")
+        Table.read(tmp_path / "theory.json")

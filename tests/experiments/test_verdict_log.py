@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.report.verdict_log import (
-    BUDGETS,
-    LOG,
-    add_to_log,
-    log_of,
-    log_rows,
-    read_log,
-    with_earlier,
-)
+from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.sources.from_yaml import budget_names
+from lightning_sv.experiments.spec import budget_names
 from tests.experiments.fake_results import disk_full, figure
-from tests.experiments.test_compare import FAKE
-from tests.experiments.test_plan import FIGURE
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +21,7 @@ def moved(to: Figure) -> Figure:
     return replace(to, verdicts=(first, *to.verdicts[1:]))
 
 
-def test_log_is_only_added_to(tmp_path: Path) -> None:
+def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
     """Known rows are not added again, whatever their date; different ones are appended."""
     log, one = tmp_path / "results" / "log.csv", figure()
     assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # without the untestable one
@@ -49,7 +39,7 @@ def test_log_is_only_added_to(tmp_path: Path) -> None:
         add_to_log(rows, log)
 
 
-def test_damaged_log_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A truncated line is named; a full disk keeps the file; a missing last line break is accepted."""
     log, one = tmp_path / "log.csv", figure()
     add_to_log(log_rows([one], "cpu"), log)
@@ -67,7 +57,7 @@ def test_damaged_log_and_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(read_log(log)) == 6
 
 
-def test_earlier_verdicts_are_shown(tmp_path: Path) -> None:
+def test_with_earlier_changed_verdicts_are_shown(tmp_path: Path) -> None:
     """Those of the same claim and budget, without the current one."""
     log, one = tmp_path / "log.csv", figure()
     other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
@@ -78,7 +68,7 @@ def test_earlier_verdicts_are_shown(tmp_path: Path) -> None:
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
 
 
-def test_log_of_the_repository_has_its_reports() -> None:
+def test_read_log_of_the_repository_has_its_reports() -> None:
     """Each tested verdict of results/*/verdicts.csv is in the log; names of folders begin with their budget."""
     logged = {
         (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
@@ -91,7 +81,7 @@ def test_log_of_the_repository_has_its_reports() -> None:
         assert ours and ours <= logged, sorted(ours - logged)
 
 
-def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_command_invalid_log_refused_first(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/log.csv").write_text("mine\n")
@@ -100,24 +90,3 @@ def test_invalid_log_is_refused_before_training(corpus: Path, tmp_path: Path, mo
     with pytest.raises(ValueError, match="log.csv"):
         run_paper(words, launcher=("false",))
     assert not (tmp_path / "runs").exists()
-
-
-def test_custom_budget_has_its_own_log(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only budgets of the repository use its log."""
-    assert set(BUDGETS) == set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
-    (tmp_path / "conf/paper/budgets").mkdir(parents=True)
-    for path in (ROOT / "conf").iterdir():
-        if path.name != "paper":
-            (tmp_path / "conf" / path.name).symlink_to(path)
-    (tmp_path / "conf/paper/mine.yaml").write_text(FIGURE + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
-    (tmp_path / "conf/paper/budgets/mine.yaml").write_text(
-        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
-        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, overrides: {trainer.max_steps: 10}}}\n"
-    )
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/log.csv").write_text("of no matter\n")
-    monkeypatch.chdir(tmp_path)
-    words = ["--budget", "mine", "--fig", "mine", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
-    assert run_paper(words, launcher=FAKE) == 0
-    assert (tmp_path / "results/log.csv").read_text() == "of no matter\n"
-    assert {row["budget"] for row in read_log(tmp_path / "runs/paper/mine/log.csv")} == {"mine"}

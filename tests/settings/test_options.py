@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_sv.__main__ import main
-from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names
+from lightning_sv.experiments.spec import budget_names, figure_names
 from lightning_sv.settings import parse, plain_parser, yaml_file
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys

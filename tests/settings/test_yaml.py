@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lightning_sv.experiments.sources.from_yaml import load_figure
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings.parse import _keys, _parser, parse_run
 from lightning_sv.settings.yaml_file import SECTIONS, read_leaves, read_yaml

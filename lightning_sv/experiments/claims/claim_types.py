@@ -92,7 +92,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
         raise NotTestableError(e.why_not)
     if e.factor is None:
         at_end = panel.difference(a, b)
-        reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
+        n = sum(tokens is not None for tokens in e.tokens_b)
+        reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
         found = directed(at_end)._replace(word=word, p=at_end.p_above())
         if at_end.mean <= 0:
@@ -210,10 +211,6 @@ def ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, *, last: bool = F
     return Estimate(shown, detail, "times", tested=d)
 
 
-#: test of an estimate with the margin of the claim, in the unit of the estimate; logarithm of a ratio
-Test = Callable[[PairedDifference, float], Finding]
-
-
 def _below(d: PairedDifference, margin: float) -> Finding:
     return directed_or_equal(d, -margin)
 
@@ -233,8 +230,9 @@ class ClaimType:
     Attributes:
         statement: template of the statement
         measure: function that estimates the quantity of the claim from the runs of a panel
-        test: one of five: below -margin (or equal), not below it, below +margin, inside or outside +-margin; unused
-            if the measure has its own
+        test: test of the estimate with the margin of the claim, in the unit of the estimate, or of their logarithms:
+            below -margin (or equal), not below it, below +margin, inside or outside +-margin; unused if the measure
+            has its own
         panels: kinds of panels that can have the claim
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
@@ -242,7 +240,7 @@ class ClaimType:
 
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
-    test: Test
+    test: Callable[[PairedDifference, float], Finding]
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
@@ -264,10 +262,6 @@ def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
     return replace(claim, kind="less", until=share, margin=0.0, text=None, paper_value=None)
 
 
-#: shares of the tokens for the claim `leads`
-QUARTERS = (0.25, 0.5, 0.75, 1.0)
-
-
 #: name in conf/paper -> kind
 KINDS: dict[str, ClaimType] = {
     "less": ClaimType("{a} {ends} below {b}{more}", loss, _below),
@@ -277,7 +271,7 @@ KINDS: dict[str, ClaimType] = {
         "{a} is below {b} at each quarter of the tokens",
         loss,
         _below,
-        parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
+        parts=lambda claim: tuple(_lower(claim, share) for share in (0.25, 0.5, 0.75, 1.0)),
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
@@ -310,10 +304,7 @@ KINDS: dict[str, ClaimType] = {
     ),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below, panels=("grid",)),
     "sensitivity": ClaimType(
-        "the loss of {a} depends less on the learning rate than that of {b}",
-        lr_sensitivity,
-        directed,
-        ("grid",),
+        "the loss of {a} depends less on the learning rate than that of {b}", lr_sensitivity, directed, ("grid",)
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",

@@ -40,7 +40,13 @@ def markdown_report(
     if claims := [_claim(f, v, _ALL) for f in figures for v in f.verdicts]:
         parts += ["## Claims", _table(_ALL, claims)]
     for figure, sections in zip(figures, panels, strict=True):
-        parts += _figure(figure)
+        spec = figure.spec
+        about = f"{spec.section}. {spec.summary} Training tokens per parameter: {figure.ratio() or 'not stated'}; "
+        parts += [f"## {_text(spec.title)}", _paragraph(f"{about}the paper's are {spec.paper_tokens_per_param}.")]
+        parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
+        claims = [_claim(figure, v, _OWN) for v in figure.verdicts]
+        parts += [_table(_OWN, claims)] if claims else []
+        parts += [_table(["in the paper", ""], list(spec.paper.items()))] if spec.paper else []
         for section in sections:
             parts.append(f"### {_text(section.title)}")
             parts += [f"![{_text(words)}]({path})" for path, words in section.pictures]
@@ -49,19 +55,6 @@ def markdown_report(
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", figure.command)), default=0))
         parts.append(f"{fence}sh\n{figure.command}\n{fence}")
     return "\n\n".join(parts) + "\n"
-
-
-def _figure(figure: Figure) -> list[str]:
-    about = (
-        f"{figure.spec.section}. {figure.spec.summary} Training tokens per parameter: "
-        f"{figure.ratio() or 'not stated'}; the paper's are {figure.spec.paper_tokens_per_param}."
-    )
-    parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
-    parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
-    claims = [_claim(figure, v, _OWN) for v in figure.verdicts]
-    parts += [_table(_OWN, claims)] if claims else []
-    parts += [_table(["in the paper", ""], list(figure.spec.paper.items()))] if figure.spec.paper else []
-    return parts
 
 
 def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:

@@ -23,6 +23,9 @@ from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
+# strategies that have the same colour in every figure; the others take free colours
+_FIXED = {"llama": style.BLUE, "unified": style.VERMILLION, "hg+dnp+or+iwd": style.VERMILLION, "nop": style.PURPLE}
+_FREE = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -59,7 +62,10 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[s
     names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(style.LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
-    return list(zip(arms, zip(style.colours(names), lines, strict=True), strict=True))
+    fixed = [_FIXED.get(name) for name in names]
+    free = cycle([colour for colour in _FREE if colour not in fixed])
+    colours = [next(free) if colour is None else colour for colour in fixed]
+    return list(zip(arms, zip(colours, lines, strict=True), strict=True))
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
@@ -219,12 +225,10 @@ def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
         forms = next(iter(fits.values()), []) if series.baseline else fits.get(series.label, [])
         grid = _around(sizes)
         for form in forms:
-            law = form.a if series.baseline else form.b
-            if form.form == "power":
-                axes.plot(grid, law(grid), linestyle=line_style, color=colour, linewidth=2, label=law.formula())
-            else:
-                label = law.formula() if len(forms) == 1 else None
-                axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
+            law, power = form.a if series.baseline else form.b, form.form == "power"
+            label = law.formula() if power or len(forms) == 1 else None
+            line, width = (line_style, 2.0) if power else (_DOTS, 1.2)
+            axes.plot(grid, law(grid), linestyle=line, color=colour, linewidth=width, label=label)
     axes.plot([], [], linestyle=_DOTS, color=style.GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
     style.set_log_axis(axes, "x", style.human_tokens)
@@ -272,17 +276,15 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
-    notes, optima = [], {}
-    for series in panel.series:
-        optima[series.label] = found = series.optimum
-        if found.why_not:
-            at = ", ".join(f"{value:g}" for value in found.values)
-            notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
-    plots = []
-    for k, key in enumerate(panel.spec.axes):
-        if len({arm.point[k] for arm in panel.arms}) > 1:
-            plots.append(_profile_plot(panel, k, key, optima))
-    return plots, notes
+    optima = {series.name: series.optimum for series in panel.series}
+    notes = [
+        f"{name} has no fitted optimum: {found.why_not} ({', '.join(f'{value:g}' for value in found.values)})."
+        for name, found in optima.items()
+        if found.why_not
+    ]
+    axes = enumerate(panel.spec.axes)
+    varied = [(k, key) for k, key in axes if len({arm.point[k] for arm in panel.arms}) > 1]
+    return [_profile_plot(panel, k, key, optima) for k, key in varied], notes
 
 
 def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
@@ -295,7 +297,7 @@ def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) ->
         values = sorted(lowest)
         for x in values:
             axes.plot(np.full(len(lowest[x]), x), lowest[x], ".", color=colour, alpha=0.45, markersize=5)
-        best = optima[series.label]
+        best = optima[series.name]
         label = f"{series.name}: {best.loss:.4f} at {best.values[k]:.3g}"
         means = [lowest[x].mean() for x in values]
         axes.plot(values, means, "o", linestyle=line_style, color=colour, linewidth=2, markersize=4, label=label)

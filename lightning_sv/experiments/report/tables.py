@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.pairs import pairs_of
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, csv_rows, curve_text
 
@@ -55,7 +53,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "arm": arm.label,
             "ours": arm.ours,
             "baseline": arm.baseline,
-            "seed": run.summary.get("seed", run.config.get("seed_everything")),
+            "seed": run.summary.get("seed"),
             "tokens": run.tokens,
             "tokens_per_param": tokens_per_param(run),
             "val_loss": run.val_loss,
@@ -102,18 +100,14 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """Return the verdicts of evaluated figures as JSON; numbers that are not finite are null."""
-
-    def finite(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """Return the verdicts of evaluated figures as JSON."""
     made = [
         {
             "figure": figure.spec.name,
             "title": figure.spec.title,
             "command": figure.command,
             "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [{key: finite(value) for key, value in vars(verdict).items()} for verdict in figure.verdicts],
+            "verdicts": [vars(verdict) for verdict in figure.verdicts],
             "warnings": figure.warnings,
         }
         for figure in figures
@@ -139,24 +133,23 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
         OSError: the directory can neither be written nor created
     """
     check_writable(out)
-    known = {path.resolve() for path in ours}
-    theirs: list[Path] | None = None
-    if (out / RESULTS).is_file():
+    found = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
+    known, runs = {path.resolve() for path in ours}, list[Path]()
+    if RESULTS in found:
         with csv_rows(out / RESULTS) as reader:
-            if "run" in (reader.fieldnames or ["run"]):  # a report without runs is an empty file
-                theirs = [Path(row["run"]) for row in reader if row["run"]]
-    if theirs is None:
-        for name in (RESULTS, *PAGES):
-            if (out / name).exists():
-                raise ConfigError(f"{out} contains a {name} that lightning-sv did not write; choose a different --out.")
-    elif theirs and not any({run.resolve(), run.resolve().parent} & known for run in theirs):
-        raise ConfigError(f"{out} contains a report of other runs ({theirs[0]}); choose a different --out.")
+            runs = [Path(row["run"]) for row in reader if row.get("run")]
+            if not reader.fieldnames:  # a report without runs
+                return
+    if found and not any({run.resolve(), run.resolve().parent} & known for run in runs):
+        what = f"a report of other runs ({runs[0]})" if runs else f"a {found[0]} that lightning-sv did not write"
+        raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of a panel; empty for some kinds."""
     if panel.table:
-        return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
+        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in panel.table.rows]
+        return list(panel.table.columns), cells
     if panel.kind == "scaling":
         return _law_table(panel)
     if panel.kind == "scalar":
@@ -246,10 +239,6 @@ def _interval(low: float | None, high: float | None) -> str:
     return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
-def _cell(x: Any) -> str:
-    return f"{x:.4g}" if isinstance(x, float) else str(x)
-
-
 def measured(arms: Sequence[Arm]) -> bool:
     """Return whether all runs of the arms measured copying."""
     runs = [run for arm in arms for run in arm.runs]
@@ -281,10 +270,8 @@ def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
     rows = []
     for arm in arms:
-        ends = [
-            np.mean([run.curve(COPYING + kind).values[-1] for run in arm.runs])
-            for kind in (*TOKEN_KINDS, "second_minus_first")
-        ]
+        tags = [COPYING + kind for kind in (*TOKEN_KINDS, "second_minus_first")]
+        ends = [np.mean([run.curve(tag).values[-1] for run in arm.runs]) for tag in tags]
         formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
         times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
         row = [arm.name, *(f"{end:.3f}" for end in ends), times]

@@ -12,18 +12,11 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")
-#: budgets whose verdicts LOG records
-BUDGETS = ("cpu", "cpu-100", "cpu-long", "gpu", "gpu-25", "paper")
 _COLUMNS = (
     "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
     "commit", "corpus", "machine",
 )  # fmt: skip
 Row = dict[str, str]
-
-
-def log_of(budget: str, out: Path) -> Path:
-    """Return the log of a budget: LOG, or for a custom budget a file next to its report in `out`."""
-    return LOG if budget in BUDGETS else out / LOG.name
 
 
 def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:

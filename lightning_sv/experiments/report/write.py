@@ -16,8 +16,7 @@ from lightning_sv.experiments.report.markdown import Section, head_lines, markdo
 from lightning_sv.experiments.report.plots import Plot
 from lightning_sv.experiments.report.tables import PAGES, measured, write_csv
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.from_yaml import rounded
-from lightning_sv.experiments.spec import PanelKind
+from lightning_sv.experiments.spec import PanelKind, rounded
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.results_csv import RESULTS
 
@@ -59,9 +58,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     out.mkdir(parents=True, exist_ok=True)
     panels = []
     for figure in figures:
-        drawn = [(panel, *_draw(panel)) for panel in figure.panels]
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
-        panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
+        panels.append([s for i, panel in enumerate(figure.panels, 1) for s in _sections(panel, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
         write_atomically(out / name, page)
@@ -74,14 +72,12 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         write_csv(out / name, rows(figures))
 
 
-def _draw(panel: Panel) -> tuple[list[Plot], list[str]]:
+def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
+    drawn: list[Plot]
     try:
-        return _PLOTS[panel.kind](panel)
+        drawn, notes = _PLOTS[panel.kind](panel)
     except NotTestableError as error:  # the other panels are still drawn
-        return [], [f"This panel cannot be drawn: {error}"]
-
-
-def _save(panel: Panel, drawn: Sequence[Plot], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
+        drawn, notes = [], [f"This panel cannot be drawn: {error}"]
     pictures = _saved(drawn, out, stem)
     sections = [Section(panel.title, pictures, *tables.panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
@@ -115,12 +111,11 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
 
 
 def _tuned_text(figure: Figure, panel: Panel) -> str:
-    arms, runs = panel.arms, [run for arm in panel.arms for run in arm.runs]
-    assert arms[0].run_spec is not None
-    commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for run in runs}))
-    seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}" if len(arms[0].seeds) > 1 else f"seed {arms[0].seeds[0]}"
-    spec = panel.spec
-    width = json.loads(arms[0].run_spec.identity)["model"]["backbone"]["d_model"]
+    first, spec = panel.arms[0], panel.spec
+    assert first.run_spec is not None
+    commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for arm in panel.arms for run in arm.runs}))
+    seeds = f"seeds {first.seeds[0]} to {first.seeds[-1]}" if len(first.seeds) > 1 else f"seed {first.seeds[0]}"
+    width = json.loads(first.run_spec.identity)["model"]["backbone"]["d_model"]
     lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     found: dict[str, Optimum] = {}
@@ -133,7 +128,7 @@ def _tuned_text(figure: Figure, panel: Panel) -> str:
         error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
         lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")
         lines.append(f"  {json.dumps(strategy)}:")
-        for key, value, off in zip(panel.spec.axes, best.values, best.errors, strict=True):
+        for key, value, off in zip(spec.axes, best.values, best.errors, strict=True):
             comment = f"  # times or over {math.exp(off):.2f}" if off > 0 else ""
             lines.append(f"    {key}: {rounded(value):g}{comment}")
     return "\n".join(lines) + "\n"

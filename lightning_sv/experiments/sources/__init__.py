@@ -1,1 +1,1 @@
-"""Sources of a figure: a YAML of conf/paper, strategies on the command line, run directories."""
+"""Sources of a figure other than conf/paper: strategies on the command line, run directories."""

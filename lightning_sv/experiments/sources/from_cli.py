@@ -80,14 +80,8 @@ def swept_figure(
         if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
             raise ConfigError(f"sweep: {key} is {list(values)}; expected different positive numbers.")
     title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
-    panel = PanelSpec(
-        "Validation loss",
-        dict(arms),
-        kind="grid",
-        optim=made.optim.name,
-        schedule=made.schedule.name,
-        axes={key: {_BUDGET: list(values)} for key, values in axes.items()},
-    )
+    grid, optim, schedule = {key: {_BUDGET: list(axes[key])} for key in axes}, made.optim.name, made.schedule.name
+    panel = PanelSpec("Validation loss", dict(arms), kind="grid", optim=optim, schedule=schedule, axes=grid)
     summary = f"{math.prod(map(len, axes.values()))} points, {_seeds(seeds)} each."
     return _plan(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
 

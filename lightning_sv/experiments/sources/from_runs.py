@@ -1,20 +1,25 @@
 """Figure of your own runs, from their event files."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
-from lightning_sv.experiments.pairs import described
 from lightning_sv.experiments.report.tables import tokens_per_param
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
-from lightning_sv.runs.events import VAL_LOSS, DamagedEventsError, Run, read_run
+from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 #: results of `compare`, in its output directory
 COMPARISON = "comparison.json"
+# scalars of `callbacks.Sharpness` that a report draws
+_SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
 
 def own_figure(
@@ -36,23 +41,18 @@ def own_figure(
     if labels and len(labels) != len(paths):
         raise ConfigError(f"--labels has {len(labels)} names; expected {len(paths)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
-    damaged = []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
-        try:
-            run = read_run(path)
-        except DamagedEventsError as error:
-            damaged.append(error)
-            continue
+        run = read_run(path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
-        name, seed = label or run.label, _seed(run)
+        name, seed = label or run.label, run.summary.get("seed")
+        if not isinstance(seed, int):
+            raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             raise ConfigError(
                 f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
                 "--labels."
             )
-    if not arms:
-        raise damaged[0]
     first = baseline or next(iter(arms))
     if first not in arms:
         raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
@@ -66,7 +66,6 @@ def own_figure(
             raise ConfigError(f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; only one of them has {_seeds(alone)}.")
-    warnings += [f"Left out: {error}" for error in damaged]
     if unfinished:
         warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
     results = []
@@ -76,21 +75,10 @@ def own_figure(
     panel = Panel(PanelSpec("Validation loss"), tuple(results))
     counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
     ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
-    spec = FigureSpec(
-        name="runs",
-        title=", ".join(arm.label for arm in results),
-        section="Your own runs",
-        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}.",
-        panels=[panel.spec],
-    )
+    title = ", ".join(arm.label for arm in results)
+    summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
+    spec = FigureSpec("runs", title, "Your own runs", summary, [panel.spec])
     return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
-
-
-def _seed(run: Run) -> int:
-    seed = run.summary.get("seed", run.config.get("seed_everything"))
-    if not isinstance(seed, int):
-        raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
-    return seed
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -113,3 +101,28 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
         else:
             found.append(path)
     return found, unfinished
+
+
+def described(figure: Figure) -> Figure:
+    """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
+    from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
+
+    (panel,) = figure.panels
+    pairs, lost = pairs_of(panel)
+    said = (" ".join(pair.sentences) for pair in pairs)
+    runs = [run for arm in panel.arms for run in arm.runs]
+    more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
+    tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
+    more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
+    panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))
+    return replace(figure, panels=panels, warnings=(*figure.warnings, *lost))
+
+
+def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
+    """Print two sentences per pair, and warnings."""
+    for pair in pairs:
+        verdict, tokens = pair.sentences
+        console.print(verdict, markup=False, highlight=False, style="bold")
+        console.print(tokens, markup=False, highlight=False)
+    for warning in warnings:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
