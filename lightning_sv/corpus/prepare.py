@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,19 @@ from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.remote import is_remote
-from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
-from lightning_sv.corpus.sources.state import changed_text, file_states
+from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
+from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
+from lightning_sv.corpus.sources.hub import hub_source
+from lightning_sv.corpus.sources.stdlib import python_source
 from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 
+#: kind of a source -> function that returns its documents; `CorpusConfig` checks the kind
+SOURCES: dict[str, Callable[[CorpusConfig], Source]] = {
+    "stdlib": python_source, "installed": python_source, "files": files_source, "hf": hub_source,
+}  # fmt: skip
 # More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
 #: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
@@ -113,7 +118,7 @@ def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     # Check the path before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
     states = file_states(config)  # before reading, so that concurrent changes are detected
-    source = open_source(config)
+    source = SOURCES[config.source.partition(":")[0]](config)
     try:
         documents = SplitDocuments(source, config.limit, config.val_fraction)
     except ConfigError as error:

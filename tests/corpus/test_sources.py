@@ -24,16 +24,19 @@ import pytest
 import zstandard
 
 from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.prepare import SOURCES
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import hub
-from lightning_sv.corpus.sources.document import Document, Source
-from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
+from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
 from lightning_sv.errors import ConfigError
 
 
+def open_source(source: str, **settings: object) -> Source:
+    return SOURCES[source.partition(":")[0]](CorpusConfig(source=source, **settings))
+
+
 def _texts(source: str, **settings: object) -> list[str]:
-    config = CorpusConfig(source=source, **settings)  # type: ignore[arg-type]
-    return [document.text for document in open_source(config).read()]
+    return [document.text for document in open_source(source, **settings).read()]
 
 
 def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, texts: list[str]) -> None:
@@ -81,7 +84,7 @@ def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_pat
     for name, target in (("link", other), ("loop", notes), ("self", notes / "self"), ("absent", tmp_path / "nothing")):
         (notes / name).symlink_to(target)
     os.mkfifo(notes / "pipe.txt")
-    source = open_source(CorpusConfig(source=f"files:{notes}"))
+    source = open_source(f"files:{notes}")
     assert [document.text for document in source.read()] == ["a", "b", "rows"]
     assert source.left_out == {".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 3, ".txt": 1}
     with pytest.raises(ValueError, match=r"source is .*\.png 1"):
@@ -136,7 +139,7 @@ def test_text_that_is_not_utf8_is_refused_replaced_or_skipped(tmp_path: Path) ->
             _texts(f"files:{tmp_path / name}")
     replaced = _texts(f"files:{tmp_path}", errors="replace")
     assert replaced == ["caf\ufffd", "good", "\ufffd", "one", "\ufffd", "two", "\ufffd"]
-    source = open_source(CorpusConfig(source=f"files:{tmp_path}", errors="skip"))
+    source = open_source(f"files:{tmp_path}", errors="skip")
     for _ in range(2):
         assert [document.text for document in source.read()] == ["good", "one", "two"]
         assert len(source.unreadable) == 4
@@ -286,7 +289,7 @@ def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
 
 @pytest.mark.long
 def test_stdlib_takes_a_fair_capped_sample() -> None:
-    source = open_source(CorpusConfig())
+    source = open_source("stdlib")
     small, large = (
         [document.digest for document, _ in SplitDocuments(source, size, 0.1)] for size in (400_000, 1_200_000)
     )
@@ -312,7 +315,7 @@ def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeyp
     (library / "latin.py").write_bytes(b"# \xe9\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
-    source = open_source(CorpusConfig(source="installed"))
+    source = open_source("installed")
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1

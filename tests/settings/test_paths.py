@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus.sources.find import find_files
+from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
@@ -76,7 +77,7 @@ def test_a_refused_path_leaves_nothing(
 
 
 def _texts(spec: str) -> list[Path]:
-    return find_files(spec, lambda path: path.suffix == ".txt", ".txt")[0]
+    return source_files(CorpusConfig(source=f"files:{spec}"))[0]
 
 
 def test_a_name_may_hold_a_comma(tmp_path: Path) -> None:
