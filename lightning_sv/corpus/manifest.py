@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
-from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import ConfigError, unknown
 
 FORMAT_VERSION = 1
@@ -119,10 +118,6 @@ class Manifest:
             "corpus_hash": self.corpus_hash,
             "tokenizer_sha256": self.tokenizer_sha256,
         }
-
-    def save(self, dir: str | Path) -> None:
-        """Write manifest.json atomically."""
-        write_atomically(Path(dir) / FILENAME, json.dumps(self.to_dict(), indent=2, sort_keys=True))
 
     @classmethod
     def load(cls, dir: str | Path) -> "Manifest":

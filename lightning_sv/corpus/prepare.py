@@ -14,13 +14,13 @@ from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.remote import is_remote
+from lightning_sv.corpus.shards import ShardWriter
 from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
 from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
 from lightning_sv.corpus.sources.hub import hub_source
 from lightning_sv.corpus.sources.stdlib import python_source
 from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 
 #: kind of a source -> function that returns its documents; `CorpusConfig` checks the kind
@@ -151,7 +151,7 @@ def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
             tokenizer_loss=lost,
         )
         _write_layer(config, tokenizer.vocab_size, folder)
-        manifest.save(folder)
+        (folder / FILENAME).write_text(json.dumps(manifest.to_dict(), indent=2, sort_keys=True))
     check_corpus(manifest, target)  # now, because other users may not be able to write verified.json
     # The library's threads do not survive a fork, about which it would warn in every process forked later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
