@@ -19,7 +19,7 @@ from lightning_sv.corpus.sources.document import Document, Source, SplitDocument
 from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
 from lightning_sv.corpus.sources.hub import hub_source
 from lightning_sv.corpus.sources.stdlib import python_source
-from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import ConfigError
 
@@ -114,19 +114,19 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
-    n_tokens = bpe_size(config.tokenizer)
-    # Check the path before any reading.
-    tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
+    size = bpe_size(config.tokenizer)
+    if size is None:
+        tokenizer = open_tokenizer(config.tokenizer, config.eot)  # checked before any reading
+    elif config.eot not in (None, END_OF_TEXT):
+        raise ConfigError(f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file.")
     states = file_states(config)  # before reading, so that concurrent changes are detected
     source = SOURCES[config.source.partition(":")[0]](config)
     try:
         documents = SplitDocuments(source, config.limit, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
-    if tokenizer is None:
-        assert n_tokens is not None
-        tokenizer = _train_bpe(documents, n_tokens, shown)
-    check_end(tokenizer, config.eot)
+    if size is not None:
+        tokenizer = _train_bpe(documents, size, shown)
     with atomic_path(target) as folder:
         splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
         manifest = Manifest(

@@ -107,15 +107,12 @@ class Tokenizer:
         """Id of the token for unknown text; None if there is none."""
         model = json.loads(self.content)["model"]
         name = model.get("unk_token")
-        if name is None:
-            unigram_id: int | None = model.get("unk_id")
-            return unigram_id
-        return self._tokenizer.token_to_id(name)
+        number: int | None = model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        return number
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without the end-of-text token."""
-        ids: list[int] = self.encode_batch([text])[0].tolist()
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
@@ -160,7 +157,7 @@ def bpe_size(spec: str) -> int | None:
     """Return N of 'bpe:N', None for any other specification."""
     if not spec.startswith("bpe:"):
         return None
-    number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
+    number = spec.removeprefix("bpe:")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
         raise ConfigError(f"tokenizer is {spec!r}; expected a size from 257 (all bytes) to 1,048,576.")
@@ -191,14 +188,6 @@ def _gpt2_file() -> Path:
             f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to the "
             f"path of the tokenizer.json of {GPT2}."
         ) from error
-
-
-def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
-    """Check that a tokenizer's end-of-text token is that of the settings, if they name one."""
-    if eot is not None and tokenizer.eot_token != eot:
-        raise ConfigError(
-            f"eot is {eot!r}; expected {tokenizer.eot_token!r} or null. It can be set for a tokenizer.json only."
-        )
 
 
 def _named_end(folder: Path) -> str | None:

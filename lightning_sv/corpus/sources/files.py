@@ -151,8 +151,14 @@ class _Reader:
                 number += 1
                 where = f"{path}, line {number}"
                 check_size(len(line), where)
-                if text := self._decoded(line, where).removeprefix(limits.BYTE_ORDER_MARK).strip():
-                    yield from text_documents(_record_text(text, where, self.text_field), where, self.text_field)
+                text = self._decoded(line, where).removeprefix(limits.BYTE_ORDER_MARK).strip()
+                if not text:
+                    continue
+                try:
+                    record = json.loads(text)
+                except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
+                    raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
+                yield from record_documents(record, where, self.text_field)
 
     def parquet(self, path: Path) -> Iterator[Document]:
         """Yield one document per row of Parquet."""
@@ -188,16 +194,13 @@ class _Reader:
         return ""
 
 
-def _record_text(line: str, where: str, text_field: str) -> Any:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
-        raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
+def record_documents(record: Any, where: str, text_field: str) -> Iterator[Document]:
+    """Yield the document of a record, as `text_documents`; reject a record without the text's key."""
     if not isinstance(record, dict):
         raise ConfigError(f"{where}: expected a JSON object; write one object with a {text_field!r} key per line.")
     if text_field not in record:
         raise ConfigError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
-    return record[text_field]
+    yield from text_documents(record[text_field], where, text_field)
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
