@@ -217,11 +217,9 @@ def _read_segment(file: Path) -> _Segment:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
-    from tensorboard.util.tensor_util import make_ndarray
 
     began, start, reach, complete = 0.0, None, 0, False
     points: dict[str, dict[int, float]] = {}
-    plugins: dict[str, str] = {}  # only the first value of a tag names its plugin
     try:
         reader = PyRecordReader_New(str(file))
         while True:
@@ -233,12 +231,8 @@ def _read_segment(file: Path) -> _Segment:
             elif mark == SessionLog.CHECKPOINT:
                 reach = event.step
             for value in event.summary.value:
-                plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
-                kind = value.WhichOneof("value")
-                if kind == "simple_value":
+                if value.HasField("simple_value"):
                     points.setdefault(value.tag, {})[event.step] = value.simple_value
-                elif kind == "tensor" and plugin == "scalars":
-                    points.setdefault(value.tag, {})[event.step] = float(make_ndarray(value.tensor).item())
             if mark or points:
                 began = began or event.wall_time
     except OutOfRangeError:  # the end of the file
