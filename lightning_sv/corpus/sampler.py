@@ -171,12 +171,7 @@ class TokenLoader(DataLoader[Tensor]):
         current = self.state_dict()
         if set(state) != set(current):
             raise ConfigError("the checkpoint's data position has a different format; start a new run.")
-        if state["corpus_hash"] != current["corpus_hash"]:
-            raise ConfigError(
-                f"the corpus is {current['corpus_hash'][:12]}; expected {str(state['corpus_hash'])[:12]}, as in the "
-                "checkpoint. Resume with the same corpus, or start a new run."
-            )
-        for name in ("seed", "seq_len", "global_batch"):
+        for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
             if state[name] != current[name]:
                 raise ConfigError(
                     f"data.{name} is {current[name]}; expected {state[name]}, as in the checkpoint. "

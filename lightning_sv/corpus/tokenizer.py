@@ -174,20 +174,18 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     Raises:
         ConfigError: a missing file, a file of a different kind, no end-of-text token, or GPT-2 without a network
     """
-    path = _gpt2_file() if spec == "gpt2" else Path(spec).expanduser()
+    path = Path(spec).expanduser()
+    if spec == "gpt2":
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(GPT2, Tokenizer.filename))
+        except Exception as error:  # errors of the hub, of httpx or of a proxy
+            raise ConfigError(
+                f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to "
+                f"the path of the tokenizer.json of {GPT2}."
+            ) from error
     return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))
-
-
-def _gpt2_file() -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(GPT2, Tokenizer.filename))
-    except Exception as error:  # errors of the hub, of httpx or of a proxy
-        raise ConfigError(
-            f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to the "
-            f"path of the tokenizer.json of {GPT2}."
-        ) from error
 
 
 def _named_end(folder: Path) -> str | None:
