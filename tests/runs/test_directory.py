@@ -49,9 +49,7 @@ def test_read_summary_wrong_type_is_refused(tmp_path: Path, key: str, value: obj
         read_summary(tmp_path)
 
 
-def test_resolve_run_dir_foreign_checkpoint_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve_run_dir_foreign_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint may resume into a new directory; without one, it must be in the directory of its run."""
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:

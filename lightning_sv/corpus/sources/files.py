@@ -32,7 +32,7 @@ def files_source(config: CorpusConfig) -> Source:
             record lacks the text field; the message names the file, and the line or row
     """
     paths, left_out = source_files(config)
-    reader = _Reader(config.text_field, config.errors)
+    reader = _Reader(config)
     plain = all(_READERS[format] is _Reader.text and not packed for format, packed in map(_parts, paths))
     total = sum(path.stat().st_size for path in paths) if plain else None
     return Source(lambda: reader.read(paths), total, unreadable=reader.unreadable, left_out=dict(left_out))
@@ -122,8 +122,8 @@ class _Reader:
         unreadable: places omitted because they are not UTF-8
     """
 
-    def __init__(self, text_field: str, errors: str) -> None:
-        self.text_field, self.errors = text_field, errors
+    def __init__(self, config: CorpusConfig) -> None:
+        self.text_field, self.errors = config.text_field, config.errors
         self.unreadable: set[str] = set()
 
     def read(self, paths: Iterable[Path]) -> Iterator[Document]:
