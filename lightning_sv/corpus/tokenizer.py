@@ -20,7 +20,6 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
-_MAX_FILE_BYTES = 256 << 20
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -95,7 +94,7 @@ class Tokenizer:
         path = Path(folder) / cls.filename
         if not path.is_file():
             raise ConfigError(f"{folder} has no {cls.filename}; prepare the corpus again.")
-        return cls(read_limited(path), str(path), _named_end(path.parent))
+        return cls(read_file(path), str(path), _named_end(path.parent))
 
     @property
     def eot_token(self) -> str:
@@ -185,13 +184,13 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
                 f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to "
                 f"the path of the tokenizer.json of {GPT2}."
             ) from error
-    return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))
+    return Tokenizer(read_file(path), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
 def _named_end(folder: Path) -> str | None:
     for path in (folder / name for name in _NAMES_END):
         try:
-            settings = json.loads(read_limited(path)) if path.is_file() else {}
+            settings = json.loads(read_file(path)) if path.is_file() else {}
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
         token = settings.get("eos_token") if isinstance(settings, dict) else None
@@ -201,14 +200,10 @@ def _named_end(folder: Path) -> str | None:
     return None
 
 
-def read_limited(path: Path) -> bytes:
-    """Return the bytes of a tokenizer file, unless it is too large to be one."""
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a tokenizer file."""
     if not path.is_file():
         raise ConfigError(f"tokenizer is {path}; expected 'bpe:N', 'gpt2' or the path of an existing file.")
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."
-        )
     return path.read_bytes()
 
 

@@ -41,21 +41,16 @@ class Document:
                 f"{where}: the text has half of a surrogate pair, which is not valid Unicode; "
                 "repair or remove the document."
             ) from None
-        check_size(len(raw), where)
+        if len(raw) > MAX_DOCUMENT_BYTES:
+            raise ConfigError(
+                f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes per document. Split "
+                "it, or write its parts as lines of a .jsonl file."
+            )
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:
         """Return True if the hash of the text selects the document for validation."""
         return int.from_bytes(self.digest[:8], "big") < val_fraction * 2.0**64
-
-
-def check_size(n_bytes: int, where: str) -> None:
-    """Check that a document or its record, named `where` in errors, is within the size limit."""
-    if n_bytes > MAX_DOCUMENT_BYTES:
-        raise ConfigError(
-            f"{where} is larger than the limit of {MAX_DOCUMENT_BYTES:,} bytes per document; split it, or write its "
-            "parts as lines of a .jsonl file."
-        )
 
 
 @dataclass(frozen=True)

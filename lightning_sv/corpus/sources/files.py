@@ -16,8 +16,7 @@ from typing import IO, Any
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.corpus.sources import document as limits
-from lightning_sv.corpus.sources.document import Document, Source, check_size
+from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Source
 from lightning_sv.errors import ConfigError
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
@@ -109,7 +108,7 @@ def _is_read(path: Path, text_field: str) -> bool:
         return format in _READERS
     try:
         with _open(path) as file:
-            first = file.readline(limits.MAX_DOCUMENT_BYTES).removeprefix(b"\xef\xbb\xbf")
+            first = file.readline().removeprefix(b"\xef\xbb\xbf")
         return first.startswith(b"{") and text_field in json.loads(first)
     except Exception:  # not JSON, or damaged
         return False
@@ -139,19 +138,15 @@ class _Reader:
     def text(self, path: Path) -> Iterator[Document]:
         """Yield a text file as one document."""
         with _open(path) as file:
-            raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
-        check_size(len(raw), str(path))
-        yield from text_documents(self._decoded(raw, str(path)), str(path), self.text_field)
+            text = self._decoded(file.read(), str(path))
+        yield from text_documents(text, str(path), self.text_field)
 
     def lines(self, path: Path) -> Iterator[Document]:
         """Yield one document per line of JSON."""
         with _open(path) as file:
-            number = 0
-            while line := file.readline(limits.MAX_DOCUMENT_BYTES + 1):
-                number += 1
+            for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"
-                check_size(len(line), where)
-                text = self._decoded(line, where).removeprefix(limits.BYTE_ORDER_MARK).strip()
+                text = self._decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
                 if not text:
                     continue
                 try:
@@ -209,7 +204,7 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
         raise ConfigError(
             f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Change text_field."
         )
-    if value.removeprefix(limits.BYTE_ORDER_MARK):
+    if value.removeprefix(BYTE_ORDER_MARK):
         yield Document.from_text(value, where)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
+from lightning_sv.corpus.tokenizer import Tokenizer, read_file
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.fake import transformers
 
@@ -59,7 +59,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    theirs = Tokenizer(read_limited(path), str(path), tokenizer.eot_token)
+    theirs = Tokenizer(read_file(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
             f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
