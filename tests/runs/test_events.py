@@ -121,13 +121,6 @@ def test_read_run_label_and_seed_are_those_of_summary_and_config(
     assert run.summary["torch"].isprintable()
 
 
-def test_read_run_long_curve_is_complete(tmp_path: Path) -> None:
-    """TensorBoard's own default would keep a random 10,000 of them."""
-    write(tmp_path, [(i, float(i)) for i in range(12_000)], wall_time=1.0)
-    finish(tmp_path)
-    assert read_run(tmp_path).curve("val/loss").tokens.tolist() == list(range(12_000))
-
-
 def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> None:
     def refused(message: str, path: Path = tmp_path, *, complete: bool = True) -> None:
         with pytest.raises(ConfigError, match=message):
