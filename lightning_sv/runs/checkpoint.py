@@ -51,15 +51,16 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
             raise ConfigError(
                 f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
             ) from error
+    entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
     for key in (CHECKPOINT_KEY, "state_dict"):
-        if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(key), dict):
+        if not isinstance(entries.get(key), dict):
             raise ConfigError(f"{path} has no valid {key!r} entry; expected a checkpoint of lightning_sv.")
-    written = checkpoint[CHECKPOINT_KEY].get("format")
+    written = entries[CHECKPOINT_KEY].get("format")
     if type(written) is not int or written != FORMAT:
         raise ConfigError(
             f"{path} is of format {written!r:.80}; expected {FORMAT}. Use the version of lightning_sv that wrote it."
         )
-    return checkpoint
+    return entries
 
 
 def check_archive(path: str | Path) -> None:
