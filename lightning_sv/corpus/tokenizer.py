@@ -92,8 +92,6 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read the tokenizer of a prepared corpus or of a run."""
         path = Path(folder) / cls.filename
-        if not path.is_file():
-            raise ConfigError(f"{folder} has no {cls.filename}; prepare the corpus again.")
         return cls(read_file(path), str(path), _named_end(path.parent))
 
     @property

@@ -14,16 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.runs.directory import (
-    CONFIG,
-    SUMMARY,
-    config_value,
-    event_files,
-    is_begun,
-    is_complete,
-    read_config,
-    read_summary,
-)
+from lightning_sv.runs.directory import CONFIG, SUMMARY, config_value, event_files, read_config, read_summary
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +103,9 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     directory = Path(run_dir)
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a folder; expected the directory of a run. Check the path.")
-    if complete and not is_complete(directory):
-        raise ConfigError(f"{directory} has no {SUMMARY}; expected a complete run. Check the path, or resume the run.")
-    if complete and not is_begun(directory):
-        raise ConfigError(f"{directory} has no {CONFIG}; expected the directory of a run of `fit`.")
+    for name in (SUMMARY, CONFIG) if complete else ():
+        if not (directory / name).is_file():
+            raise ConfigError(f"{directory} has no {name}; expected a complete run. Check the path, or resume the run.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
     label, seed = _label(directory, config, summary), _seed(config, summary)
