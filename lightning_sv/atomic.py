@@ -24,7 +24,7 @@ _SILENT_WAIT_S = 1.0
 def atomic_path(final: Path) -> Iterator[Path]:
     """Yield a temporary path next to `final` that replaces it atomically; files are synced first.
 
-    Parent folders are created. Only one process may write a path at a time.
+    Newly created parent folders are removed again if they stay empty. Only one process may write a path at a time.
 
     Args:
         final: a file or a folder; unchanged after an error
@@ -33,6 +33,7 @@ def atomic_path(final: Path) -> Iterator[Path]:
         OSError: the disk is full, a permission is missing, or the folder to replace is not empty
     """
     partial = partial_of(final)
+    created = [folder for folder in final.parents if not folder.exists()]
     final.parent.mkdir(parents=True, exist_ok=True)
     remove(partial)  # left by a process that was killed
     try:
@@ -48,6 +49,9 @@ def atomic_path(final: Path) -> Iterator[Path]:
         partial.replace(final)
     finally:
         remove(partial)  # needed if both names were links to one file: then nothing was renamed
+        for folder in created:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def write_atomically(path: Path, text: str) -> None:
