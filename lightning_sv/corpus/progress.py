@@ -1,7 +1,9 @@
-"""Progress bars for the long phases of a preparation and of a check."""
+"""Progress bars for the long phases of a preparation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
@@ -12,7 +14,7 @@ def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Calla
     """Show a progress bar on standard error during the block; yield the function that advances it by bytes.
 
     Args:
-        name: name of the phase
+        name: phase of the preparation
         total: its size in bytes, None if unknown
         shown: if False, show nothing
     """
@@ -21,3 +23,13 @@ def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Calla
         task = bars.add_task(name, total=total)
         yield lambda amount: bars.advance(task, amount)
         bars.update(task, total=bars.tasks[task].completed)
+
+
+def in_threads(name: str, work: Callable[[Any], int], items: Iterable[Any], total: int, *, shown: bool = True) -> None:
+    """Call `work` with each item, on up to 8 threads, and advance a progress bar by the bytes that it returns."""
+    with ThreadPoolExecutor(8) as pool, phase(name, total, shown=shown) as advance:
+        try:
+            for done in pool.map(work, items):
+                advance(done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once

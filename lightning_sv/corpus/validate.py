@@ -6,7 +6,6 @@ id no error, a sequence longer than a shard an empty dataset. Therefore everythi
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
-from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import bpe_size, read_file
 from lightning_sv.errors import ConfigError
 
@@ -172,12 +171,7 @@ def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard]) -> None:
         return shard.bytes
 
     size = sum(shard.bytes for shard in shards)
-    with ThreadPoolExecutor(8) as pool, phase("checking shards", size, shown=size > SHOWN_BYTES) as advance:
-        try:
-            for n_bytes in pool.map(check, shards):
-                advance(n_bytes)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once
+    in_threads("checking shards", check, shards, size, shown=size > SHOWN_BYTES)
 
 
 def _file(root: Path, name: str) -> Path:
