@@ -3,6 +3,7 @@
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.prepare import prepare
+from lightning_sv.corpus.remote import is_remote, local_folder
 from lightning_sv.corpus.sampler import RankShare, TokenLoader
 from lightning_sv.corpus.shards import Sequences, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
@@ -16,6 +17,8 @@ __all__ = [
     "TokenLoader",
     "Tokenizer",
     "check_corpus",
+    "is_remote",
+    "local_folder",
     "open_split",
     "prepare",
 ]

@@ -22,7 +22,8 @@ class CorpusConfig:
     """Text, tokenizer and split of one prepared corpus.
 
     Args:
-        dir: folder of the prepared corpus, written by `prepare` and read by training
+        dir: folder of the prepared corpus, written by `prepare` and read by training; for training also its address in
+            an object store, such as s3://bucket/corpus, which is downloaded once per node
         source: source of the text: 'stdlib' (Python sources of the standard library and the locked packages),
             'installed' (of the standard library and all installed packages), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst

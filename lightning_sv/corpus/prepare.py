@@ -13,6 +13,7 @@ from lightning_sv.atomic import atomic_path, locked
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.shards import ShardWriter
 from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
 from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
@@ -53,6 +54,10 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
             other content, or a corpus whose text has changed since
     """
+    if is_remote(config.dir):
+        raise ConfigError(
+            f"dir is {config.dir}; expected a local folder. Prepare the corpus there and copy it to the store."
+        )
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is None:

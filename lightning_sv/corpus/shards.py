@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard, SplitInfo
+from lightning_sv.corpus.remote import local_folder
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import ConfigError, unknown
 
@@ -74,7 +75,7 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     """Open one split of a prepared corpus.
 
     Args:
-        dir: folder of the corpus
+        dir: folder of the corpus, or its address in an object store, such as s3://bucket/corpus
         split: 'train' or 'val'
         seq_len: predicted tokens per sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
 
@@ -83,11 +84,12 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     """
     if split not in SPLITS:
         raise ConfigError(unknown("split", split, SPLITS))
+    dir = local_folder(dir)
     manifest = Manifest.load(dir)
     # Setup checks the hashes once; sizes are checked here, which is fast.
     check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
     n = manifest.splits[split].sequences(seq_len)
-    return Sequences(Path(dir).resolve() / split, seq_len, n, manifest.corpus_hash)
+    return Sequences(dir.resolve() / split, seq_len, n, manifest.corpus_hash)
 
 
 class Sequences(Dataset[Tensor]):

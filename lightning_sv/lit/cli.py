@@ -21,7 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically
-from lightning_sv.corpus import Tokenizer
+from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings
@@ -308,7 +308,7 @@ class PretrainCLI(LightningCLI):
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["allow_lr_jump"] = None, None, False  # only for this start
             for key in INPUTS:  # the run may be resumed in a different folder
-                if config[key] is not None:
+                if config[key] is not None and not is_remote(config[key]):
                     config[key] = str(Path(config[key]).absolute())
             write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
         for logger in self.trainer.loggers:

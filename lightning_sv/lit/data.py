@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
-from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
 from lightning_sv.errors import ConfigError
 from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import DataConfig
@@ -30,7 +30,7 @@ class TokenDataModule(L.LightningDataModule):
     different number of devices. `test` and `predict` read the validation split.
 
     Args:
-        corpus: folder written by `lightning-sv prepare`, or its `CorpusConfig`
+        corpus: folder written by `lightning-sv prepare`, its address in an object store, or its `CorpusConfig`
         seq_len: number of predicted tokens per sequence
         batch_size: sequences per forward pass on one device
         global_batch: sequences per optimizer step over all devices, for a check; None to use the Trainer's
@@ -57,7 +57,7 @@ class TokenDataModule(L.LightningDataModule):
     ):
         super().__init__()
         if not isinstance(corpus, CorpusConfig):
-            corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(corpus).tokenizer)
+            corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
             corpus, seq_len, global_batch or batch_size, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
 from lightning_sv.corpus.sources.files import changed_text
 from lightning_sv.errors import ConfigError
 
@@ -59,8 +59,8 @@ class DataConfig:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the corpus."""
-        return Path(self.corpus.dir)
+        """Folder of the corpus on this machine; reading it downloads a corpus in an object store."""
+        return local_folder(self.corpus.dir)
 
     @cached_property
     def manifest(self) -> Manifest:
