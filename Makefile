@@ -313,8 +313,8 @@ tensorboard: $(VENV)/.run  ## serve charts of every run on 127.0.0.1
 		echo "the loss first: http://127.0.0.1:$$port/$(PINNED)"; \
 		$$BIN/tensorboard --logdir runs --host 127.0.0.1 --port "$$port" "$$@"
 
-doctor: $(VENV)/.run  ## check the environment
-	@"$$BIN/python" -m lightning_sv.doctor
+doctor: $(VENV)/.run  ## print versions and devices, for a bug report
+	@"$$BIN/python" -m torch.utils.collect_env
 
 clean:  ## remove environments, runs and prepared corpora
 	rm -rf "$$VENV" "$$VENV"-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -32,29 +32,11 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "Backbone",
-    "BackboneConfig",
-    "BranchNorms",
-    "Preconditioner",
-    "PretrainCLI",
-    "PretrainModule",
-    "RMSNorm",
-    "RouterMonitor",
-    "ScaleOptions",
-    "ScaleStrategy",
-    "ScaledLinear",
-    "Sharpness",
-    "TextSamples",
-    "TokenDataModule",
-    "TrainingMonitor",
-    "__version__",
-    "apply_strategy",
-    "fold_applied",
-    "load_backbone",
-    "param_groups",
-    "read_run",
+    "Backbone", "BackboneConfig", "BranchNorms", "Preconditioner", "PretrainCLI", "PretrainModule", "RMSNorm",
+    "RouterMonitor", "ScaleOptions", "ScaleStrategy", "ScaledLinear", "Sharpness", "TextSamples", "TokenDataModule",
+    "TrainingMonitor", "__version__", "apply_strategy", "fold_applied", "load_backbone", "param_groups", "read_run",
     "weight_decay_roles",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.corpus.sources.find import counted
+from lightning_sv.corpus.sources.files import counted
 from lightning_sv.settings.parse import Parser, ignore_keys
 
 

@@ -8,13 +8,11 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
-from lightning_sv.atomic import write_atomically
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
-DTYPES = ("uint16", "uint32")
 CHECKSUM = "manifest_sha256"
 _T = TypeVar("_T")
 
@@ -120,10 +118,6 @@ class Manifest:
             "tokenizer_sha256": self.tokenizer_sha256,
         }
 
-    def save(self, dir: str | Path) -> None:
-        """Write manifest.json atomically."""
-        write_atomically(Path(dir) / FILENAME, json.dumps(self.to_dict(), indent=2, sort_keys=True))
-
     @classmethod
     def load(cls, dir: str | Path) -> "Manifest":
         """Read the manifest of a prepared corpus.
@@ -153,8 +147,6 @@ class Manifest:
             raise ConfigError(f"{path} is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         if any(not isinstance(state, dict) for state in manifest.sources.values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
-        if manifest.dtype not in DTYPES:
-            raise ConfigError(unknown(f"{path}: dtype", manifest.dtype, DTYPES))
         for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
             if not _inside(name):
                 raise ConfigError(f"{path} names the file {name!r} outside {dir}; do not use this corpus.")

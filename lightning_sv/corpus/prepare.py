@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,19 @@ from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.remote import is_remote
-from lightning_sv.corpus.sources.document import Document
-from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
-from lightning_sv.corpus.sources.state import changed_text, file_states
-from lightning_sv.corpus.tokenizer import Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.shards import ShardWriter
+from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
+from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
+from lightning_sv.corpus.sources.hub import hub_source
+from lightning_sv.corpus.sources.stdlib import python_source
+from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 
+#: kind of a source -> function that returns its documents; `CorpusConfig` checks the kind
+SOURCES: dict[str, Callable[[CorpusConfig], Source]] = {
+    "stdlib": python_source, "installed": python_source, "files": files_source, "hf": hub_source,
+}  # fmt: skip
 # More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
 #: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
@@ -109,19 +114,19 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     """Write the corpus to a hidden folder and rename it to `target`, which may be an empty folder."""
-    n_tokens = bpe_size(config.tokenizer)
-    # Check the path before any reading.
-    tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
+    size = bpe_size(config.tokenizer)
+    if size is None:
+        tokenizer = open_tokenizer(config.tokenizer, config.eot)  # checked before any reading
+    elif config.eot not in (None, END_OF_TEXT):
+        raise ConfigError(f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file.")
     states = file_states(config)  # before reading, so that concurrent changes are detected
-    source = open_source(config)
+    source = SOURCES[config.source.partition(":")[0]](config)
     try:
         documents = SplitDocuments(source, config.limit, config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
-    if tokenizer is None:
-        assert n_tokens is not None
-        tokenizer = _train_bpe(documents, n_tokens, shown)
-    check_end(tokenizer, config.eot)
+    if size is not None:
+        tokenizer = _train_bpe(documents, size, shown)
     with atomic_path(target) as folder:
         splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
         manifest = Manifest(
@@ -146,7 +151,7 @@ def _build(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
             tokenizer_loss=lost,
         )
         _write_layer(config, tokenizer.vocab_size, folder)
-        manifest.save(folder)
+        (folder / FILENAME).write_text(json.dumps(manifest.to_dict(), indent=2, sort_keys=True))
     check_corpus(manifest, target)  # now, because other users may not be able to write verified.json
     # The library's threads do not survive a fork, about which it would warn in every process forked later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,24 +69,21 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the sequence numbers of each micro-batch of this device."""
-        order = self._permutation(self.epoch)
-        for micro_batch in range(self.start, len(self)):
-            first = self._first(micro_batch)
-            yield order[first : first + self.share.micro_batch].tolist()
+        share = self.share
+        parts = self._steps(self.epoch).view(-1, share.ranks, share.accumulate, share.micro_batch)
+        for micro_batch in parts[:, share.rank].flatten(0, 1)[self.start :]:
+            yield micro_batch.tolist()
 
     def sequences(self, epoch: int, step: int) -> list[int]:
         """Return the sequence numbers of a step over all devices; steps count from 0 in each epoch."""
-        first = step * self.share.global_batch
-        return self._permutation(epoch)[first : first + self.share.global_batch].tolist()
+        return self._steps(epoch)[step].tolist()
 
-    def _permutation(self, epoch: int) -> Tensor:
+    def _steps(self, epoch: int) -> Tensor:
+        """Return the sequence numbers of an epoch's steps, of shape (steps, global_batch)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(self.n_sequences, generator=generator, dtype=torch.int32)
-
-    def _first(self, micro_batch: int) -> int:
-        step, part = divmod(micro_batch, self.share.accumulate)
-        share = self.share
-        return step * share.global_batch + (share.rank * share.accumulate + part) * share.micro_batch
+        order = torch.randperm(self.n_sequences, generator=generator, dtype=torch.int32)
+        batch = self.share.global_batch
+        return order[: self.n_sequences // batch * batch].view(-1, batch)
 
 
 class TokenLoader(DataLoader[Tensor]):
@@ -136,8 +132,12 @@ class TokenLoader(DataLoader[Tensor]):
         self.order.epoch, self.order.start = self._epoch, self._read
         # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.
         try:
-            with _signals_blocked():  # for the threads that torch starts in a worker before `_outlive_signals`
+            # Block signals for the threads that torch starts in a worker before `_outlive_signals`.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
                 batches = super().__iter__()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for batch in batches:
                 self._read += 1
                 yield batch
@@ -171,12 +171,7 @@ class TokenLoader(DataLoader[Tensor]):
         current = self.state_dict()
         if set(state) != set(current):
             raise ConfigError("the checkpoint's data position has a different format; start a new run.")
-        if state["corpus_hash"] != current["corpus_hash"]:
-            raise ConfigError(
-                f"the corpus is {current['corpus_hash'][:12]}; expected {str(state['corpus_hash'])[:12]}, as in the "
-                "checkpoint. Resume with the same corpus, or start a new run."
-            )
-        for name in ("seed", "seq_len", "global_batch"):
+        for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
             if state[name] != current[name]:
                 raise ConfigError(
                     f"data.{name} is {current[name]}; expected {state[name]}, as in the checkpoint. "
@@ -190,15 +185,6 @@ class TokenLoader(DataLoader[Tensor]):
 
 
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _outlive_signals(worker: int) -> None:

@@ -20,7 +20,6 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
-_MAX_FILE_BYTES = 256 << 20
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -93,9 +92,7 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read the tokenizer of a prepared corpus or of a run."""
         path = Path(folder) / cls.filename
-        if not path.is_file():
-            raise ConfigError(f"{folder} has no {cls.filename}; prepare the corpus again.")
-        return cls(read_limited(path), str(path), _named_end(path.parent))
+        return cls(read_file(path), str(path), _named_end(path.parent))
 
     @property
     def eot_token(self) -> str:
@@ -107,15 +104,12 @@ class Tokenizer:
         """Id of the token for unknown text; None if there is none."""
         model = json.loads(self.content)["model"]
         name = model.get("unk_token")
-        if name is None:
-            unigram_id: int | None = model.get("unk_id")
-            return unigram_id
-        return self._tokenizer.token_to_id(name)
+        number: int | None = model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        return number
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without the end-of-text token."""
-        ids: list[int] = self.encode_batch([text])[0].tolist()
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
@@ -160,7 +154,7 @@ def bpe_size(spec: str) -> int | None:
     """Return N of 'bpe:N', None for any other specification."""
     if not spec.startswith("bpe:"):
         return None
-    number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
+    number = spec.removeprefix("bpe:")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
         raise ConfigError(f"tokenizer is {spec!r}; expected a size from 257 (all bytes) to 1,048,576.")
@@ -177,34 +171,24 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     Raises:
         ConfigError: a missing file, a file of a different kind, no end-of-text token, or GPT-2 without a network
     """
-    path = _gpt2_file() if spec == "gpt2" else Path(spec).expanduser()
-    return Tokenizer(read_limited(path), f"tokenizer={spec}", eot or _named_end(path.parent))
+    path = Path(spec).expanduser()
+    if spec == "gpt2":
+        from huggingface_hub import hf_hub_download
 
-
-def _gpt2_file() -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(GPT2, Tokenizer.filename))
-    except Exception as error:  # errors of the hub, of httpx or of a proxy
-        raise ConfigError(
-            f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to the "
-            f"path of the tokenizer.json of {GPT2}."
-        ) from error
-
-
-def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
-    """Check that a tokenizer's end-of-text token is that of the settings, if they name one."""
-    if eot is not None and tokenizer.eot_token != eot:
-        raise ConfigError(
-            f"eot is {eot!r}; expected {tokenizer.eot_token!r} or null. It can be set for a tokenizer.json only."
-        )
+        try:
+            path = Path(hf_hub_download(GPT2, Tokenizer.filename))
+        except Exception as error:  # errors of the hub, of httpx or of a proxy
+            raise ConfigError(
+                f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to "
+                f"the path of the tokenizer.json of {GPT2}."
+            ) from error
+    return Tokenizer(read_file(path), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 
 def _named_end(folder: Path) -> str | None:
     for path in (folder / name for name in _NAMES_END):
         try:
-            settings = json.loads(read_limited(path)) if path.is_file() else {}
+            settings = json.loads(read_file(path)) if path.is_file() else {}
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
         token = settings.get("eos_token") if isinstance(settings, dict) else None
@@ -214,14 +198,10 @@ def _named_end(folder: Path) -> str | None:
     return None
 
 
-def read_limited(path: Path) -> bytes:
-    """Return the bytes of a tokenizer file, unless it is too large to be one."""
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a tokenizer file."""
     if not path.is_file():
         raise ConfigError(f"tokenizer is {path}; expected 'bpe:N', 'gpt2' or the path of an existing file.")
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."
-        )
     return path.read_bytes()
 
 

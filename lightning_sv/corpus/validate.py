@@ -16,7 +16,7 @@ from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
-from lightning_sv.corpus.tokenizer import bpe_size, read_limited
+from lightning_sv.corpus.tokenizer import bpe_size, read_file
 from lightning_sv.errors import ConfigError
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
@@ -86,7 +86,7 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if spec is None or spec == manifest.tokenizer:
         return
     is_file = spec != "gpt2" and bpe_size(spec) is None
-    if not is_file or hashlib.sha256(read_limited(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
+    if not is_file or hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
         raise ConfigError(
             f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
             f"Use that one{_by_layer(root)}, or prepare a different folder."

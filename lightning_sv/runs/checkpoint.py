@@ -51,16 +51,16 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
             raise ConfigError(
                 f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
             ) from error
-    if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
-        raise ConfigError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-    if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise ConfigError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry has no keys.")
-    written = checkpoint[CHECKPOINT_KEY].get("format")
+    entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
+    for key in (CHECKPOINT_KEY, "state_dict"):
+        if not isinstance(entries.get(key), dict):
+            raise ConfigError(f"{path} has no valid {key!r} entry; expected a checkpoint of lightning_sv.")
+    written = entries[CHECKPOINT_KEY].get("format")
     if type(written) is not int or written != FORMAT:
         raise ConfigError(
             f"{path} is of format {written!r:.80}; expected {FORMAT}. Use the version of lightning_sv that wrote it."
         )
-    return checkpoint
+    return entries
 
 
 def check_archive(path: str | Path) -> None:
@@ -167,16 +167,17 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         if config.n_layer > len(weights):
             raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
         description = config, ScaleStrategy.parse(saved["scale"]), ScaleOptions(**saved["scale_options"])
-        expected = {name: value.shape for name, value in meta_backbone(*description).state_dict().items()}
+        expected = {name: list(value.shape) for name, value in meta_backbone(*description).state_dict().items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"{path} does not describe a valid model ({error!r}); use a different checkpoint.") from error
-    actual = {name: value.shape for name, value in weights.items()}
-    if actual != expected:
-        wrong = next(name for name in {**expected, **actual} if expected.get(name) != actual.get(name))
-        raise ConfigError(
-            f"{path}: the weight {wrong!r} is {_shape(actual.get(wrong))}; expected {_shape(expected.get(wrong))} for "
-            "the described model. Use a different checkpoint."
-        )
+    actual = {name: list(value.shape) for name, value in weights.items()}
+    for name in {**expected, **actual}:
+        here, there = (shapes.get(name, "absent") for shapes in (actual, expected))
+        if here != there:
+            raise ConfigError(
+                f"{path}: the weight {name!r} is {here}; expected {there} for the described model. Use a different "
+                "checkpoint."
+            )
     return LoadedCheckpoint(*description, weights, checkpoint)
 
 
@@ -195,7 +196,3 @@ def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
     if Path(path).is_file() and size > Path(path).stat().st_size:
         raise ConfigError(f"{path}: its weights claim more bytes than the file has; use a different checkpoint.")
     return weights
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "absent" if shape is None else str(list(shape))

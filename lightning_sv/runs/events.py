@@ -14,16 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.runs.directory import (
-    CONFIG,
-    SUMMARY,
-    config_value,
-    event_files,
-    is_begun,
-    is_complete,
-    read_config,
-    read_summary,
-)
+from lightning_sv.runs.directory import CONFIG, SUMMARY, config_value, event_files, read_config, read_summary
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +103,9 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     directory = Path(run_dir)
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a folder; expected the directory of a run. Check the path.")
-    if complete and not is_complete(directory):
-        raise ConfigError(f"{directory} has no {SUMMARY}; expected a complete run. Check the path, or resume the run.")
-    if complete and not is_begun(directory):
-        raise ConfigError(f"{directory} has no {CONFIG}; expected the directory of a run of `fit`.")
+    for name in (SUMMARY, CONFIG) if complete else ():
+        if not (directory / name).is_file():
+            raise ConfigError(f"{directory} has no {name}; expected a complete run. Check the path, or resume the run.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
     label, seed = _label(directory, config, summary), _seed(config, summary)
@@ -217,11 +207,9 @@ def _read_segment(file: Path) -> _Segment:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
-    from tensorboard.util.tensor_util import make_ndarray
 
     began, start, reach, complete = 0.0, None, 0, False
     points: dict[str, dict[int, float]] = {}
-    plugins: dict[str, str] = {}  # only the first value of a tag names its plugin
     try:
         reader = PyRecordReader_New(str(file))
         while True:
@@ -233,12 +221,8 @@ def _read_segment(file: Path) -> _Segment:
             elif mark == SessionLog.CHECKPOINT:
                 reach = event.step
             for value in event.summary.value:
-                plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
-                kind = value.WhichOneof("value")
-                if kind == "simple_value":
+                if value.HasField("simple_value"):
                     points.setdefault(value.tag, {})[event.step] = value.simple_value
-                elif kind == "tensor" and plugin == "scalars":
-                    points.setdefault(value.tag, {})[event.step] = float(make_ndarray(value.tensor).item())
             if mark or points:
                 began = began or event.wall_time
     except OutOfRangeError:  # the end of the file

@@ -26,14 +26,9 @@ _SIGNALLED = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) 
 _POLL_S = 0.1
 
 
-def available_cores() -> int:
-    """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0))
-
-
 def default_parallel() -> int:
     """Return the number of parallel runs: one per core, at most four; one if there is a GPU."""
-    return 1 if torch.cuda.is_available() else min(4, available_cores())
+    return 1 if torch.cuda.is_available() else min(4, len(os.sched_getaffinity(0)))
 
 
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
@@ -45,7 +40,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
         RunError: a signal stopped a run
     """
     failed: dict[str, str] = {}
-    threads = str(max(1, available_cores() // parallel))
+    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
     env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     gpus = named or [str(i) for i in range(torch.cuda.device_count())]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -59,12 +60,10 @@ def _new_dir(base: Path, create: bool) -> Path:
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not path.exists():
-            try:
+            with suppress(FileExistsError):
                 if create:
                     path.mkdir(parents=True)
                 return path
-            except FileExistsError:
-                continue
     raise AssertionError
 
 

@@ -82,10 +82,9 @@ def _git(*words: str, at: Path) -> str | None:
 def commit() -> str:
     """Return the commit of the package's checkout at the first call, or its version without a checkout."""
     root = Path(__file__).resolve().parents[2]
-    top = _git("rev-parse", "--show-toplevel", at=root)
-    head = _git("rev-parse", "HEAD", at=root)
+    top, _, head = (_git("rev-parse", "--show-toplevel", "HEAD", at=root) or "").partition("\n")
     # an environment may be inside the checkout of a different project
-    if top is None or head is None or Path(top).resolve() != root:
+    if not top or Path(top).resolve() != root:
         return f"version {__version__}, not a git checkout"
     # recordings are not code
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results", at=root)

@@ -1,13 +1,10 @@
 """Sharded checkpoints: a folder of `torch.distributed.checkpoint` (DCP) with one file per rank.
 
 Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state. `meta.pt` has the rest of
-Lightning's checkpoint. DCP writes `.metadata` last, so a folder without it is incomplete. This writes one as a file:
-
-    python -m lightning_sv.runs.sharded_checkpoint step-500.ckpt one-file.ckpt
+Lightning's checkpoint. DCP writes `.metadata` last, so a folder without it is incomplete.
 """
 
 import pickle
-import sys
 import warnings
 from itertools import chain
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 
 #: file with everything but the tensors; Lightning's name
@@ -139,21 +135,3 @@ class _Unpickler(pickle.Unpickler):
                 f"the checkpoint's index names {module}.{name}; expected tensors only. Use a different checkpoint."
             )
         return super().find_class(module, name)
-
-
-def main(argv: list[str]) -> int:
-    """Write the sharded checkpoint argv[0] as the file argv[1]; return 2 if one cannot be read or the other exists."""
-    try:
-        if len(argv) != 2 or Path(argv[1]).exists():
-            raise ConfigError(f"the arguments are {argv}; expected a sharded checkpoint and the path of a new file.")
-        checkpoint = read_sharded(argv[0], tensors=True)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    with atomic_path(Path(argv[1])) as path:
-        torch.save(checkpoint, path)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

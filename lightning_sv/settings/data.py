@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
-from lightning_sv.corpus.sources.state import changed_text
+from lightning_sv.corpus.sources.files import changed_text
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)

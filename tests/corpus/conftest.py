@@ -27,28 +27,21 @@ def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     return path
 
 
+def _config(folder: Path, jsonl: Path) -> CorpusConfig:
+    source, settings = f"files:{jsonl}", {"val_fraction": 0.1, "chunk_bytes": "16KB", "licence": "CC0-1.0"}
+    return CorpusConfig(dir=str(folder), source=source, tokenizer="bpe:300", **settings)
+
+
 @pytest.fixture
 def config(tmp_path: Path, jsonl: Path) -> CorpusConfig:
-    return CorpusConfig(
-        dir=str(tmp_path / "corpus"),
-        source=f"files:{jsonl}",
-        tokenizer="bpe:300",
-        val_fraction=0.1,
-        chunk_bytes="16KB",
-        licence="CC0-1.0",
-    )
+    return _config(tmp_path / "corpus", jsonl)
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, jsonl: Path) -> Path:
     """The folder of a prepared corpus; do not alter it."""
     folder = tmp_path_factory.mktemp("prepared") / "corpus"
-    prepare(
-        CorpusConfig(
-            dir=str(folder), source=f"files:{jsonl}", tokenizer="bpe:300", val_fraction=0.1, chunk_bytes="16KB"
-        ),
-        progress=False,
-    )
+    prepare(_config(folder, jsonl), progress=False)
     return folder
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ from lightning_sv import atomic
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.parse import parse_run
 from tests.corpus.conftest import shard_ids
 
@@ -31,7 +27,7 @@ def _ids(folder: Path, split: str) -> list[int]:
     return ids
 
 
-def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
+def test_prepare_shards_contain_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
     library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
     expected: dict[str, list[int]] = {"train": [], "val": []}
     held: dict[str, list[str]] = {"train": [], "val": []}
@@ -49,7 +45,9 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
         assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
 
 
-def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_layer_sets_corpus_and_vocabulary_of_a_run(
+    config: CorpusConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that contains its ids."""
     made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
@@ -63,37 +61,29 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
     assert main(args) == 2 and f"--config {layer} sets it" in capsys.readouterr().err
 
 
-def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
+def test_prepare_again_does_no_work_and_other_settings_are_refused(config: CorpusConfig, jsonl: Path) -> None:
     first = prepare(config, progress=False)
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
     assert prepare(config, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
-    with pytest.raises(ValueError, match="val_fraction"):
+    with pytest.raises(ConfigError, match="val_fraction"):
         prepare(replace(config, val_fraction=0.2), progress=False)
     assert Manifest.load(config.dir) == first
     (Path(config.dir) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="no prepared corpus"):
+    with pytest.raises(ConfigError, match="no prepared corpus"):
         prepare(config, progress=False)
     assert first.licence == "CC0-1.0" and first.duplicates == 0
     assert first.to_dict()["settings"]["source"] == f"files:{jsonl}"
 
 
-def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
+def test_corpus_hash_is_equal_for_equal_content(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
     """The hash is equal for equal content in a different folder, and different for other shards."""
     again = prepare(replace(config, dir=str(tmp_path / "again")), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
 
 
-def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest) -> None:
-    twice = tmp_path / "twice.jsonl"
-    twice.write_bytes(jsonl.read_bytes() * 2)
-    result = prepare(replace(config, source=f"files:{twice}"), progress=False)
-    assert result.duplicates == 300
-    assert result.corpus_hash == manifest.corpus_hash
-
-
-def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None:
+def test_prepare_large_vocabulary_has_32_bits(config: CorpusConfig, tmp_path: Path) -> None:
     vocab = {f"w{number}": number for number in range(70_000)} | {"<|endoftext|>": 70_000}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="w0"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
@@ -109,7 +99,7 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     check_corpus(result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
 
 
-def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
+def test_prepare_single_document_holds_out_its_end(config: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
     """From the start of a line on, unseen by the tokenizer as well; both parts together are the document."""
     text = "".join(text.replace("\n", " ") + "\n" for text in texts)
     for name in ("one.txt", "same.txt"):
@@ -126,85 +116,52 @@ def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: 
     check_corpus(made, config.dir, vocab_size=300, seq_len=64)
 
 
-def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:
-    for text, more, message in (
-        ("", {}, "there is no document; add some"),
-        ("a single document", {"max_bytes": 3}, "there is no document within max_bytes=3; raise it"),
-        ("x", {}, "no document has more than a single character"),
-    ):
-        (tmp_path / "one.txt").write_text(text)
-        one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", **more)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=f"source=files:.*one.txt: {message}"):
-            prepare(one, progress=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.txt"]
-
-
-def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
-    config: CorpusConfig, tmp_path: Path, manifest: Manifest
+@pytest.mark.parametrize(
+    ("text", "max_bytes", "message"),
+    [
+        ("", None, "there is no document; add some"),
+        ("a single document", 3, "there is no document within max_bytes=3; raise it"),
+        ("x", None, "no document has more than a single character"),
+    ],
+)
+def test_prepare_too_little_text_is_refused_and_leaves_nothing(
+    config: CorpusConfig, tmp_path: Path, text: str, max_bytes: int | None, message: str
 ) -> None:
-    script = textwrap.dedent(
-        """
-        import json, sys, time
-        from lightning_sv.corpus import CorpusConfig
-        from lightning_sv.corpus import prepare as _
-        module = sys.modules["lightning_sv.corpus.prepare"]
+    (tmp_path / "one.txt").write_text(text)
+    one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", max_bytes=max_bytes)
+    with pytest.raises(ConfigError, match=f"source=files:.*one.txt: {message}"):
+        prepare(one, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
-        def wait(*args):
-            print("all shards are written", flush=True)
-            time.sleep(60)
 
-        module.corpus_hash = wait
-        module.prepare(CorpusConfig(**json.loads(sys.argv[1])), progress=False)
-        """
-    )
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", script, json.dumps(asdict(config))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-        assert process.stdout is not None and "written" in process.stdout.readline()
-        os.kill(process.pid, signal.SIGKILL)
-    assert (tmp_path / ".corpus.partial" / "train" / "index.json").is_file()
-    assert not Path(config.dir).exists()
-    with pytest.raises(ValueError, match=r"manifest\.json"):
-        Manifest.load(config.dir)
+def test_prepare_stopped_leaves_no_corpus(
+    config: CorpusConfig, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object) -> None:
+        assert (tmp_path / ".corpus.partial/train/index.json").is_file()  # all shards are written
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sys.modules["lightning_sv.corpus.prepare"], "corpus_hash", stop)
+        prepare(config, progress=False)
+    assert not list(tmp_path.iterdir())
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
 
 
-def test_a_folder_that_cannot_be_written_is_named(config: CorpusConfig, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"preparing dir=.*file/corpus failed"):
-        prepare(replace(config, dir=str(tmp_path / "file" / "corpus")), progress=False)
+def test_prepare_unwritable_folder_is_refused_at_once(config: CorpusConfig) -> None:
+    with pytest.raises(ConfigError, match=r"preparing dir=/proc/x failed .*check the path, its permissions"):
+        prepare(replace(config, dir="/proc/x"), progress=False)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write")
-def test_a_lock_that_cannot_be_made_is_not_waited_for(config: CorpusConfig) -> None:
-    def hangs(*_: object) -> None:
-        raise AssertionError("it waits for a lock that cannot be made")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(10)
-    try:
-        with pytest.raises(ValueError, match=r"preparing dir=/proc/x failed .*check the path, its permissions"):
-            prepare(replace(config, dir="/proc/x"), progress=False)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_a_wait_for_another_prepare_is_said(
-    config: CorpusConfig, tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_prepare_locked_folder_waits_with_a_message(
+    config: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(atomic, "_SILENT_WAIT_S", 0.01)
-    held = FileLock(tmp_path / ".corpus.lock")
-    held.acquire()
-    with ThreadPoolExecutor(1) as pool:
+    caplog.set_level("INFO")
+    with ThreadPoolExecutor(1) as pool, FileLock(tmp_path / ".corpus.lock"):
         made = pool.submit(prepare, config, progress=False)
-        deadline, said = time.monotonic() + 10, ""
-        while "waiting" not in said and time.monotonic() < deadline:
+        while not caplog.messages and not made.done():
             time.sleep(0.02)
-            said += capsys.readouterr().err
         assert not made.done() and not Path(config.dir).exists()
-        held.release()
-        assert made.result().corpus_hash == manifest.corpus_hash
-    assert said == f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)\n"
+    assert Manifest.load(config.dir) == made.result()
+    assert caplog.messages == [f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)"]

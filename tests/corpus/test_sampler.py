@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import RankShare, TokenLoader, open_split
 from lightning_sv.corpus.sampler import GlobalBatchSampler
+from lightning_sv.errors import ConfigError
 from tests.conftest import thinned
 
 SEQ, GLOBAL = 96, 8
@@ -41,35 +42,27 @@ def steps(batches: list[Tensor]) -> Tensor:
 @given(
     parts=st.tuples(*[st.integers(1, 4)] * 3), steps=st.integers(1, 5), rest=st.integers(0, 3), seed=st.integers(0, 9)
 )
-def test_each_step_is_shared_out_and_each_epoch_has_every_block_at_most_once(
+def test_sampler_devices_share_steps_and_an_epoch_repeats_nothing(
     parts: tuple[int, int, int], steps: int, rest: int, seed: int
 ) -> None:
     micro, accumulate, ranks = parts
     size = micro * accumulate * ranks
     n = steps * size + min(rest, size - 1)
     orders = [GlobalBatchSampler(n, RankShare(size, micro, rank, ranks), seed) for rank in range(ranks)]
+    alone = GlobalBatchSampler(n, RankShare(size, size), seed)
     epochs = []
     for epoch in range(2):
-        seen: list[int] = []
-        for order in orders:
+        for order in (*orders, alone):
             order.epoch = epoch
-            assert len(list(order)) == len(order) == steps * accumulate
-        for step in range(steps):
-            parts_of_step = [list(order)[step * accumulate : (step + 1) * accumulate] for order in orders]
-            sequences = [sequence for part in parts_of_step for micro_batch in part for sequence in micro_batch]
-            # all devices together read the step that one device would
-            assert (
-                sequences
-                == orders[0].sequences(epoch, step)
-                == GlobalBatchSampler(n, RankShare(size, size), seed).sequences(epoch, step)
-            )
-            seen += sequences
-        assert len(set(seen)) == len(seen) == steps * size and set(seen) <= set(range(n))
-        epochs.append(seen)
-    assert steps * size < 8 or epochs[0] != epochs[1]
+        assert all(len(list(order)) == len(order) == steps * accumulate for order in orders)
+        read = torch.tensor([list(order) for order in orders]).view(ranks, steps, -1).transpose(0, 1).flatten(1)
+        assert read.tolist() == list(alone) == [orders[0].sequences(epoch, step) for step in range(steps)]
+        assert len(read.unique()) == read.numel() == steps * size and read.max() < n
+        epochs.append(read)
+    assert steps * size < 8 or not torch.equal(*epochs)
 
 
-def test_devices_workers_and_micro_batches_do_not_change_a_step(corpus: Path) -> None:
+def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) -> None:
     whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 60)))
     assert len(whole) > len(loader(corpus, GLOBAL))
     for workers in (0, 2):
@@ -84,7 +77,7 @@ def test_devices_workers_and_micro_batches_do_not_change_a_step(corpus: Path) ->
     ("stop_at_len", "workers"),
     thinned([(s, w) for s in (True, False) for w in (0, 2)], [(True, 0), (False, 2)], several=True),
 )
-def test_a_resumed_stream_is_the_uninterrupted_one(corpus: Path, workers: int, stop_at_len: bool) -> None:
+def test_token_loader_resumed_equals_uninterrupted(corpus: Path, workers: int, stop_at_len: bool) -> None:
     length = len(loader(corpus))
     total = 2 * length + 4
     whole = list(islice(stream(loader(corpus)), total))
@@ -100,7 +93,7 @@ def test_a_resumed_stream_is_the_uninterrupted_one(corpus: Path, workers: int, s
         assert all(map(torch.equal, batches, whole)) and len(batches) == len(whole), point
 
 
-def test_two_devices_resume_as_one_and_back(corpus: Path) -> None:
+def test_token_loader_resumes_on_other_devices(corpus: Path) -> None:
     """Three steps on two devices, three on one with other micro-batches, three on two."""
     whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 9)))
     seen: list[Tensor] = []
@@ -120,12 +113,11 @@ def test_two_devices_resume_as_one_and_back(corpus: Path) -> None:
     assert torch.equal(steps(seen), whole)
 
 
-def test_what_cannot_resume_exactly_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_load_state_dict_different_settings_are_refused(corpus: Path, tmp_path: Path) -> None:
     before = loader(corpus)
     _ = list(islice(stream(before), 3))
-    with pytest.raises(ValueError, match="inside an optimizer step"):
+    with pytest.raises(ConfigError, match="inside an optimizer step"):
         loader(corpus).load_state_dict(before.state_dict())
-    _ = next(stream(before))
     before = loader(corpus)
     _ = list(islice(stream(before), 4))
     state = before.state_dict()
@@ -134,21 +126,21 @@ def test_what_cannot_resume_exactly_is_refused(corpus: Path, tmp_path: Path) -> 
         ({"seq_len": 32}, "seq_len is 32; expected 96"),
         ({"global_batch": 4}, "global_batch is 4; expected 8"),
     ):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(ConfigError, match=match):
             loader(corpus, **change).load_state_dict(state)
-    with pytest.raises(ValueError, match="data position"):
+    with pytest.raises(ConfigError, match="data position"):
         loader(corpus).load_state_dict({"dataset": {}})
     loader(Path(shutil.copytree(corpus, tmp_path / "moved"))).load_state_dict(state)
-    with pytest.raises(ValueError, match="expected 000000000000"):
+    with pytest.raises(ConfigError, match="expected 000000000000"):
         loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})
 
 
-def test_too_few_blocks_are_refused(corpus: Path) -> None:
-    with pytest.raises(ValueError, match="data.global_batch"):
+def test_sampler_too_few_sequences_are_refused(corpus: Path) -> None:
+    with pytest.raises(ConfigError, match="data.global_batch"):
         loader(corpus, 100_000, global_batch=100_000)
 
 
-def test_workers_outlive_a_signal_to_the_group_in_every_thread(corpus: Path) -> None:
+def test_token_loader_workers_outlive_a_signal(corpus: Path) -> None:
     """With several threads, which Lightning sets for ranks, torch starts one in a worker before anything else."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)

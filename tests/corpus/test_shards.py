@@ -20,7 +20,7 @@ def by_hand(corpus: Path) -> list[list[int]]:
     ]
 
 
-def test_blocks_are_the_shards(corpus: Path) -> None:
+def test_sequences_are_the_blocks_of_the_shards(corpus: Path) -> None:
     sequences = open_split(corpus, "train", seq_len=SEQ)
     items = [sequences[i] for i in range(len(sequences))]
     assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
@@ -31,7 +31,7 @@ def test_blocks_are_the_shards(corpus: Path) -> None:
             sequences[beyond]
 
 
-def test_reading_writes_nothing_and_says_nothing(
+def test_token_loader_writes_and_prints_nothing(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -12,7 +12,6 @@ import os
 import platform
 import sys
 import sysconfig
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,52 +23,68 @@ import pytest
 import zstandard
 
 from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.prepare import SOURCES
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import hub
-from lightning_sv.corpus.sources.document import Document, Source
-from lightning_sv.corpus.sources.registry import SplitDocuments, open_source
+from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
 from lightning_sv.errors import ConfigError
 
 
+def open_source(source: str, **settings: object) -> Source:
+    return SOURCES[source.partition(":")[0]](CorpusConfig(source=source, **settings))
+
+
 def _texts(source: str, **settings: object) -> list[str]:
-    config = CorpusConfig(source=source, **settings)  # type: ignore[arg-type]
-    return [document.text for document in open_source(config).read()]
+    return [document.text for document in open_source(source, **settings).read()]
 
 
-def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, texts: list[str]) -> None:
-    raw = jsonl.read_bytes()
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
-    half = raw.index(b"\n", len(raw) // 2) + 1  # two frames, as tools that append to a file write them
-    wide = zstandard.ZstdCompressionParameters(window_log=28)  # beyond the library's default of 128 MiB
+def _parquet(**columns: list[str]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def _zstd(raw: bytes) -> bytes:
+    """Return two frames, as tools that append to a file write them, with a window beyond the library's default."""
+    wide = zstandard.ZstdCompressionParameters(window_log=28)
     compress = zstandard.ZstdCompressor(compression_params=wide).compress
-    (tmp_path / "a.jsonl.zst").write_bytes(compress(raw[:half]) + compress(raw[half:]))
-    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet")
-    for name in ("a.ndjson", "a.JSON"):
-        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + raw)
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(raw))
-    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(raw))
-    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(raw))
-    (tmp_path / "parts").mkdir()
+    return compress(raw[: len(raw) // 2]) + compress(raw[len(raw) // 2 :])
+
+
+def _pack(name: str, texts: list[str]) -> bytes:
+    """Return the content of a file: its first text, or records of all texts, in the format of its name."""
+    if name.endswith(".parquet"):
+        return _parquet(text=texts, id=texts)
+    records = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts)
+    pack = {".gz": gzip.compress, ".zst": _zstd, ".bz2": bz2.compress, ".xz": lzma.compress}
+    is_text = {".txt", ".md"} & set(Path(name.lower()).suffixes)
+    return pack.get(Path(name).suffix.lower(), bytes)((texts[0] if is_text else records).encode())
+
+
+RECORDS = ("a.jsonl", "a.ndjson", "a.JSON", "a.json.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.parquet")
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_files_source_every_format_has_the_same_documents(name: str, tmp_path: Path, texts: list[str]) -> None:
+    (tmp_path / name).write_bytes(_pack(name, texts))
+    assert _texts(f"files:{tmp_path / name}") == texts
+
+
+def test_files_source_folder_has_a_document_per_text_file(tmp_path: Path, texts: list[str]) -> None:
     for number, text in enumerate(texts):
-        (tmp_path / "parts" / f"{number:03}.txt").write_bytes(b"\xef\xbb\xbf" * (number % 2) + text.encode())
-    (tmp_path / "packed").mkdir()
-    for number, text in enumerate(texts):
-        name, pack = [("TXT", bytes), ("txt.gz", gzip.compress), ("md.XZ", lzma.compress)][number % 3]
-        (tmp_path / "packed" / f"{number:03}.{name}").write_bytes(pack(text.encode()))
-    (tmp_path / "parts" / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
-    (tmp_path / "parts" / ".hidden.txt").write_text("hidden")
-    specs = [
-        str(jsonl),
-        *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.json.gz")),
-        *(str(tmp_path / name) for name in ("a.ndjson", "a.JSON", "a.parquet", "parts", "packed")),
-    ]
-    specs.append(str(tmp_path / "parts" / "*.txt"))
-    for spec in specs:
-        assert _texts(f"files:{spec}") == texts, spec
+        name = f"{number:03}.{['TXT', 'txt.gz', 'md.XZ'][number % 3]}"
+        (tmp_path / name).write_bytes(_pack(name, ["\ufeff" * (number % 2) + text]))
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    assert _texts(f"files:{tmp_path}") == texts
+    assert _texts(f"files:{tmp_path}/*.TXT") == texts[::3]
+
+
+def test_hub_source_local_folder_has_the_same_documents(jsonl: Path, texts: list[str]) -> None:
     assert _texts(f"hf:{jsonl.parent}") == texts
 
 
-def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_path: Path) -> None:
+def test_files_source_counts_skipped_files_and_follows_links_once(tmp_path: Path) -> None:
     notes, other = tmp_path / "notes", tmp_path / "other"
     for folder in (notes / "sub", other):
         folder.mkdir(parents=True)
@@ -81,87 +96,60 @@ def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(tmp_pat
     for name, target in (("link", other), ("loop", notes), ("self", notes / "self"), ("absent", tmp_path / "nothing")):
         (notes / name).symlink_to(target)
     os.mkfifo(notes / "pipe.txt")
-    source = open_source(CorpusConfig(source=f"files:{notes}"))
+    source = open_source(f"files:{notes}")
     assert [document.text for document in source.read()] == ["a", "b", "rows"]
     assert source.left_out == {".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 3, ".txt": 1}
-    with pytest.raises(ValueError, match=r"source is .*\.png 1"):
+    with pytest.raises(ConfigError, match=r"source is .*\.png 1"):
         (notes / "q.png").write_text("")
         _texts(f"files:{notes}/*.png")
 
 
-def _pack(name: str, text: str) -> bytes:
-    raw = text.encode() if ".txt" in name else json.dumps({"text": text}).encode()
-    if name.endswith(".parquet"):
-        file = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), file)
-        return file.getvalue()
-    pack = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-    return pack.get(Path(name).suffix, bytes)(raw)
-
-
-@pytest.mark.parametrize(
-    "name", ["a.txt", "a.txt.gz", "a.jsonl", "a.json.zst", "a.jsonl.bz2", "a.ndjson.xz", "a.parquet"]
-)
-def test_every_reader_has_the_same_limit_and_drops_the_byte_order_mark(
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", *RECORDS])
+def test_files_source_limits_documents_and_drops_the_byte_order_mark(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_module, "MAX_DOCUMENT_BYTES", 1000)
     path = tmp_path / name
-    path.write_bytes(_pack(name, "\ufeff" + "x" * 900))
+    path.write_bytes(_pack(name, ["\ufeff" + "x" * 900]))
     assert _texts(f"files:{path}") == ["x" * 900]
-    path.write_bytes(_pack(name, "x" * 1001))
-    with pytest.raises(ValueError, match=rf"{name}.*1,000 bytes"):
+    path.write_bytes(_pack(name, ["x" * 1001]))
+    with pytest.raises(ConfigError, match=rf"{name}.*1,000 bytes"):
         _texts(f"files:{path}")
 
 
-def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_module, "MAX_DOCUMENT_BYTES", 1 << 16)
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"{" * (64 << 20), 1))
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz, line 1"):
-        _texts(f"files:{path}")
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
-
-
-def test_text_that_is_not_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:
+def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:
     for name, raw in (("a.txt", b"caf\xe9"), ("b.txt", b"good"), ("c.md.gz", gzip.compress(b"\xff"))):
         (tmp_path / name).write_bytes(raw)
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n')
     table = pyarrow.table({"text": pyarrow.array([b"two", b"\xe9"]).view(pyarrow.string())})
     pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
     for name, place in (("a.txt", ""), ("c.md.gz", ""), ("d.jsonl", ", line 2"), ("e.parquet", ", row 2")):
-        with pytest.raises(ValueError, match=rf"{name}{place}: byte .*data\.corpus\.errors"):
+        with pytest.raises(ConfigError, match=rf"{name}{place}: byte .*data\.corpus\.errors"):
             _texts(f"files:{tmp_path / name}")
     replaced = _texts(f"files:{tmp_path}", errors="replace")
     assert replaced == ["caf\ufffd", "good", "\ufffd", "one", "\ufffd", "two", "\ufffd"]
-    source = open_source(CorpusConfig(source=f"files:{tmp_path}", errors="skip"))
+    source = open_source(f"files:{tmp_path}", errors="skip")
     for _ in range(2):
         assert [document.text for document in source.read()] == ["good", "one", "two"]
         assert len(source.unreadable) == 4
 
 
-def test_several_files_come_once_and_in_order(tmp_path: Path) -> None:
+def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.md").write_text(name)
-    spec = f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}"
-    assert _texts(spec) == ["c", "a", "b"]
+    (tmp_path / "d.txt").write_text("")
+    (tmp_path / "e.jsonl").write_text('{"text": ""}\n\n{"text": "e"}\n')
+    assert _texts(f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}") == ["c", "a", "b", "e"]
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]:
-        (tmp_path / name).write_text("x")
-        monkeypatch.setitem(sys.modules, module, None)
-        how = f"make install-text, or pip install {module}"
-        with pytest.raises(ValueError, match=rf"{name}: .*{module} .*{how}"):
-            _texts(f"files:{tmp_path / name}")
-
-
-def test_empty_texts_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("")
-    (tmp_path / "b.jsonl").write_text('{"text": ""}\n\n{"text": "x"}\n')
-    assert _texts(f"files:{tmp_path}") == ["x"]
+@pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
+def test_files_source_missing_package_is_named(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text("x")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"{name}: .*{module} .*make install-text, or pip install {module}"):
+        _texts(f"files:{tmp_path / name}")
 
 
 @pytest.mark.parametrize(
@@ -175,22 +163,19 @@ def test_empty_texts_are_left_out(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": null}\n', r"a\.jsonl, line 1"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
         ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-9],
-            r"a\.jsonl\.gz",
-        ),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-9], r"a\.jsonl\.gz"),
         ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst"),
         ("a.parquet", b"no parquet", r"a\.parquet"),
+        ("a.parquet", _parquet(body=["x"]), r"a\.parquet: has no column 'text'"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_files_source_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         _texts(f"files:{tmp_path / name}")
 
 
-def test_the_hub_is_asked_once_and_not_waited_for(
+def test_hub_source_unreachable_hub_is_asked_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`datasets`, which would ask again and again, is not called."""
@@ -209,16 +194,17 @@ def test_the_hub_is_asked_once_and_not_waited_for(
     assert capsys.readouterr().err.startswith("asking http")
 
 
-def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
-    with pytest.raises(ValueError, match=r"source is files:.*nothing\*\.txt"):
-        _texts(f"files:{tmp_path}/nothing*.txt")
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet"):
-        _texts(f"files:{tmp_path}/a.parquet")
-    with pytest.raises(ValueError, match="'content'"):
-        _texts(f"hf:{jsonl.parent}", text_field="content")
-    with pytest.raises(ValueError, match=r"hf:.* \(subset None, split 'test'\) cannot be read"):
-        _texts(f"hf:{jsonl.parent}", hf_split="test")
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        ("files:{}/nothing*.txt", {}, r"source is files:.*nothing\*\.txt"),
+        ("hf:{}", {"text_field": "content"}, "'content'"),
+        ("hf:{}", {"hf_split": "test"}, r"hf:.* \(subset None, split 'test'\) cannot be read"),
+    ],
+)
+def test_source_missing_name_is_named(source: str, settings: dict[str, str], message: str, jsonl: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _texts(source.format(jsonl.parent), **settings)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +219,12 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
         ({"chunk_bytes": "64 parsecs"}, "chunk_bytes"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_corpus_config_bad_setting_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CorpusConfig(**settings)  # type: ignore[arg-type]
 
 
-def test_repetitions_are_dropped_and_counted_before_the_cap() -> None:
+def test_split_documents_drops_and_counts_duplicates_before_the_limit() -> None:
     source = Source(lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"]))
     unique = SplitDocuments(source, 6, 0.1)
     for _ in range(2):  # a second pass counts anew
@@ -246,7 +232,7 @@ def test_repetitions_are_dropped_and_counted_before_the_cap() -> None:
         assert unique.duplicates == 1
 
 
-def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
+def test_document_held_out_depends_on_its_text_only() -> None:
     documents = [Document.from_text(str(number), "") for number in range(4000)]
     held = {d.text for d in documents if d.held_out(0.1)}
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
@@ -255,7 +241,7 @@ def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("number", "val_fraction"), [(1, 0.1), (5, 0.1), (40, 1e-9), (40, 1 - 1e-9)])
-def test_the_end_of_each_of_few_documents_is_held_out(number: int, val_fraction: float) -> None:
+def test_split_documents_few_documents_hold_out_their_ends(number: int, val_fraction: float) -> None:
     """Few, or hashes that would leave a split empty; together the parts are the documents."""
     texts = [f"{i} start\n" + "word\n" * 50 for i in range(number)]
     source = Source(lambda: (Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)))
@@ -265,14 +251,7 @@ def test_the_end_of_each_of_few_documents_is_held_out(number: int, val_fraction:
     assert all(end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True))
 
 
-def test_hashes_hold_out_whole_documents_where_there_are_many() -> None:
-    sizes = range(1, 400)
-    source = Source(lambda: (Document.from_text("x" * size, "") for size in sizes))
-    held = [d.n_bytes for d, is_val in SplitDocuments(source, None, 0.1) if is_val]
-    assert held == [size for size in sizes if Document.from_text("x" * size, "").held_out(0.1)]
-
-
-def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
+def test_split_documents_reads_few_documents_beforehand() -> None:
     read = []
 
     def numbers() -> Iterator[Document]:
@@ -285,8 +264,8 @@ def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
 
 
 @pytest.mark.long
-def test_stdlib_takes_a_fair_capped_sample() -> None:
-    source = open_source(CorpusConfig())
+def test_stdlib_source_larger_limit_only_adds_documents() -> None:
+    source = open_source("stdlib")
     small, large = (
         [document.digest for document, _ in SplitDocuments(source, size, 0.1)] for size in (400_000, 1_200_000)
     )
@@ -297,7 +276,7 @@ def test_stdlib_takes_a_fair_capped_sample() -> None:
     assert (CorpusConfig().limit, CorpusConfig(max_bytes=9).limit) == (75_000_000, 9)
 
 
-def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_source_reads_all_distributions_but_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a folder of packages: their .py files, versions and licences; of this project nothing."""
     for name, text in (("alpha", "a = 1\n"), ("beta", "\ufeffb = 2\n"), ("lightning-sv", "c = 3\n")):
         module = f"{name.replace('-', '_')}.py"
@@ -312,7 +291,7 @@ def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeyp
     (library / "latin.py").write_bytes(b"# \xe9\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
-    source = open_source(CorpusConfig(source="installed"))
+    source = open_source("installed")
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
     assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -21,7 +20,7 @@ from lightning_sv.errors import ConfigError
 prepare_module = sys.modules["lightning_sv.corpus.prepare"]
 
 
-def test_bpe_round_trip_is_exact(corpus: Path) -> None:
+def test_decode_encoded_text_is_equal(corpus: Path) -> None:
     tokenizer = Tokenizer.load(corpus)
 
     @given(st.text())
@@ -33,7 +32,7 @@ def test_bpe_round_trip_is_exact(corpus: Path) -> None:
     check()
 
 
-def test_special_tokens_in_the_text_are_text(corpus: Path) -> None:
+def test_encode_spelled_special_token_is_text(corpus: Path) -> None:
     tokenizer = Tokenizer.load(corpus)
     ids = tokenizer.encode("a<|endoftext|>b")
     assert tokenizer.eot not in ids and len(ids) > 3
@@ -41,16 +40,7 @@ def test_special_tokens_in_the_text_are_text(corpus: Path) -> None:
     assert tokenizer.decode([tokenizer.eot]) == "<|endoftext|>"
 
 
-def test_batch_agrees_with_the_library(corpus: Path, texts: list[str]) -> None:
-    library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
-    batch = Tokenizer.load(corpus).encode_batch(texts)
-    assert all(ids.dtype == np.uint16 for ids in batch)
-    assert [ids.tolist() for ids in batch] == [library.encode(text).ids for text in texts]
-
-
-def test_gpt2_is_the_file_of_the_hub_or_an_error_names_the_way_without_a_network(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_tokenizer_gpt2_is_the_hubs_file_or_an_error(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, name: str(corpus / name))
     assert open_tokenizer("gpt2").content == (corpus / "tokenizer.json").read_bytes()
 
@@ -62,26 +52,25 @@ def test_gpt2_is_the_file_of_the_hub_or_an_error_names_the_way_without_a_network
         open_tokenizer("gpt2")
 
 
-def test_errors_name_the_tokenizer(tmp_path: Path, texts: list[str]) -> None:
-    bad = tmp_path / "tokenizer.json"
-    bad.write_text("{}")
-    no_eot = tmp_path / "no_eot.json"
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(no_eot))
-    for spec, message in [
-        (str(tmp_path / "absent.json"), r"tokenizer is .*absent\.json"),
-        (str(bad), r"tokenizer\.json"),
-        (str(no_eot), r"no_eot\.json has no end-of-text token"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            open_tokenizer(spec)
-    for spec in ("bpe:", "bpe:x", "bpe:256", "bpe:-5"):
-        with pytest.raises(ValueError, match="tokenizer is .*257"):
-            bpe_size(spec)
-    assert bpe_size("bpe:50,304") == 50304 and bpe_size("gpt2") is None
-    with pytest.raises(ValueError, match="bpe:90000"):
+@pytest.mark.parametrize(("name", "message"), [("absent", "tokenizer is .*absent"), ("bad", "is not a tokenizer")])
+def test_open_tokenizer_absent_or_bad_file_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match=message):
+        open_tokenizer(str(tmp_path / f"{name}.json"))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["bpe:", "bpe:x", "bpe:256", "bpe:-5"])
+def test_bpe_size_invalid_number_is_refused(spec: str) -> None:
+    assert bpe_size("bpe:50304") == 50304 and bpe_size("gpt2") is None
+    with pytest.raises(ConfigError, match="tokenizer is .*257"):
+        bpe_size(spec)
+
+
+def test_train_size_beyond_the_text_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match="bpe:90000"):
         Tokenizer.train(texts, 90000)
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        Tokenizer.load(tmp_path / "empty")
 
 
 def _published(folder: Path, *, vocabulary: list[str], **files: object) -> str:
@@ -111,7 +100,7 @@ END, OTHER = "<EOS_TOKEN>", "<|eos|>"
         ({}, None, "</s>"),
     ],
 )
-def test_the_end_token_is_what_the_files_or_the_setting_say(
+def test_open_tokenizer_end_token_is_that_of_setting_or_files(
     files: dict[str, object], eot: str | None, expected: str, tmp_path: Path
 ) -> None:
     spec = _published(tmp_path / "model", vocabulary=["?", "a", "</s>", END, OTHER], **files)
@@ -130,18 +119,18 @@ def test_the_end_token_is_what_the_files_or_the_setting_say(
         ({"tokenizer_config": [1]}, None, r"data\.corpus\.eot"),
     ],
 )
-def test_an_end_token_that_is_not_there_is_refused(
+def test_open_tokenizer_absent_end_token_is_refused(
     files: dict[str, object], eot: str | None, message: str, tmp_path: Path
 ) -> None:
     vocabulary = ["?", "a", "b", END, OTHER]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         open_tokenizer(_published(tmp_path, vocabulary=vocabulary, **files), eot)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
         open_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
-def test_text_that_a_tokenizer_drops_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "LOSS_SAMPLE_BYTES", 5000)
     words = [f"word{number}" for number in range(40)]
     spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
@@ -161,13 +150,13 @@ def test_text_that_a_tokenizer_drops_is_measured_and_refused(tmp_path: Path, mon
     assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):
-        with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             make(texts, name)
         assert not (tmp_path / name).exists()
 
 
-def test_only_a_tokenizer_json_has_an_end_token_to_choose(tmp_path: Path) -> None:
+def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word\n" * 100)
     config = CorpusConfig(dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END)
-    with pytest.raises(ValueError, match=f"eot is '{END}'"):
+    with pytest.raises(ConfigError, match=f"eot is '{END}'"):
         prepare(config, progress=False)

@@ -1,21 +1,17 @@
 """A directory is locked as it was selected: files that a different run wrote meanwhile are kept."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_summary
-from lightning_sv.runs.launch import _stops_as_interrupt
 from lightning_sv.runs.lock import acquire, clear_unfinished, resolve_run_dir
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_run_that_finished_since_is_not_trained_over(
-    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     run = tmp_path / "run"
     assert resolve_run_dir("x", str(run), None, again=again) == run
@@ -24,7 +20,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
     (run / LAST).touch()
-    with pytest.raises(ValueError, match="run_dir"):
+    with pytest.raises(ConfigError, match="run_dir"):
         acquire(run, None, again=again)
     acquire(run, str(run / LAST)).release()
     (run / LAST).unlink()
@@ -36,7 +32,7 @@ def test_a_run_that_finished_since_is_not_trained_over(
             clear_unfinished(file.parent)
         assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
     else:
-        with pytest.raises(ValueError, match="already contains a run"):
+        with pytest.raises(ConfigError, match="already contains a run"):
             acquire(run, None)
 
 
@@ -47,13 +43,13 @@ def test_a_run_that_finished_since_is_not_trained_over(
         ("tokens", 1.5), ("parameters", -1), ("tokens", 1 << 63), ("legs", {}), ("origin", "a"), ("seconds", "1"),
     ],
 )  # fmt: skip
-def test_a_summary_of_other_types_is_refused(tmp_path: Path, key: str, value: object) -> None:
+def test_read_summary_wrong_type_is_refused(tmp_path: Path, key: str, value: object) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"val_loss": 3, "tokens": None, key: value}))
-    with pytest.raises(ValueError, match=rf"summary\.json: {key} is"):
+    with pytest.raises(ConfigError, match=rf"summary\.json: {key} is"):
         read_summary(tmp_path)
 
 
-def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_run_dir_foreign_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint may resume into a new directory; without one, it must be in the directory of its run."""
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:
@@ -74,15 +70,15 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
     for other in (b / LAST, alone):
-        with pytest.raises(ValueError, match=f"run_dir {a} already contains a run, and {other} is not its checkpoint"):
+        with pytest.raises(ConfigError, match=f"run_dir {a} already contains a run, and {other} is not its checkpoint"):
             chosen(a, other)
-        with pytest.raises(ValueError, match="is not its checkpoint"):
+        with pytest.raises(ConfigError, match="is not its checkpoint"):
             acquire(a, str(other))
-    with pytest.raises(ValueError, match="--run_dir"):
+    with pytest.raises(ConfigError, match="--run_dir"):
         chosen(None, alone)
 
 
-def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_run_dir_default_is_new_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two runs that start at once, each has seen that the name was free."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
@@ -101,16 +97,3 @@ def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         resolve_run_dir("tiny/llama-seed0", "file", None, create=True)
-
-
-def test_runs_side_by_side_stop_with_their_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        with pytest.raises(KeyboardInterrupt), _stops_as_interrupt():
-            os.kill(os.getpid(), signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # under nohup
-        with _stops_as_interrupt():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -8,6 +8,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.events import DamagedEventsError, read_run
 
 
@@ -36,7 +37,7 @@ def write(
     return file
 
 
-def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
+def test_read_run_resumed_keeps_the_last_written_value(tmp_path: Path) -> None:
     """If steps overlap, the later file is used, even if its name sorts first."""
     write(tmp_path, [(20, 2.5), (30, 2.0), (40, 1.5)], wall_time=200.0)
     write(tmp_path, [(10, 4.0), (20, 9.0), (30, 9.0)], wall_time=100.0)
@@ -49,7 +50,7 @@ def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
     assert run.config["optim"]["lr"] == 1e-3  # a number, although YAML 1.1 reads text
 
 
-def test_what_was_logged_beyond_a_resume_point_is_dropped(tmp_path: Path) -> None:
+def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
     write(tmp_path, [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)], 100.0, start=0, saved=20)
     write(tmp_path, [(24, 2.5), (28, 2.4)], 200.0, start=20)
     run = read_run(tmp_path, complete=False)
@@ -62,7 +63,7 @@ def test_what_was_logged_beyond_a_resume_point_is_dropped(tmp_path: Path) -> Non
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
 
 
-def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_run_cut_events_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     points = [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.5)]
     first = write(tmp_path, points, 100.0, start=0, saved=30)
     whole = first.read_bytes()
@@ -88,7 +89,7 @@ def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("stated", [{"val_loss": 1.6}, {"val_loss": 1.5, "tokens": 50}])
-def test_a_summary_that_its_events_contradict_decides_nothing(
+def test_read_run_summary_that_contradicts_events_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stated: dict[str, float]
 ) -> None:
     write(tmp_path, [(20, 3.0), (40, 1.5)], 100.0)
@@ -108,7 +109,7 @@ def test_a_summary_that_its_events_contradict_decides_nothing(
         ("hg", {"placement_at": {"lm_head": "dp"}}, None, "hg[lm_head=dp]"),
     ],
 )
-def test_the_summary_or_the_config_decides_the_label_and_the_config_the_seed(
+def test_read_run_label_and_seed_are_those_of_summary_and_config(
     tmp_path: Path, scale: str, options: dict[str, object], stated: str | None, label: str
 ) -> None:
     write(tmp_path, [(40, 1.5)], 100.0)
@@ -120,29 +121,20 @@ def test_the_summary_or_the_config_decides_the_label_and_the_config_the_seed(
     assert run.summary["torch"].isprintable()
 
 
-def test_long_curves_are_read_whole(tmp_path: Path) -> None:
-    """TensorBoard's own default would keep a random 10,000 of them."""
-    write(tmp_path, [(i, float(i)) for i in range(12_000)], wall_time=1.0)
-    finish(tmp_path)
-    assert read_run(tmp_path).curve("val/loss").tokens.tolist() == list(range(12_000))
+def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> None:
+    def refused(message: str, path: Path = tmp_path, *, complete: bool = True) -> None:
+        with pytest.raises(ConfigError, match=message):
+            read_run(path, complete=complete)
 
-
-def test_refused_directories(tmp_path: Path) -> None:
-    """Absent, empty, unfinished, unreadable, and an unknown tag: each error names the cause."""
-    with pytest.raises(ValueError, match="expected the directory of a run"):
-        read_run(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no TensorBoard scalars"):
-        read_run(tmp_path, complete=False)
+    refused("expected the directory of a run", tmp_path / "nowhere")
+    refused("no TensorBoard scalars", complete=False)
     write(tmp_path, [(10, 4.0)], wall_time=1.0)
-    with pytest.raises(ValueError, match="expected a complete run"):
-        read_run(tmp_path)
+    refused("expected a complete run")
     assert read_run(tmp_path, complete=False).label == tmp_path.name
     finish(tmp_path)
-    with pytest.raises(ValueError, match=r"'val/lost'; it has val/loss"):
+    with pytest.raises(ConfigError, match=r"'val/lost'; it has val/loss"):
         read_run(tmp_path).curve("val/lost")
     (tmp_path / "config.yaml").write_text("model: [")
-    with pytest.raises(ValueError, match=r"config\.yaml is not valid YAML"):
-        read_run(tmp_path)
+    refused(r"config\.yaml is not valid YAML")
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        read_run(tmp_path)
+    refused("not valid JSON")

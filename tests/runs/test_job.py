@@ -10,7 +10,7 @@ from lightning_sv.runs.directory import COMMAND
 from lightning_sv.runs.job import Job
 
 
-def test_a_disk_that_fills_up_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_full_disk_leaves_the_record_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, other = (Job("t", ("x",), (), tmp_path / "run", {"corpus": name}) for name in ("a", "b"))
     job.prepare()
     before = (job.run_dir / COMMAND).read_bytes()
@@ -30,9 +30,9 @@ def test_a_disk_that_fills_up_leaves_the_record_as_it_was(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000])
-def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
+def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     job = Job("t", ("x",), (), tmp_path / "run")
     job.prepare()
     (job.run_dir / COMMAND).write_text(text)
-    with pytest.raises(ValueError, match=COMMAND):
+    with pytest.raises(ConfigError, match=COMMAND):
         job.prepare()

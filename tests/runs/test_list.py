@@ -10,7 +10,7 @@ from lightning_sv.__main__ import main
 CONFIG = "model: {scale: llama, optim: {lr: null}}\ndata: {corpus: {dir: data/stdlib}}\ntrainer: {max_steps: 70}\n"
 
 
-def test_runs_are_listed_with_what_tells_them_apart(
+def test_runs_command_lists_settings_and_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

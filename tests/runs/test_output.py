@@ -24,7 +24,7 @@ def full() -> TextIO:
 
 
 @pytest.mark.parametrize("lost", [unread, full])
-def test_output_that_is_lost_is_no_error(
+def test_lasting_output_lost_stream_is_a_warning(
     lost: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = lost()
@@ -41,7 +41,7 @@ def test_output_that_is_lost_is_no_error(
 
 
 @pytest.mark.parametrize("words", [["--help"], ["params", "--config", "conf/model/tiny.yaml"]])
-def test_a_reader_that_has_gone_ends_a_command_quietly(
+def test_cli_closed_pipe_ends_quietly_and_full_disk_is_an_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the exit code of a program that SIGPIPE ends; a full disk is an error."""
@@ -58,7 +58,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(
         stream.close()
 
 
-def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_home_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As in a container: HOME is not set, and the system does not know the user."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**30)

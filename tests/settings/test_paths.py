@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.corpus.sources.find import find_files
+from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
@@ -50,10 +51,10 @@ def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
         assert _parser().parse_args([*CONFIG, *words])[key] == f"{before}{home}/work/x"
 
 
-def test_find_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
+def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
     named, other = tmp_path / "Müller, Hans/a.txt", tmp_path / "b.txt"
     for path in (named, other):
         path.parent.mkdir(exist_ok=True)
         path.write_text("text")
     for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
-        assert find_files(str(spec), lambda path: path.suffix == ".txt", ".txt")[0] == found
+        assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found

@@ -1,22 +1,22 @@
-"""Documents from files on disk: one per text file, per line of JSON, per row of Parquet."""
+"""Documents from files on disk: one per text file, per line of JSON, per row of Parquet; and changes of the files."""
 
 import bz2
+import glob
 import gzip
 import importlib
 import io
 import json
 import lzma
-import zlib
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources import document as limits
-from lightning_sv.corpus.sources.document import Document, Source, check_size
-from lightning_sv.corpus.sources.find import find_files
+from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Source
 from lightning_sv.errors import ConfigError
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
@@ -31,22 +31,66 @@ def files_source(config: CorpusConfig) -> Source:
             record lacks the text field; the message names the file, and the line or row
     """
     paths, left_out = source_files(config)
-    reader = _Reader(config.text_field, config.errors)
+    reader = _Reader(config)
     plain = all(_READERS[format] is _Reader.text and not packed for format, packed in map(_parts, paths))
     total = sum(path.stat().st_size for path in paths) if plain else None
     return Source(lambda: reader.read(paths), total, unreadable=reader.unreadable, left_out=dict(left_out))
 
 
 def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
-    """Return the files of a source, and the number left out per kind; see `find_files`."""
-    reads = partial(_is_read, text_field=config.text_field)
-    paths, left_out = find_files(config.location, reads, ", ".join(_READERS))
-    for path in paths:
-        if _parts(path)[0] not in _READERS:
+    """Return the files of a source in order, each once, and the number left out per suffix.
+
+    Raises:
+        ConfigError: a path, folder or glob matches no file, or a file has an unknown suffix
+    """
+    known = ", ".join(_READERS)
+    given = os.path.expanduser(config.location.strip())  # noqa: PTH111
+    # A path may contain a comma. Path.exists would raise for a list that is longer than a path.
+    parts = [given] if os.path.exists(given) else [part.strip() for part in config.location.split(",")]  # noqa: PTH110
+    paths: dict[Path, None] = {}
+    left_out = Counter[str]()
+    for part in filter(None, parts):
+        target = Path(part).expanduser()
+        if target.is_file():
+            if _parts(target)[0] not in _READERS:
+                raise ConfigError(f"{target}: the suffix is unknown; expected one of {known}. Convert the file.")
+            paths[target] = None
+            continue
+        names = [target] if target.is_dir() else map(Path, glob.glob(str(target), recursive=True))  # noqa: PTH207
+        files, skipped = set(), Counter[str]()
+        for name in names:
+            for path in _walk(name) if name.is_dir() else [name]:
+                if path.is_file() and _is_read(path, config.text_field):
+                    files.add(path)
+                else:
+                    skipped["".join(path.suffixes[-2:]) or "no suffix"] += 1
+        if not files:
+            rest = f" (skipped: {counted(skipped)})" if skipped else ""
             raise ConfigError(
-                f"{path}: the suffix is unknown; expected one of {', '.join(_READERS)}. Convert or remove the file."
+                f"source is files:{part}, which matches no file{rest}; expected the suffixes {known}. Check the path."
             )
-    return paths, left_out
+        paths.update(dict.fromkeys(sorted(files)))
+        left_out += skipped
+    return list(paths), left_out
+
+
+def counted(left_out: dict[str, int]) -> str:
+    """Return a phrase with the numbers of files left out, the most frequent kinds first."""
+    kinds = Counter(left_out).most_common()
+    phrases = [f"{kind} {number:,}" for kind, number in kinds[:8] if number]
+    return ", ".join(phrases) + (", ..." if len(kinds) > 8 else "")
+
+
+def _walk(top: Path) -> Iterator[Path]:
+    """Yield the files of a folder; links to folders are followed once, hidden names skipped."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder) / name for name in files if not name.startswith("."))
 
 
 def _parts(path: Path) -> tuple[str, str]:
@@ -63,10 +107,10 @@ def _is_read(path: Path, text_field: str) -> bool:
     if format != ".json":
         return format in _READERS
     try:
-        with _opened(path) as file:
-            first = file.readline(limits.MAX_DOCUMENT_BYTES).removeprefix(b"\xef\xbb\xbf")
+        with _open(path) as file:
+            first = file.readline().removeprefix(b"\xef\xbb\xbf")
         return first.startswith(b"{") and text_field in json.loads(first)
-    except (ValueError, RecursionError, OSError):
+    except Exception:  # not JSON, or damaged
         return False
 
 
@@ -77,8 +121,8 @@ class _Reader:
         unreadable: places omitted because they are not UTF-8
     """
 
-    def __init__(self, text_field: str, errors: str) -> None:
-        self.text_field, self.errors = text_field, errors
+    def __init__(self, config: CorpusConfig) -> None:
+        self.text_field, self.errors = config.text_field, config.errors
         self.unreadable: set[str] = set()
 
     def read(self, paths: Iterable[Path]) -> Iterator[Document]:
@@ -86,51 +130,50 @@ class _Reader:
         for path in paths:
             try:
                 yield from _READERS[_parts(path)[0]](self, path)
-            except OSError as error:
-                raise ConfigError(f"{path}: cannot be read ({error}); check or remove the file.") from error
+            except ConfigError:
+                raise
+            except Exception as error:  # each compression and Parquet have errors of their own
+                raise ConfigError(f"{path}: cannot be read ({error}); download it again, or remove it.") from error
 
     def text(self, path: Path) -> Iterator[Document]:
         """Yield a text file as one document."""
-        with _opened(path) as file:
-            raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
-        check_size(len(raw), str(path))
-        yield from text_documents(self._decoded(raw, str(path)), str(path), self.text_field)
+        with _open(path) as file:
+            text = self._decoded(file.read(), str(path))
+        yield from text_documents(text, str(path), self.text_field)
 
     def lines(self, path: Path) -> Iterator[Document]:
         """Yield one document per line of JSON."""
-        with _opened(path) as file:
-            number = 0
-            while line := file.readline(limits.MAX_DOCUMENT_BYTES + 1):
-                number += 1
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"
-                check_size(len(line), where)
-                if text := self._decoded(line, where).removeprefix(limits.BYTE_ORDER_MARK).strip():
-                    yield from text_documents(_record_text(text, where, self.text_field), where, self.text_field)
+                text = self._decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
+                if not text:
+                    continue
+                try:
+                    record = json.loads(text)
+                except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
+                    raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
+                yield from record_documents(record, where, self.text_field)
 
     def parquet(self, path: Path) -> Iterator[Document]:
         """Yield one document per row of Parquet."""
         pyarrow, parquet = (needs(name, str(path)) for name in ("pyarrow", "pyarrow.parquet"))
         row = 0
-        try:
-            with parquet.ParquetFile(path) as table:
-                names = table.schema_arrow.names
-                if self.text_field not in names:
-                    raise ConfigError(
-                        f"{path}: has no column {self.text_field!r} among {names}; set text_field to one of them."
-                    )
-                for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
-                    column = batch.column(0)
-                    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
-                        column = column.cast(pyarrow.large_binary())  # `_decoded` handles invalid UTF-8
-                    for value in column.to_pylist():
-                        row += 1
-                        where = f"{path}, row {row}"
-                        text = self._decoded(value, where) if isinstance(value, bytes) else value
-                        yield from text_documents(text, where, self.text_field)
-        except pyarrow.ArrowException as error:
-            raise ConfigError(
-                f"{path}: cannot be read as Parquet after row {row} ({error}); download it again."
-            ) from None
+        with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if self.text_field not in names:
+                raise ConfigError(
+                    f"{path}: has no column {self.text_field!r} among {names}; set text_field to one of them."
+                )
+            for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
+                column = batch.column(0)
+                if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+                    column = column.cast(pyarrow.large_binary())  # `_decoded` handles invalid UTF-8
+                for value in column.to_pylist():
+                    row += 1
+                    where = f"{path}, row {row}"
+                    text = self._decoded(value, where) if isinstance(value, bytes) else value
+                    yield from text_documents(text, where, self.text_field)
 
     def _decoded(self, raw: bytes, where: str) -> str:
         """Return the text according to the setting `errors`, empty if it is skipped."""
@@ -146,16 +189,13 @@ class _Reader:
         return ""
 
 
-def _record_text(line: str, where: str, text_field: str) -> Any:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
-        raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
+def record_documents(record: Any, where: str, text_field: str) -> Iterator[Document]:
+    """Yield the document of a record, as `text_documents`; reject a record without the text's key."""
     if not isinstance(record, dict):
         raise ConfigError(f"{where}: expected a JSON object; write one object with a {text_field!r} key per line.")
     if text_field not in record:
         raise ConfigError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
-    return record[text_field]
+    yield from text_documents(record[text_field], where, text_field)
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
@@ -164,25 +204,14 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
         raise ConfigError(
             f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Change text_field."
         )
-    if value.removeprefix(limits.BYTE_ORDER_MARK):
+    if value.removeprefix(BYTE_ORDER_MARK):
         yield Document.from_text(value, where)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file and decompress it, with errors that name the file."""
-    packed = _parts(path)[1]
-    damage = [EOFError, zlib.error, lzma.LZMAError]
-    if packed == ".zst":
-        damage.append(needs("zstandard", str(path)).ZstdError)
-    try:
-        with _OPENERS[packed](path) as file:
-            yield file
-    except Exception as error:
-        numberless = isinstance(error, OSError) and error.errno is None  # gzip and bz2 raise this for damaged data
-        if not numberless and not isinstance(error, tuple(damage)):
-            raise
-        raise ConfigError(f"{path}: the compressed data is damaged ({error}); download the file again.") from None
+def _open(path: Path) -> IO[bytes]:
+    """Open a file, decompressed."""
+    file: IO[bytes] = _OPENERS[_parts(path)[1]](path)
+    return file
 
 
 def _open_zstd(path: Path) -> IO[bytes]:
@@ -211,3 +240,46 @@ _READERS: dict[str, Callable[[_Reader, Path], Iterator[Document]]] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), _Reader.lines),
     ".parquet": _Reader.parquet,
 }
+
+
+def file_states(config: CorpusConfig) -> dict[str, dict[str, Any]]:
+    """Return size, modification time and hash of each file of a source of files; empty for other sources."""
+    if not config.source.startswith("files:"):
+        return {}
+    return {str(path): _times(path) | {"sha256": file_sha256(path)} for path in source_files(config)[0]}
+
+
+def changed_text(manifest: Manifest) -> str:
+    """Return a phrase that names files that were added, removed or changed since the preparation; empty for none.
+
+    Only sources of files are compared, if any of their files still exists here.
+    """
+    then = manifest.sources
+    if not then:
+        return ""
+    try:
+        found = source_files(CorpusConfig(**manifest.settings))[0]
+    except (TypeError, ValueError, OSError):  # some text no longer exists
+        found = [path for path in map(Path, then) if path.is_file()]
+    now = {str(path): path for path in found}
+    phrases = []
+    for name in sorted(then.keys() | now.keys()) if now else ():
+        if name not in then or name not in now:
+            phrases.append(f"{name} is {'new' if name in now else 'gone'}")
+        elif not _same(now[name], then[name]):
+            phrases.append(f"{name} has changed")
+    more = f", and {len(phrases) - 3:,} more" if len(phrases) > 3 else ""
+    return ", ".join(phrases[:3]) + more
+
+
+def _times(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _same(path: Path, then: dict[str, Any]) -> bool:
+    """Return True if a file is unchanged; it is hashed only if its time alone differs, as after a copy."""
+    now = _times(path)
+    if now.items() <= then.items():
+        return True
+    return now["bytes"] == then.get("bytes") and file_sha256(path) == then.get("sha256")

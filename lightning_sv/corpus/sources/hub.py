@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.sources.document import Document, Source
-from lightning_sv.corpus.sources.files import needs, text_documents
+from lightning_sv.corpus.sources.files import needs, record_documents
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,7 @@ def hub_source(config: CorpusConfig) -> Source:
             rows = datasets.load_dataset(name, subset, split=split, streaming=True, revision=revision)
             for row, record in enumerate(rows, 1):
                 where = f"{config.source}, row {row}"
-                if text_field not in record:
-                    raise ConfigError(
-                        f"{where}: has no column {text_field!r}; expected one of {sorted(record)}. "
-                        "Set text_field to one of them."
-                    )
-                yield from text_documents(record[text_field], where, text_field)
+                yield from record_documents(record, where, text_field)
                 where = f"row {row + 1}"
         except ConfigError:
             raise

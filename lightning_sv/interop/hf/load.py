@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.atomic import regular
-from lightning_sv.corpus.tokenizer import Tokenizer, read_limited
+from lightning_sv.corpus.tokenizer import Tokenizer, read_file
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
@@ -102,7 +102,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    theirs = Tokenizer(read_limited(path), str(path), tokenizer.eot_token)
+    theirs = Tokenizer(read_file(path), str(path), tokenizer.eot_token)
     if theirs.encode(SAMPLE) != tokenizer.encode(SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
             f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
