@@ -5,16 +5,13 @@ with rational coefficients (for exact Taylor coefficients), which torch does not
 """
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import NDArray
 
 from lightning_sv.errors import ConfigError
-
-Array = NDArray[Any]
+from lightning_sv.theory.series import Array, exact
 
 
 class Dual(NDArrayOperatorsMixin):
@@ -29,6 +26,11 @@ class Dual(NDArrayOperatorsMixin):
 
     def __init__(self, value: Array, tangent: Array):
         self.value, self.tangent = value, tangent
+
+    @property
+    def jacobian(self) -> Array:
+        """∂vec(x)/∂inputs, shape (size of x, n), x flattened by rows."""
+        return np.asarray(self.tangent.reshape(self.value.size, -1))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,22 +59,18 @@ class Dual(NDArrayOperatorsMixin):
         return total
 
 
-def variables(blocks: list[Array]) -> list[Dual]:
+def variables(blocks: Sequence[Array]) -> list[Dual]:
     """Return the blocks as independent variables, in the order of their flattened entries."""
     n = sum(block.size for block in blocks)
-    exact = any(block.dtype == object for block in blocks)
     # Fractions, because int / int would be a float
-    identity = np.array([[Fraction(int(i == j)) for j in range(n)] for i in range(n)]) if exact else np.eye(n)
+    identity = exact(np.eye(n)) if any(block.dtype == object for block in blocks) else np.eye(n)
     return [Dual(block, tangent) for block, tangent in zip(blocks, split(identity, blocks), strict=True)]
 
 
 def split(values: Array, like: Sequence[Array]) -> list[Array]:
     """Split the first axis of an array into parts with the shapes of `like`."""
-    parts, start = [], 0
-    for block in like:
-        parts.append(values[start : start + block.size].reshape(*block.shape, *values.shape[1:]))
-        start += block.size
-    return parts
+    parts = np.split(values, np.cumsum([block.size for block in like])[:-1])
+    return [part.reshape(*block.shape, *values.shape[1:]) for part, block in zip(parts, like, strict=True)]
 
 
 def _column(x: Any) -> Array:

@@ -9,7 +9,12 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_sv.errors import ConfigError
+
+Array = NDArray[Any]
 
 
 def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["Series", Any], "Series"]:
@@ -24,10 +29,14 @@ def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["S
 
 
 def _fraction(x: Rational | float) -> Fraction:
-    if isinstance(x, Rational):
-        # numpy's integers would stay inside the Fraction and overflow
-        return Fraction(int(x.numerator), int(x.denominator))
-    return Fraction(float(x))
+    # numpy's integers would stay inside the Fraction and overflow
+    return Fraction(int(x.numerator), int(x.denominator)) if isinstance(x, Rational) else Fraction(float(x))
+
+
+def exact(values: Any) -> Array:
+    """Return an array of Fractions: integers, Fractions, or floats at their exact value."""
+    given = np.asarray(values)
+    return np.array([_fraction(x) for x in given.flat], dtype=object).reshape(given.shape)
 
 
 class Series:
@@ -74,8 +83,6 @@ class Series:
     @_lifted
     def __truediv__(self, b: "Series") -> "Series":
         x, y = self.coefficients, b.coefficients
-        if not y[0]:
-            raise ZeroDivisionError("a series that is 0 at t = 0 has no inverse")
         quotient: list[Fraction] = []
         for k in range(min(len(x), len(y))):
             known = sum((quotient[i] * y[k - i] for i in range(k)), Fraction(0))

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.scale import ScaledLinear
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.series import Array
 
 #: modules whose sources are the text; the last tenth is held out
 TEXT = ("argparse", "ast", "inspect", "typing", "doctest", "tarfile", "pdb", "pydoc")

@@ -1,12 +1,47 @@
-"""Claims of the paper, their checks and results."""
+"""Claims of the paper, their checks, results and plots; plots are data, drawn by `analysis.theory_plots`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_sv.theory.panels import Panel
+from lightning_sv.theory.series import Array
 
 Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
+Colour = Literal["blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black"]
+#: label of the x axis of most panels
+TIME = "time t of the flow"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y) as a line or marks."""
+
+    label: str  #: label in the legend; "" for none
+    x: Array | Sequence[float]  #: shape (N,)
+    y: Array | Sequence[float]  #: shape (N,)
+    marks: bool = False  #: if True, marks instead of a line
+    spread: Array | None = None  #: half-width of a band, shape (N,)
+    colour: Colour | None = None  #: None for the next unused one
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with a title, which is the statement that they show, and their lines."""
+
+    title: str
+    x: str  #: label of the x axis, with its unit
+    y: str  #: label of the y axis, with its unit
+    lines: Sequence[Line]
+    scale: Literal["", "x", "y", "xy"] = ""  #: logarithmic axes
+    level: float | None = None  #: height of a grey horizontal reference line
+    limits: tuple[float, float] | None = None  #: limits of the y axis
+    x_limits: tuple[float, float] | None = None
+
+
+def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]) -> Panel:
+    """Return log-log axes for L_ours(t) / L_theirs(t), with TeX indices that may be empty."""
+    upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
+    return Panel(title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits)
 
 
 @dataclass(frozen=True)

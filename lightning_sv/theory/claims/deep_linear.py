@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio
-from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
-from lightning_sv.theory.students import STUDENTS, Student
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Student
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
 _dln = partial(claim, "dln", _SOURCE)

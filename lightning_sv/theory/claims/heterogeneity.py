@@ -4,15 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
+from lightning_sv.theory.claims.base import Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import early, throughout
-from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import MARGIN, Curve, loss_ratio
-from lightning_sv.theory.panels import Line, Panel, ratio_panel
-from lightning_sv.theory.students import STUDENTS, Heterogeneous
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, branch_of
 
-_F, _HG = STUDENTS["f"], Heterogeneous()
+_F, _HG = STUDENTS["f"], STUDENTS["hg"]
 #: relative difference of small losses that are equal by symmetry
 EQUAL = 1e-3
 _START = "W(0) = 0, γ = γ_k = 1 at t = 0; two branches, each half of the rows"
@@ -20,7 +18,7 @@ _START = "W(0) = 0, γ = γ_k = 1 at t = 0; two branches, each half of the rows"
 
 def by_branch(matrix: Array) -> Array:
     """Return the sum of each column over the rows of each branch: (c, d) -> (branches, d)."""
-    branch = _HG.branch_of(matrix.shape[0])
+    branch = branch_of(matrix.shape[0])
     return np.stack([matrix[branch == k].sum(0) for k in range(branch[-1] + 1)])
 
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.panels import Colour, Line, Panel
+from lightning_sv.theory.claims.base import Colour, Finding, Line, Panel, claim
+from lightning_sv.theory.series import Array
 
 if TYPE_CHECKING:  # imports torch, which other claims do not need
     from lightning_sv.theory.toy_training import ShortRun

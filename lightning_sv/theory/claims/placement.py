@@ -4,13 +4,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
+from lightning_sv.theory.claims.base import Finding, Line, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
-from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio, loss_series
-from lightning_sv.theory.panels import Line, ratio_panel
-from lightning_sv.theory.students import STUDENTS
-from lightning_sv.theory.teachers import TEACHERS, Teacher
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Teacher
 
 _F, _AP = STUDENTS["f"], STUDENTS["ap"]
 _SOURCE = "Theorem 3.1 and Theorem D.1"

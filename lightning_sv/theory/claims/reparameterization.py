@@ -6,9 +6,8 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.students import STUDENTS, Exponential, Heterogeneous, OriginalSpace, ScaledInput
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, branch_of, exponential, original_space, preconditioner
 
 _SOURCE = "Theorem 3.2 and Theorem D.2"
 _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
@@ -24,7 +23,7 @@ def stated_coefficient(teacher: Array) -> Fraction:
 def stated_preconditioner(alpha: Array, beta: Array) -> Array:
     """Return P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖² (paper, Section 3.3); α (d,), β (1,) -> (d, d)."""
     d = alpha.size
-    gamma = OriginalSpace().gamma(alpha, beta)
+    gamma = original_space(alpha, beta)
     along = np.outer(gamma, gamma) / (gamma @ gamma)
     rho = beta[0] ** 2 * d / (alpha @ alpha)
     return np.asarray(d * along + rho * (np.eye(d) - along))
@@ -35,7 +34,7 @@ def stated_exponential(alpha: Array, beta: Array) -> Array:
 
     The paper has no formula (Table 1: "multiplicative/log-space scale metric").
     """
-    gamma = Exponential().gamma(alpha, beta)
+    gamma = exponential(alpha, beta)
     return np.asarray(np.diag(gamma**2) + (1 - 1 / alpha.size) * np.outer(gamma, gamma))
 
 
@@ -68,7 +67,7 @@ def _preconditioner() -> Finding:
         alpha = rng.standard_normal(rng.integers(1, 7))
         alpha *= rng.uniform(0.5, 2) / np.linalg.norm(alpha)
         beta = rng.standard_normal(1)
-        ours = OriginalSpace().gamma_preconditioner(alpha, beta)
+        ours = preconditioner(original_space, [alpha, beta])
         worst = max(worst, float(np.abs(ours - stated_preconditioner(alpha, beta)).max()))
     note = "J Jᵀ by differentiation of β·Norm(α) against the formula, 300 random states"
     return Finding(0.0, worst, worst, worst < 1e-10, note)
@@ -82,9 +81,9 @@ def _exponential() -> Finding:
     for _ in range(300):
         d = int(rng.integers(1, 7))
         alpha, beta = rng.standard_normal(d), rng.standard_normal(1)
-        ours, stated = Exponential().gamma_preconditioner(alpha, beta), stated_exponential(alpha, beta)
+        ours, stated = preconditioner(exponential, [alpha, beta]), stated_exponential(alpha, beta)
         worst = max(worst, float(np.abs(ours - stated).max() / np.abs(ours).max()))
-        start = Exponential().gamma_preconditioner(np.zeros(d), np.zeros(1))
+        start = preconditioner(exponential, [np.zeros(d), np.zeros(1)])
         along = max(along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max()))
     note = f"J Jᵀ by differentiation, 300 random states; at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
     return Finding(0.0, worst, worst, max(worst, along) < 1e-12, note)
@@ -125,13 +124,12 @@ def table_1(name: str, blocks: list[Array]) -> Array:
     if name in ("f", "dp"):
         v, p_v = scales[-1] * ones, same_column
     if name == "hg":
-        branch = Heterogeneous().branch_of(c)
+        branch = branch_of(c)
         v, p_v = scales[0][branch], np.kron(branch[:, None] == branch, np.eye(d))
-    if name in ("or", "er"):
-        student = STUDENTS[name]
-        assert isinstance(student, ScaledInput)
-        stated = {"or": stated_preconditioner, "er": stated_exponential}[name]
-        v, p_v = student.gamma(*scales) * ones, np.kron(np.ones((c, c)), stated(*scales))
+    if name == "or":
+        v, p_v = original_space(*scales) * ones, np.kron(np.ones((c, c)), stated_preconditioner(*scales))
+    if name == "er":
+        v, p_v = exponential(*scales) * ones, np.kron(np.ones((c, c)), stated_exponential(*scales))
     return unified_preconditioner(w, u, v, p_u, p_v)
 
 
