@@ -46,46 +46,27 @@ def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limit
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check.
+    """Result of a check."""
 
-    Args:
-        stated: the paper's number, or its inequality in a few characters
-        measured: our number
-        error: difference of the two, or the uncertainty of ours; None if neither is meaningful
-        agrees: True if the measurement confirms the statement
-        note: one line of details
-        panels: panels of the picture
-    """
-
-    stated: float | str
-    measured: float
-    error: float | None
-    agrees: bool
-    note: str = ""
-    panels: tuple[Panel, ...] = ()
+    stated: float | str  #: the paper's number, or its inequality in a few characters
+    measured: float  #: our number
+    error: float | None  #: difference of the two, or the uncertainty of ours; None if neither is meaningful
+    agrees: bool  #: True if the measurement confirms the statement
+    note: str = ""  #: one line of details
+    panels: tuple[Panel, ...] = ()  #: panels of the picture
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that can be checked.
+    """A statement that can be checked."""
 
-    Args:
-        claim: name of the theorem on the command line
-        source: place in the paper
-        part: part of the theorem
-        statement: the statement as a formula
-        conditions: conditions of this check
-        check: function that measures
-        expected: 'holds', or 'fails' for a limit: a statement with a known counterexample
-    """
-
-    claim: str
-    source: str
-    part: str
-    statement: str
-    conditions: str
-    check: Callable[[], Finding]
-    expected: Literal["holds", "fails"] = "holds"
+    claim: str  #: name of the theorem on the command line
+    source: str  #: place in the paper
+    part: str  #: part of the theorem
+    statement: str  #: the statement as a formula
+    conditions: str  #: conditions of this check
+    check: Callable[[], Finding]  #: function that measures
+    expected: Literal["holds", "fails"] = "holds"  #: 'fails' for a limit: a statement with a known counterexample
 
     def run(self) -> "Result":
         """Run the check."""

@@ -95,25 +95,13 @@ def _exponential_early() -> Finding:
     return early("er", stated_coefficient)
 
 
-def unified_preconditioner(w: Array, u: Array, v: Array, p_u: Array, p_v: Array) -> Array:
-    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V, flattened by rows.
-
-    P is J Jᵀ of a scale field in its own parameters; entries of u W, W v are those of U ∘ W and W ∘ V, D² is
-    diag(U ∘ U ∘ V ∘ V). If a design has no vector on a side, the field is 1 and P is 0.
-
-    Args:
-        w: the matrix, shape (c, d)
-        u: output-side field of each entry, shape (c, d)
-        v: input-side field of each entry, shape (c, d)
-        p_u: P of u between entries, shape (c·d, c·d)
-        p_v: P of v between entries, shape (c·d, c·d)
-    """
-    by_u, by_v = (u * w).ravel(), (w * v).ravel()
-    return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
-
-
 def table_1(name: str, blocks: list[Array]) -> Array:
-    """Return K of one design from its row in Table 1: u, v, and the P of each."""
+    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V for one design, (c·d, c·d).
+
+    u and v are the scale of each entry of W on the output and input side; P_u and P_v are J Jᵀ of these fields in their
+    own parameters. Entries of u W, W v are those of U ∘ W and W ∘ V, flattened by rows; D² is diag(U ∘ U ∘ V ∘ V). If a
+    design has no vector on a side, the field is 1 and P is 0.
+    """
     w, *scales = blocks
     c, d = w.shape
     ones, none = np.ones((c, d)), np.zeros((c * d, c * d))
@@ -130,7 +118,8 @@ def table_1(name: str, blocks: list[Array]) -> Array:
         v, p_v = original_space(*scales) * ones, np.kron(np.ones((c, c)), stated_preconditioner(*scales))
     if name == "er":
         v, p_v = exponential(*scales) * ones, np.kron(np.ones((c, c)), stated_exponential(*scales))
-    return unified_preconditioner(w, u, v, p_u, p_v)
+    by_u, by_v = (u * w).ravel(), (w * v).ravel()
+    return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
 
 
 @claim("table1", "Section 3.4, Table 1; the formula is ours", "J Jᵀ", "any state of f, HG, AP, DP, OR, ER; c, d ≤ 4")
