@@ -8,8 +8,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.theory.dual import split
-from lightning_sv.theory.series import Array, Series, exact
+from lightning_sv.theory.series import Array, Series, exact, join, split
 from lightning_sv.theory.students import Student
 
 #: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
@@ -48,7 +47,7 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         return -student.gradient(split(theta, blocks), target)
 
     at = np.asarray(times, dtype=float)
-    solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14)
+    solution = solve_ivp(velocity, (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14)
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
     states = [split(theta, blocks) for theta in solution.y.T]
@@ -69,7 +68,7 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     """
     target = exact(_matrix(teacher))
     shapes = student.initial(*target.shape)
-    known = [[Fraction(x)] for x in _join(shapes)]
+    known = [[Fraction(x)] for x in join(shapes)]
     for k in range(order):
         theta = split(np.array([Series(c) for c in known]), shapes)
         for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
@@ -153,7 +152,3 @@ def _matrix(teacher: Any) -> Array:
     if matrix.ndim != 2 or not matrix.size:
         raise ConfigError(f"the shape of the teacher is {matrix.shape}; expected a matrix (outputs, inputs).")
     return matrix
-
-
-def _join(blocks: list[Array]) -> Array:
-    return np.concatenate([block.ravel() for block in blocks])

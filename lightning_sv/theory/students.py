@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.dual import Array, variables
-from lightning_sv.theory.series import exact
+from lightning_sv.theory.series import Array, exact, jacobian
 
 
 class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
-    A subclass defines the initial parameters and A, using `+ - * /`, integer powers,
-    `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, flow, exact power series and
-    implicit preconditioner follow by differentiation of `effective`.
+    A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or `np.linalg.norm`).
+    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`. For exact power series the
+    functions are `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
     """
 
     name: str  #: symbol in legends
@@ -38,8 +37,8 @@ class Student(ABC):
 
     def gradient(self, blocks: list[Array], teacher: Array) -> Array:
         """Return the gradient of ½‖A − W*‖_F² with respect to all parameters, shape (n,)."""
-        a = self.effective(*variables(blocks))
-        return np.asarray((a.value - teacher).ravel() @ a.jacobian)
+        residual = self.effective(*blocks) - teacher
+        return np.asarray(residual.ravel() @ jacobian(self.effective, blocks))
 
     def preconditioner(self, blocks: list[Array]) -> Array:
         """Return K = J Jᵀ of A by the parameters, so that vec(Ȧ) = −K vec(A − W*); shape (c·d, c·d)."""
@@ -53,8 +52,8 @@ class Student(ABC):
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
     """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L."""
-    jacobian = function(*variables(blocks)).jacobian
-    return np.asarray(jacobian @ jacobian.T)
+    j = jacobian(function, blocks)
+    return np.asarray(j @ j.T)
 
 
 class Scaled(Student):
