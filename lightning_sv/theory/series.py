@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from lightning_sv.errors import ConfigError
 
 Array = NDArray[Any]
+#: complex step; a power of 2 causes no rounding
+TINY = 2.0**-100
 
 
 def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["Series", Any], "Series"]:
@@ -52,9 +54,9 @@ def join(blocks: Sequence[Array]) -> Array:
 def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
     """Return the derivatives of the function's value by the entries of the blocks, (size of the value, n).
 
-    Exact for Fractions and Series: x + ε with ε² = 0 is a series of order 1. For floats ε is 10⁻³⁰ i, which needs no
-    difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic: `np.abs` and
-    `np.linalg.norm` are not.
+    Exact for Fractions and Series: x + ε with ε² = 0 is a series of order 1. For floats ε is 2⁻¹⁰⁰ i, which needs no
+    difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic: `np.abs`
+    and `np.linalg.norm` are not.
     """
     flat = join(blocks)
     columns = []
@@ -65,8 +67,8 @@ def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
             columns.append([x.coefficients[1] if isinstance(x, Series) else 0 for x in value])
         else:
             step = np.zeros(flat.size, complex)
-            step[k] = 1e-30j
-            columns.append(function(*split(flat + step, blocks)).ravel().imag / 1e-30)
+            step[k] = 1j * TINY
+            columns.append(function(*split(flat + step, blocks)).ravel().imag / TINY)
     return np.array(columns).T
 
 

@@ -111,12 +111,8 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     """Return losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
 
-    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding.
-
-    Args:
-        strategy: 'llama', 'dnp', ...
-        factor: c; powers of 2 cause no rounding
-        steps: number of steps, at a constant rate of 0.006 and decay of 0.1
+    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding. Powers
+    of 2 for c cause no rounding.
     """
     model, scaled = small_model(strategy, factor, head=True, eps=1e-30)
     model.double()
@@ -136,8 +132,7 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
 def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
     """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
 
-    Returns:
-        r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
+    Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
     """
     rng = np.random.default_rng(seed)
     w = torch.tensor(rng.standard_normal(n))

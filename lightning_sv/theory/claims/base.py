@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning_sv.theory.series import Array
 
-Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
-Colour = Literal["blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black"]
 #: label of the x axis of most panels
 TIME = "time t of the flow"
 
@@ -21,7 +19,7 @@ class Line:
     y: Array | Sequence[float]  #: shape (N,)
     marks: bool = False  #: if True, marks instead of a line
     spread: Array | None = None  #: half-width of a band, shape (N,)
-    colour: Colour | None = None  #: None for the next unused one
+    colour: str | None = None  #: name in `analysis.style.PALETTE` or of matplotlib; None for the next unused one
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,14 @@ class Claim:
         return Result(self, self.check())
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A claim with its finding."""
 
     claim: Claim
     finding: Finding
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["holds", "fails, as expected", "CONTRADICTED"]:
         """Verdict: as the paper states, an expected failure, or the opposite of the expectation."""
         if self.finding.agrees != (self.claim.expected == "holds"):
             return "CONTRADICTED"

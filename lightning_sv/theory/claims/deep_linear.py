@@ -66,12 +66,9 @@ def balanced_preconditioner(matrix: Array) -> Array:
 
 
 def singular_value(times: Array, target: float, start: float) -> Array:
-    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
+    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), (T,), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
 
-    Args:
-        times: shape (T,)
-        target: σ > 0, the teacher's singular value in that direction
-        start: initial singular value s_0 > 0 of the product
+    σ > 0 is the teacher's singular value in a direction, s_0 > 0 the initial one of the product.
     """
     return np.asarray(target / (1 + (target / start - 1) * np.exp(-2 * target * times)))
 

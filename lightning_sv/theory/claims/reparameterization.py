@@ -14,7 +14,7 @@ _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
 _DESIGNS = ("f", "hg", "ap", "dp", "or", "er")
 
 
-def stated_coefficient(teacher: Array) -> Fraction:
+def or_coefficient(teacher: Array) -> Fraction:
     """Return −(2/3)(1 − 1/d) ‖W*‖_F⁴ (paper, Theorem D.2 (ii)); teacher (c, d) in Fractions."""
     square = Fraction((teacher * teacher).sum())
     return Fraction(-2, 3) * (1 - Fraction(1, teacher.shape[1])) * square * square
@@ -47,7 +47,7 @@ def _at_an_instant() -> Finding:
 @claim("or", _SOURCE, "(ii)", _START)
 def _early() -> Finding:
     """L_ψ − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴)."""
-    return early("or", stated_coefficient)
+    return early("or", or_coefficient)
 
 
 @claim("or", _SOURCE, "(iii)", f"{_START}; d > 1, columns of W* of equal positive norm")
@@ -92,7 +92,7 @@ def _exponential() -> Finding:
 @claim("er", "ours, as Theorem D.2 (ii)", "(ii)", "W(0) = 0, γ = 1, α = 0, β = 0 at t = 0")
 def _exponential_early() -> Finding:
     """L_ER − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴): to this order ER is OR."""
-    return early("er", stated_coefficient)
+    return early("er", or_coefficient)
 
 
 def table_1(name: str, blocks: list[Array]) -> Array:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import TIME, Colour, Finding, Line, Panel, ratio_panel
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, ratio_panel
 from lightning_sv.theory.flow import FLOOR, TIMES, difference_series, flow, stays_below
 from lightning_sv.theory.series import Array, exact
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Student, Teacher, original_space
@@ -38,8 +38,8 @@ class Rates(NamedTuple):
     @property
     def violate(self) -> Array:
         """True if dL_student/dt ≤ dL_f/dt ≤ 0 is violated, beyond rounding."""
-        slower = self.student > self.standard + 1e-12 * (1 + np.abs(self.standard))
-        return np.asarray(slower | (self.standard > 0))
+        margin = 1e-12 * (1 + np.abs(self.standard))
+        return np.asarray((self.student > self.standard + margin) | (self.standard > 0))
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,7 @@ def at_an_instant(name: str) -> Finding:
         if pairing.guard(state.blocks) >= 1:
             off.append(state)
     violations, lines = 0, []
-    sets: dict[Colour, tuple[str, list[State]]] = {
-        "orange": ("off the trajectory, guarded", off),
-        "blue": ("on the trajectory", on),
-    }
-    for colour, (label, states) in sets.items():
+    for label, colour, states in (("off the trajectory, guarded", "orange", off), ("on the trajectory", "blue", on)):
         rates = pairing.rates(states)
         violations += int(rates.violate.sum())
         moving = rates.standard < -1e-12
@@ -148,12 +144,7 @@ def ode_fit(name: str, teacher: Array) -> float:
 
 
 def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
-    """Check (ii): the coefficient of t³ from exact power series equals the paper's formula.
-
-    Args:
-        name: name of the student
-        stated: the paper's coefficient for a teacher in Fractions
-    """
+    """Check (ii): the coefficient of t³ from exact power series is the paper's, for every teacher in Fractions."""
     student = STUDENTS[name]
     matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
     errors, lower = [], True
@@ -188,14 +179,7 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
 
 
 def throughout(name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS) -> Finding:
-    """Check (iii): the ratio of losses stays below 1.
-
-    Args:
-        name: name of the student
-        behind: name of the student that is slower
-        title: title of the picture
-        teachers: teachers that satisfy the condition
-    """
+    """Check (iii): the loss of one student stays below that of a second, for teachers that satisfy the condition."""
     student, baseline = STUDENTS[name], STUDENTS[behind]
     below, curves = zip(*(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True)
     lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][:6]

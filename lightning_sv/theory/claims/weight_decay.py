@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from lightning_sv.theory.claims.base import TIME, Colour, Finding, Line, Panel, claim
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim
 from lightning_sv.theory.claims.descent import Point
 from lightning_sv.theory.series import Array
 
@@ -32,7 +32,6 @@ class NoisyTraining:
     dt: float = 0.005  #: step size; the drift is stable if dt·γ² is far below 2
     end: float = 400.0  #: final time of the paths
     paths: int = 400
-    seed: int = 0
 
     def bound(self, decay: float, start: float, times: Array) -> Array:
         """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ), with the value `start` at t = 0.
@@ -83,7 +82,7 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
     """Integrate all paths for all μ and record `records` + 1 equally spaced times."""
     goal = np.asarray(setting.target, dtype=float)
     shape = (len(setting.mus), setting.paths, len(goal))
-    rng = np.random.default_rng(setting.seed)
+    rng = np.random.default_rng(0)
     mu = np.asarray(setting.mus)[:, None, None]
     w, gamma = np.zeros(shape), np.ones(shape)
     per_record = round(setting.end / setting.dt / records)
@@ -108,7 +107,7 @@ _CONDITIONS = (
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
 #: colours of the metrics without and with decay
-_COLOURS: tuple[tuple[Colour, ...], ...] = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
+_COLOURS = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
 _Z = float(ndtri(0.99))  # one-sided
 _Z2 = float(ndtri(0.995))  # two-sided
 
@@ -125,7 +124,7 @@ def _paths() -> Paths:
     return simulate(_SETTING)
 
 
-def _mean_line(label: str, times: Array, values: Array, colour: Colour) -> Line:
+def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
     spread = _Z2 * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
     return Line(label, times, values.mean(-1), spread=spread, colour=colour)
 
