@@ -31,7 +31,7 @@ def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", thinned(STUDENTS, ("f", "dp", "or")))
-def test_power_series_equal_the_integrator(name: str) -> None:
+def test_power_series_of_a_student_equals_the_integrator(name: str) -> None:
     """Order 10 at t = 0.03; the remainder is of order t^11."""
     teacher = [[1, 0.5, -2], [0, 1.5, 1]]
     loss = flow(STUDENTS[name], teacher, [0.03]).loss[0]
@@ -48,7 +48,7 @@ def double_speed(a: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "speed"), [("f", lambda a: np.sqrt(1 + 4 * a * a)), ("dp", double_speed)])
-def test_scalar_flow_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
+def test_flow_of_scalars_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
     """c = d = 1: ȧ = q(a)(w* − a) (Appendix D.1, claim (iii))."""
     w = 1.5
     a = solve_ivp(lambda _, a: [speed(a[0]) * (w - a[0])], (0, 2), [0.0], rtol=1e-10, atol=1e-12).y[0, -1]
