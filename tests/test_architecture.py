@@ -4,7 +4,6 @@ import ast
 import re
 import shlex
 import sysconfig
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 #: layer of each package; a package imports lower layers only
 LAYER_OF = {
     "errors": -2, "log": -2, "version": -2, "atomic": -1, "scale": 0, "corpus": 0, "curvature": 0, "nn": 1, "optim": 1,
-    "theory": 2,
-    "roles": 2, "interop": 3, "settings": 2, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4, "lit": 5,
+    "theory": 2, "roles": 2, "interop": 3, "settings": 2, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4, "lit": 5,
     "experiments": 6, "cli": 7, "__main__": 8, "doctor": 8, "__init__": 8,
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}
@@ -46,13 +44,14 @@ def named(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, in functions too, and the names that it imports from them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -78,21 +77,10 @@ def test_every_command_is_a_file_with_snake_case_options() -> None:
     assert len(options) > 40 and not [option for option in options if "-" in option]
 
 
-def inner_imports(path: Path, files: dict[str, Path]) -> Iterator[str]:
-    """Names in `files` of the modules that one file imports, in functions too: a circle there is one all the same."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            yield from {name, name.rpartition(".")[0]} & files.keys()  # a module, or what one holds
-
-
 def test_files_have_no_import_cycle() -> None:
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
     try:
-        TopologicalSorter({name: set(inner_imports(path, files)) - {name} for name, path in files.items()}).prepare()
+        TopologicalSorter({name: imports(path) & files.keys() - {name} for name, path in files.items()}).prepare()
     except CycleError as error:
         pytest.fail(" < ".join(error.args[1]))
 
