@@ -64,9 +64,7 @@ FEW = ["theorem1", "table1"]
     pytest.param([LONG], marks=pytest.mark.faults),
 ])  # fmt: skip
 @pytest.mark.slow
-def test_theory_claims_are_as_expected(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theory", *words, "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(claim.claim in words for claim in CLAIMS)
