@@ -70,7 +70,7 @@ def test_packages_import_lower_layers_only() -> None:
         assert path.name != "utils.py"
 
 
-def test_every_command_is_a_file_with_snake_case_options() -> None:
+def test_commands_are_files_with_snake_case_options() -> None:
     files = {path.stem: path.read_text() for path in (PACKAGE / "cli").glob("*.py")}
     assert files.keys() - {"__init__", "main"} == {FILE_OF.get(name, name) for name in COMMANDS}
     options = [option for text in files.values() for option in re.findall(r"add_argument\(\s*\"--([\w.-]+)", text)]
@@ -86,7 +86,7 @@ def test_files_have_no_import_cycle() -> None:
 
 
 @pytest.mark.parametrize("path", thinned(LAYERS, [*FEW_MODELS[::3], *OTHER_LAYERS[::3]]), ids=named)
-def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_file_in_a_run_is_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nouns = ("optim", "schedule", "trainer", "data")
     layers = {noun: next((ROOT / "conf" / noun).glob("*.yaml")) for noun in nouns}
     layers["model"] = ROOT / "conf/model/llama-0.12b.yaml"
@@ -109,7 +109,7 @@ def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("path", thinned(MODELS, FEW_MODELS), ids=named)
-def test_every_model_has_a_learning_rate_and_parameter_counts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_config_has_a_learning_rate_and_parameter_counts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = yaml.safe_load(path.read_text())["model"]
     name = model["backbone"]["name"]
     assert name == path.stem and (any(row[0] == name for row in TUNED_LR) or model["optim"]["lr"])
@@ -133,7 +133,7 @@ ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.re
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
-def test_every_link_of_a_page_exists(path: Path) -> None:
+def test_page_links_exist(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, anchor = link.partition("#")
@@ -146,7 +146,7 @@ def test_every_link_of_a_page_exists(path: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
 
 
-def test_commands_of_pages_exist_and_make_targets_read_their_variables() -> None:
+def test_page_commands_exist_and_targets_read_their_variables() -> None:
     makefile = (ROOT / "Makefile").read_text()
     layered = re.findall(r"^LAYERED := (.*)$", makefile, re.MULTILINE)[0]
     reads = dict(re.findall(r"^reads-([\w-]+) := (.*)$", makefile, re.MULTILINE))
@@ -181,7 +181,7 @@ RUNS = [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)]
 
 
 @pytest.mark.parametrize("command", thinned(RUNS, RUNS[::3]))
-def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
+def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
     words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
     default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
     chosen = default | words
@@ -195,7 +195,7 @@ def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
 
 
 @pytest.mark.long
-def test_every_command_of_the_commands_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     text = "files:" + ",".join(map(str, files))
     monkeypatch.chdir(tmp_path)
@@ -222,7 +222,7 @@ def test_every_command_of_the_commands_page_runs(tmp_path: Path, monkeypatch: py
     assert set(ran) == set(COMMANDS)
 
 
-def test_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_help_and_wrong_command_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert main(["--version"]) == 0
     assert main([]) == 2

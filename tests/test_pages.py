@@ -30,7 +30,7 @@ def blocks(page: str | Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_of_a_page_parses_and_its_imports_exist(path: Path) -> None:
+def test_page_python_parses_and_its_imports_exist(path: Path) -> None:
     for block in blocks(path):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning_sv"):
@@ -38,7 +38,7 @@ def test_python_of_a_page_parses_and_its_imports_exist(path: Path) -> None:
                 assert not missing, f"{node.module} has no {missing}"
 
 
-def test_layer_of_strategies_page_equals_the_product_for_every_strategy() -> None:
+def test_strategies_page_layer_equals_the_product() -> None:
     """The second block of the page compares. A wrong layer fails in it."""
     layer, comparison = blocks("docs/strategies.md")
     shown = layer[layer.index("def norm") :]
@@ -71,7 +71,7 @@ def test_own_model_example_learns_under_both_strategies() -> None:
 
 
 @pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").iterdir())], ids=lambda path: path.name)
-def test_run_names_of_pages_are_those_of_fit(path: Path) -> None:
+def test_page_run_names_are_those_of_fit(path: Path) -> None:
     if path.is_file():
         for name in re.findall(r"runs/[\w.-]+/([\w+]+)-seed\d", path.read_text()):
             assert name == str(ScaleStrategy.parse(name)), f"a run of {name} is named after {ScaleStrategy.parse(name)}"
@@ -120,7 +120,7 @@ def models_row(path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_table_of_models_page_equals_the_configs() -> None:
+def test_models_page_table_equals_the_configs() -> None:
     text = (ROOT / "docs/models.md").read_text()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert found[0] == list(MODELS_HEAD)
@@ -154,7 +154,7 @@ def test_workflow_commands_are_make_targets(path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_workflows_test_the_oldest_and_the_newest_supported_versions() -> None:
+def test_workflows_have_the_oldest_and_newest_versions() -> None:
     (job,) = jobs(ROOT / ".github/workflows/test.yml")
     tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
     oldest = re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)

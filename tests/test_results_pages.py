@@ -58,7 +58,7 @@ def test_reliability_table_sums_equal_faults_json() -> None:
         assert sums[0] == sums[1], word
 
 
-def test_verdicts_of_cpu_page_equal_the_report() -> None:
+def test_cpu_page_verdicts_equal_the_report() -> None:
     """A row has the first claim of a figure, and the number of its claims per verdict."""
     verdicts = recorded("cpu/verdicts.csv").assign(line=claims("cpu")[2:])
     expected = []
@@ -76,7 +76,7 @@ def test_verdicts_of_cpu_page_equal_the_report() -> None:
 
 
 @pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])
-def test_verdicts_of_longer_runs_equal_the_report(budget: str) -> None:
+def test_longer_run_pages_verdicts_equal_the_report(budget: str) -> None:
     section = page(budget).partition("\n## ")[0]
     shown = [row for row in section.partition("| figure |")[2].splitlines() if row.startswith("| ")]
     assert shown == claims(budget)[1:] and len(shown) > 2
@@ -130,7 +130,7 @@ def test_protocol_tables_equal_the_recording() -> None:
     assert verdicts.corrected.tolist() == verdicts.verdict.tolist() == ["holds", "holds", "not resolved"]
 
 
-def test_tables_of_the_proxy_equal_the_recording() -> None:
+def test_proxy_tables_equal_the_recording() -> None:
     """Losses of each seed, verdicts, and how well and after how many tokens each run copies."""
     runs = recorded("gpu-25/results.csv", figure="protocol").drop_duplicates(["arm", "seed"]).sort_values("seed")
     losses = runs.pivot(index="seed", columns="arm", values="val_loss")
@@ -152,7 +152,7 @@ def test_tables_of_the_proxy_equal_the_recording() -> None:
         assert formed == " ".join(f"{next(at for at, value in series if value < -0.5) / 1e6:.1f}" for series in points)
 
 
-def test_tables_of_the_settings_equal_the_recording() -> None:
+def test_settings_tables_equal_the_recording() -> None:
     """Mean losses and differences, in the order of the recording; the pages quote the second policy's difference."""
     means = recorded("cpu-settings/results.csv").groupby(["panel", "arm"], sort=False).val_loss.mean()
     found = intervals(recorded("cpu-settings/differences.csv", quantity="final loss"))
@@ -163,7 +163,7 @@ def test_tables_of_the_settings_equal_the_recording() -> None:
     assert "0.008 below" in page("decay") and found[4].startswith("-0.008 (-0.015 to -0.002")
 
 
-def test_table_of_the_output_decay_equals_the_recording() -> None:
+def test_output_decay_table_equals_the_recording() -> None:
     verdicts = recorded("cpu-output-decay/verdicts.csv")
     assert verdicts.corrected.tolist() == ["holds"] * 4
     ratios = intervals(verdicts, ".3f")
@@ -171,7 +171,7 @@ def test_table_of_the_output_decay_equals_the_recording() -> None:
     assert all(ratio.partition(" ")[0] in page("decay") for ratio in ratios)
 
 
-def test_table_of_sgd_equals_the_recording() -> None:
+def test_sgd_table_equals_the_recording() -> None:
     """Lowest mean loss over the rates of each arm, and the difference of the fitted optima."""
     runs = recorded("cpu-sgd/results.csv")
     losses = runs.groupby([runs.arm.str.partition(",")[0], "lr"]).val_loss.mean()
@@ -185,7 +185,7 @@ def test_table_of_sgd_equals_the_recording() -> None:
             assert difference.startswith(f"{words}: {row.corrected.iloc[0]}")
 
 
-def test_tables_of_the_largest_rate_equal_the_recording() -> None:
+def test_largest_rate_tables_equal_the_recording() -> None:
     runs = recorded("cpu-largest-rate/results.csv")
     arms = runs.groupby(runs.arm.str.partition(", lr")[0], sort=False)
     shown = table(page("cpu-largest-rate"), "| strategy | loss at")
@@ -219,7 +219,7 @@ def tuning(path: str) -> pd.Series:
 
 
 @pytest.mark.parametrize(("budget", "path"), [("cpu-100", "cpu-100/runs.csv"), ("gpu-25", "gpu-25/results.csv")])
-def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs(budget: str, path: str) -> None:
+def test_protocol_rate_has_the_lowest_mean_of_its_tuning_runs(budget: str, path: str) -> None:
     losses = tuning(path)
     assert all(len(values) == 2 for values in losses)
     best = losses.map(sum).idxmin()
@@ -237,7 +237,7 @@ def test_rate_of_the_protocol_has_the_lowest_mean_of_its_tuning_runs(budget: str
     ],
     ids=["small", "tiny", "mini"],
 )
-def test_table_of_tuning_runs_equals_the_recording(name: str, head: str, path: str) -> None:
+def test_tuning_run_tables_equal_the_recording(name: str, head: str, path: str) -> None:
     expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in tuning(path).items()]
     assert table(page(name), head) == expected
 

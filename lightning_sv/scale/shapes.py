@@ -1,7 +1,7 @@
 """Shape annotations: Float[Tensor, "B T d_in"] is a Tensor; jaxtyping checks the axes if it is loaded.
 
-A name stands for one width throughout a call, "..." for any axes. Only tests/test_shapes.py loads jaxtyping; without it, an
-annotation is just Tensor.
+A name stands for one width throughout a call, "..." for any axes. Only tests/test_shapes.py loads jaxtyping; without
+it, an annotation is just Tensor.
 """
 
 import sys

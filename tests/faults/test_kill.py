@@ -34,7 +34,7 @@ def args(short_args: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     draw, saved = random.Random(0), 0
@@ -55,9 +55,7 @@ def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_pa
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 
-def test_kill_during_a_checkpoint_write_resumes_from_the_one_before(
-    args: list[str], tmp_path: Path, tally: Tally
-) -> None:
+def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
     whole = tmp_path / "whole"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
@@ -91,7 +89,7 @@ def ended(process: subprocess.Popen) -> bool:
     raise AssertionError(process.communicate()[0])
 
 
-def test_two_starts_at_once_train_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "30"]
     processes = [start(args, tmp_path / "run") for _ in range(2)]
     ends = [finish(process) for process in processes]
@@ -105,7 +103,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_killed_worker_is_one_error_and_the_run_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [
         *run_args, "--trainer.max_steps", str(WORKER_STEPS), "--data.num_workers", "1",
         "--checkpoint.every_n_steps", "20", "--progress.lines", str(WORKER_STEPS),
@@ -135,7 +133,9 @@ def fit(args: list[str], run: Path, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
-def test_full_disk_keeps_the_last_checkpoint(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_full_disk_keeps_the_last_checkpoint(
+    share: float, run_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(fit(run_args, whole, 12)) == 0
     with pytest.MonkeyPatch.context() as patch:

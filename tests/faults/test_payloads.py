@@ -72,7 +72,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     return folder
 
 
-def test_good_run_generates(corpus: Path, tmp_path: Path) -> None:
+def test_generate_good_run_exits_with_0(corpus: Path, tmp_path: Path) -> None:
     assert main(["generate", str(write_run(tmp_path / "run", corpus)), "--tokens", "3"]) == 0
 
 
@@ -134,7 +134,9 @@ def test_run_directory_with_a_foreign_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["python tag", "laughs", "cycle", pytest.param("deep", marks=pytest.mark.long)])
-def test_hostile_yaml_is_refused(kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused) -> None:
+def test_config_hostile_yaml_is_refused(
+    kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+) -> None:
     laughs = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     text = {
         "python tag": f"model: !!python/object/apply:os.open [{marker}, 65]\n",
