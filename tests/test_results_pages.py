@@ -125,8 +125,8 @@ def test_protocol_tables_equal_the_recording() -> None:
         for seed, row in losses.iterrows()
     ]
     verdicts = recorded("cpu-100-protocol/verdicts.csv")[:3]
-    for shown in intervals(verdicts):
-        assert shown.replace("(", "(90%: ").removesuffix(")") in page("cpu-100-protocol")
+    for interval in intervals(verdicts):
+        assert interval.replace("(", "(90%: ").removesuffix(")") in page("cpu-100-protocol")
     assert verdicts.corrected.tolist() == verdicts.verdict.tolist() == ["holds", "holds", "not resolved"]
 
 

@@ -61,7 +61,7 @@ def small_model(strategy: str, factor: float, head: bool = False, eps: float = 1
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
     model = Backbone(config, strategy)
     linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
-    readers = [module.weight for module in linears if head or module.role == "matrix"]
+    readers: list[Tensor] = [module.weight for module in linears if head or module.role == "matrix"]
     with torch.no_grad():
         for weight in readers:
             weight.mul_(factor)
