@@ -38,21 +38,29 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         initial: parameters at t = 0; None for the student's own
 
     Raises:
-        ConfigError: the integration failed, or the teacher is not a matrix
+        ConfigError: the integration failed, the teacher is not a matrix, or the gradient is not that of the loss
     """
     target = _matrix(teacher).astype(float)
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
 
-    def velocity(_: float, theta: Array) -> Array:
-        return -student.gradient(split(theta, blocks), target)
+    def loss(theta: Array) -> float:
+        return float(0.5 * np.sum((student.effective(*split(theta, blocks)) - target) ** 2))
+
+    def gradient(theta: Array) -> Array:
+        return student.gradient(split(theta, blocks), target)
 
     at = np.asarray(times, dtype=float)
-    solution = solve_ivp(velocity, (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14)
+    solution = solve_ivp(
+        lambda _, theta: -gradient(theta), (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14
+    )
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
-    states = [split(theta, blocks) for theta in solution.y.T]
-    loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
-    return Flow(np.array(loss), states)
+    theta = solution.y[:, 0]
+    expected, step = gradient(theta), 1e-5 * np.cos(np.arange(theta.size))
+    slope = (loss(theta + step) - loss(theta - step)) / 2e-5
+    if abs(slope - expected @ step / 1e-5) > 1e-4 * np.linalg.norm(expected) + 1e-6 * (1 + loss(theta)):
+        raise ConfigError(f"effective of {student.name!r} is not analytic; expected neither np.abs nor np.linalg.norm.")
+    return Flow(np.array([loss(theta) for theta in solution.y.T]), [split(theta, blocks) for theta in solution.y.T])
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from scipy.integrate import solve_ivp
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.theory.flow import flow, loss_series, power_series
-from lightning_sv.theory.students import STUDENTS
+from lightning_sv.theory.students import STUDENTS, Scaled
 from tests.conftest import thinned
 from tests.theory.strategies import rational_teachers
 
@@ -53,6 +54,13 @@ def test_flow_of_scalars_equals_the_reduction_of_the_proof(name: str, speed) -> 
     w = 1.5
     a = solve_ivp(lambda _, a: [speed(a[0]) * (w - a[0])], (0, 2), [0.0], rtol=1e-10, atol=1e-12).y[0, -1]
     assert flow(STUDENTS[name], [[w]], [2.0]).loss[0] == pytest.approx(0.5 * (w - a) ** 2, rel=1e-6)
+
+
+def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
+    """A complex step sees no derivative of the norm."""
+    student = Scaled("norm", lambda c, d: [np.ones(d)], lambda w, alpha: w * alpha / np.linalg.norm(alpha))
+    with pytest.raises(ConfigError, match="not analytic"):
+        flow(student, [[2, 1]], [0.5])
 
 
 def test_flow_wrong_teacher_is_refused() -> None:
