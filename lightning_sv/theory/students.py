@@ -8,9 +8,8 @@ Shapes: c outputs, d inputs; A, W* (c, d); n parameters in all.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,8 +103,7 @@ STUDENTS: dict[str, Student] = {
 }
 
 
-@dataclass(frozen=True)
-class Teacher:
+class Teacher(NamedTuple):
     """A matrix W* of rationals with a name.
 
     >>> Teacher("mine", ((8, 1),)).balanced

@@ -10,8 +10,7 @@ from lightning_sv.theory.series import Array
 TIME = "time t of the flow"
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Points (x, y) as a line or marks."""
 
     label: str  #: label in the legend; "" for none
@@ -22,8 +21,7 @@ class Line:
     colour: str | None = None  #: name in `analysis.style.PALETTE` or of matplotlib; None for the next unused one
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Axes with a title, which is the statement that they show, and their lines."""
 
     title: str

@@ -6,9 +6,8 @@ One step of SGD on ½‖γ ⊙ w − a*‖² in θ = (w, γ), with H, C of shape
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ _descent = partial(claim, "descent", _SOURCE)
 SIGMA2 = 0.7  # σ² of the models
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A training state, with loss, gradient and Hessian in θ = (w, γ)."""
 
     theta: Array  #: (2d,)

@@ -5,7 +5,6 @@ preserves and a state off the trajectory may violate. `guard` is that number.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -42,8 +41,7 @@ class Rates(NamedTuple):
         return np.asarray((self.student > self.standard + margin) | (self.standard > 0))
 
 
-@dataclass(frozen=True)
-class Pairing:
+class Pairing(NamedTuple):
     """A student, and the parameters of f with the same effective matrix and the same γ."""
 
     student: Student

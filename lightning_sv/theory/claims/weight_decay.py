@@ -9,7 +9,6 @@ units of the flow. Shapes: p paths, d coordinates, T recorded times, k values of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -21,8 +20,7 @@ from lightning_sv.theory.claims.descent import Point
 from lightning_sv.theory.series import Array
 
 
-@dataclass(frozen=True)
-class NoisyTraining:
+class NoisyTraining(NamedTuple):
     """Parameters of the integration; w starts at 0, γ at 1."""
 
     target: Sequence[float] = (1.0, 1.0, 1.0, 1.0)  #: a*, shape (d,)
