@@ -4,7 +4,6 @@ import ast
 import re
 import shlex
 import sysconfig
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 #: layer of each package; a package imports lower layers only
 LAYER_OF = {
     "errors": -2, "log": -2, "version": -2, "atomic": -1, "scale": 0, "corpus": 0, "curvature": 0, "nn": 1, "optim": 1,
-    "theory": 2,
-    "roles": 2, "interop": 3, "settings": 2, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4, "lit": 5,
+    "theory": 2, "roles": 2, "interop": 3, "settings": 2, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4, "lit": 5,
     "experiments": 6, "cli": 7, "__main__": 8, "__init__": 8,
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}
@@ -46,13 +44,14 @@ def named(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, in functions too, and the names that it imports from them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -71,34 +70,23 @@ def test_packages_import_lower_layers_only() -> None:
         assert path.name != "utils.py"
 
 
-def test_every_command_is_a_file_with_snake_case_options() -> None:
+def test_commands_are_files_with_snake_case_options() -> None:
     files = {path.stem: path.read_text() for path in (PACKAGE / "cli").glob("*.py")}
     assert files.keys() - {"__init__", "main"} == {FILE_OF.get(name, name) for name in COMMANDS}
     options = [option for text in files.values() for option in re.findall(r"add_argument\(\s*\"--([\w.-]+)", text)]
     assert len(options) > 40 and not [option for option in options if "-" in option]
 
 
-def inner_imports(path: Path, files: dict[str, Path]) -> Iterator[str]:
-    """Names in `files` of the modules that one file imports, in functions too: a circle there is one all the same."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            yield from {name, name.rpartition(".")[0]} & files.keys()  # a module, or what one holds
-
-
 def test_files_have_no_import_cycle() -> None:
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
     try:
-        TopologicalSorter({name: set(inner_imports(path, files)) - {name} for name, path in files.items()}).prepare()
+        TopologicalSorter({name: imports(path) & files.keys() - {name} for name, path in files.items()}).prepare()
     except CycleError as error:
         pytest.fail(" < ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("path", thinned(LAYERS, [*FEW_MODELS[::3], *OTHER_LAYERS[::3]]), ids=named)
-def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_file_in_a_run_is_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nouns = ("optim", "schedule", "trainer", "data")
     layers = {noun: next((ROOT / "conf" / noun).glob("*.yaml")) for noun in nouns}
     layers["model"] = ROOT / "conf/model/llama-0.12b.yaml"
@@ -121,7 +109,7 @@ def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("path", thinned(MODELS, FEW_MODELS), ids=named)
-def test_every_model_has_a_learning_rate_and_parameter_counts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_config_has_a_learning_rate_and_parameter_counts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = yaml.safe_load(path.read_text())["model"]
     name = model["backbone"]["name"]
     assert name == path.stem and (any(row[0] == name for row in TUNED_LR) or model["optim"]["lr"])
@@ -145,7 +133,7 @@ ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.re
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
-def test_every_link_of_a_page_exists(path: Path) -> None:
+def test_page_links_exist(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, anchor = link.partition("#")
@@ -158,7 +146,7 @@ def test_every_link_of_a_page_exists(path: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
 
 
-def test_commands_of_pages_exist_and_make_targets_read_their_variables() -> None:
+def test_page_commands_exist_and_targets_read_their_variables() -> None:
     makefile = (ROOT / "Makefile").read_text()
     layered = re.findall(r"^LAYERED := (.*)$", makefile, re.MULTILINE)[0]
     reads = dict(re.findall(r"^reads-([\w-]+) := (.*)$", makefile, re.MULTILINE))
@@ -195,7 +183,7 @@ RUNS = [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)]
 
 
 @pytest.mark.parametrize("command", thinned(RUNS, RUNS[::3]))
-def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
+def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
     words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
     default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
     chosen = default | words
@@ -209,7 +197,7 @@ def test_every_run_of_the_pages_has_a_tuned_learning_rate(command: str) -> None:
 
 
 @pytest.mark.long
-def test_every_command_of_the_commands_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     text = "files:" + ",".join(map(str, files))
     monkeypatch.chdir(tmp_path)
@@ -236,7 +224,7 @@ def test_every_command_of_the_commands_page_runs(tmp_path: Path, monkeypatch: py
     assert set(ran) == set(COMMANDS)
 
 
-def test_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_help_and_wrong_command_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert main(["--version"]) == 0
     assert main([]) == 2

@@ -39,7 +39,7 @@ def fields(node: ast.ClassDef) -> list[str]:
     return [target.id for target in annotated if isinstance(target, ast.Name) and not target.id.startswith("_")]
 
 
-def test_documented_arguments_are_the_real_ones() -> None:
+def test_docstring_arguments_are_the_real_ones() -> None:
     for where, node, docstring in documented():
         if names := entries(docstring, "Args"):
             assert names == arguments(node), where

@@ -40,7 +40,7 @@ def run(word: str) -> dict[str, Any]:
     return names
 
 
-def test_every_block_of_the_page_is_run_here() -> None:
+def test_extend_page_blocks_are_run_here() -> None:
     words = ("SoftplusScale(", '"anp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
     assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
 

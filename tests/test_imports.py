@@ -52,7 +52,7 @@ def test_command_without_training_imports_no_lightning(name: str) -> None:
     assert (code, set(found)) == (0, expected)
 
 
-def test_command_without_tensors_does_not_import_torch() -> None:
+def test_command_without_tensors_imports_no_torch() -> None:
     """`report` reads what runs left behind, on any machine."""
     program = "import sys\n"
     for work in (
@@ -65,7 +65,7 @@ def test_command_without_tensors_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, "0"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_openmp_threads_sleep_while_they_wait_unless_the_user_decides(given: dict[str, str], used: str) -> None:
+def test_cli_openmp_spin_count_is_0_unless_given(given: dict[str, str], used: str) -> None:
     """The variable is read when torch is imported, so it is set before."""
     program = (
         "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv', '--version']\n"

@@ -176,7 +176,7 @@ def test_make_help_lists_configs_and_strategies() -> None:
     assert words <= set(re.findall(r"\w+", said)), "the strategies"
 
 
-def test_tensorboard_prints_a_link_to_its_port_that_pins_the_losses_then_q_k_and_v(tmp_path: Path) -> None:
+def test_make_tensorboard_prints_a_link_with_pinned_charts(tmp_path: Path) -> None:
     stand_in = tmp_path / "bin/tensorboard"
     stand_in.parent.mkdir()
     stand_in.write_text("#!/bin/sh\n")

@@ -1,15 +1,24 @@
-"""The Python, log and drawings of the pages."""
+"""The pages' Python, tables and log; workflows, citation and the site's contents."""
 
 import ast
+import os
 import re
 import runpy
+import shlex
+import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from lightning_sv import __version__
+from lightning_sv.nn import BackboneConfig
+from lightning_sv.optim import tuned_lr
+from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +30,7 @@ def blocks(page: str | Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_of_a_page_parses_and_its_imports_exist(path: Path) -> None:
+def test_page_python_parses_and_its_imports_exist(path: Path) -> None:
     for block in blocks(path):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning_sv"):
@@ -29,7 +38,7 @@ def test_python_of_a_page_parses_and_its_imports_exist(path: Path) -> None:
                 assert not missing, f"{node.module} has no {missing}"
 
 
-def test_layer_of_strategies_page_equals_the_product_for_every_strategy() -> None:
+def test_strategies_page_layer_equals_the_product() -> None:
     """The second block of the page compares. A wrong layer fails in it."""
     layer, comparison = blocks("docs/strategies.md")
     shown = layer[layer.index("def norm") :]
@@ -62,7 +71,7 @@ def test_own_model_example_learns_under_both_strategies() -> None:
 
 
 @pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").iterdir())], ids=lambda path: path.name)
-def test_run_names_of_pages_are_those_of_fit(path: Path) -> None:
+def test_page_run_names_are_those_of_fit(path: Path) -> None:
     if path.is_file():
         for name in re.findall(r"runs/[\w.-]+/([\w+]+)-seed\d", path.read_text()):
             assert name == str(ScaleStrategy.parse(name)), f"a run of {name} is named after {ScaleStrategy.parse(name)}"
@@ -81,3 +90,100 @@ def test_log_page_equals_the_recorded_verdicts() -> None:
     assert len(intervals) > 30
     for low, high, word in intervals:
         assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
+
+
+MODELS_HEAD = (
+    "model", "d_model", "layers", "heads", "d_ff", "experts", "vocabulary", "sequence", "batch", "parameters",
+    "activated", "peak lr", "the paper prints",
+)  # fmt: skip
+
+
+def models_row(path: Path) -> list[str]:
+    """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
+    content = yaml.safe_load(path.read_text())
+    config = BackboneConfig(**content["model"]["backbone"])
+    counted = count_parameters(config, "llama").figures
+    experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}" if config.n_expert else ""
+    if config.n_expert and config.n_expert_shared:
+        experts += f" + 1 of {config.ffn_width:,}"
+    try:
+        lr = f"{tuned_lr(config.name, 'adamw', 'cos', ScaleStrategy.parse('llama')):g}"
+    except ValueError:
+        lr = ""
+    sizes = {f.computed: f.printed for f in PAPER_FIGURES if (f.model, f.scale) == (config.name, "llama")}
+    return [
+        f"`{config.name}`", f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
+        "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",
+        f"{content['data']['seq_len']:,}", str(content["data"]["global_batch"]), f"{counted['total']:,}",
+        f"{counted['activated']:,}" if config.n_expert else "", lr,
+        ", ".join(sizes[key] for key in ("total", "activated") if key in sizes),
+    ]  # fmt: skip
+
+
+def test_models_page_table_equals_the_configs() -> None:
+    text = (ROOT / "docs/models.md").read_text()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    assert found[0] == list(MODELS_HEAD)
+    made = {line[0]: line for line in map(models_row, sorted((ROOT / "conf/model").glob("*.yaml")))}
+    assert {line[0]: line for line in found[2:]} == made
+    smallest_first = [int(line[9].replace(",", "")) for line in found[2:] if line[0].startswith("`llama")]
+    assert smallest_first == sorted(smallest_first)
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def jobs(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load(path.read_text())["jobs"].values())
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+def test_workflow_commands_are_make_targets(path: Path) -> None:
+    commands = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
+    assert commands and all("timeout-minutes" in job for job in jobs(path))
+    for command in commands:
+        words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "2.13.0", command))
+        assert words[0] == "make", command
+        env = {"PATH": os.environ["PATH"]}
+        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+
+
+def test_workflows_have_the_oldest_and_newest_versions() -> None:
+    (job,) = jobs(ROOT / ".github/workflows/test.yml")
+    tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
+    oldest = re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
+    default = re.search(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert oldest[0] and oldest[1] and default
+    assert (
+        tried["torch"] == [f"{oldest[0][1]}.0", default[1], f"2.{int(oldest[0][2]) - 1}.0"]
+        and tried["python"][0] == oldest[1][1]
+    )
+    assert {path.stem for path in WORKFLOWS} == {"check", "test", "faults"}
+
+
+def test_citation_has_this_version_and_the_paper() -> None:
+    citation, front = read("CITATION.cff"), (ROOT / "README.md").read_text()
+    paper = citation["preferred-citation"]
+    assert citation["version"] == __version__
+    assert paper["url"] in front and paper["title"] in " ".join(front.split())
+    assert re.search("".join(f".*{author['family-names']}" for author in paper["authors"]), front.replace("\n", " "))
+
+
+def test_site_navigation_has_every_page() -> None:
+    def leaves(node: Any) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        return [leaf for child in (node.values() if isinstance(node, dict) else node) for leaf in leaves(child)]
+
+    _, nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:")  # the keys before have a tag of MkDocs
+    shown = leaves(yaml.safe_load(nav))
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert not (pages - set(shown)), "give them a line in mkdocs.yml"
+    assert len(shown) == len(set(shown))
+    assert all((ROOT / page).exists() for page in shown if not page.startswith("api/"))

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.analysis.style import GREY, PALETTE, formula_style, new_figure, set_style, write_picture
-from lightning_sv.theory.panels import Panel
+from lightning_sv.theory.claims.base import Panel
 
 _FREE = tuple(PALETTE.values())
 # one style per colour, because some panels have more lines than `style.LINES` has styles

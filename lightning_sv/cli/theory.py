@@ -12,7 +12,7 @@ from lightning_sv.analysis.theory_plots import draw_panels
 from lightning_sv.atomic import check_writable, write_atomically
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.theory.claims import CLAIMS, Claim, Result
+from lightning_sv.theory.claims import CLAIMS, Result
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -33,7 +33,9 @@ def run(argv: list[str]) -> int:
         raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
-    results = check_all(chosen)
+    stderr = Console(stderr=True)
+    bar = track(chosen, "claims", console=stderr, transient=True, disable=not stderr.is_terminal)
+    results = [claim.run() for claim in bar]
     save(results, out)
     if options.json:
         print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
@@ -42,13 +44,6 @@ def run(argv: list[str]) -> int:
         print_results(console, results)
         console.print(f"Pictures and theory.json in {out}.", highlight=False)
     return int(any(result.verdict == "CONTRADICTED" for result in results))
-
-
-def check_all(claims: Sequence[Claim]) -> list[Result]:
-    """Check the claims in turn, with a progress bar on stderr if it is a terminal."""
-    console = Console(stderr=True)
-    bar = track(claims, "claims", console=console, transient=True, disable=not console.is_terminal)
-    return [claim.run() for claim in bar]
 
 
 def save(results: Sequence[Result], out: Path) -> None:

@@ -1,6 +1,6 @@
 """Shape annotations: Float[Tensor, "B T d_in"] is a Tensor; jaxtyping checks the axes if it is loaded.
 
-A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py loads jaxtyping.
+A name stands for one width throughout a call, "..." for any axes. Only tests/test_shapes.py loads jaxtyping.
 """
 
 import sys

@@ -8,9 +8,8 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.theory.dual import Array, split
-from lightning_sv.theory.series import Series
-from lightning_sv.theory.students import Student, exact
+from lightning_sv.theory.series import Array, Series, exact, join, split
+from lightning_sv.theory.students import Student
 
 #: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
 TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
@@ -39,21 +38,29 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         initial: parameters at t = 0; None for the student's own
 
     Raises:
-        ConfigError: the integration failed, or the teacher is not a matrix
+        ConfigError: the integration failed, the teacher is not a matrix, or the gradient is not that of the loss
     """
     target = _matrix(teacher).astype(float)
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
 
-    def velocity(_: float, theta: Array) -> Array:
-        return -student.gradient(split(theta, blocks), target)[1]
+    def loss(theta: Array) -> float:
+        return float(0.5 * np.sum((student.effective(*split(theta, blocks)) - target) ** 2))
+
+    def gradient(theta: Array) -> Array:
+        return student.gradient(split(theta, blocks), target)
 
     at = np.asarray(times, dtype=float)
-    solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14)
+    solution = solve_ivp(
+        lambda _, theta: -gradient(theta), (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14
+    )
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
-    states = [split(theta, blocks) for theta in solution.y.T]
-    loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
-    return Flow(np.array(loss), states)
+    theta = solution.y[:, 0]
+    expected, step = gradient(theta), 1e-5 * np.cos(np.arange(theta.size))
+    slope = (loss(theta + step) - loss(theta - step)) / 2e-5
+    if abs(slope - expected @ step / 1e-5) > 1e-4 * np.linalg.norm(expected) + 1e-6 * (1 + loss(theta)):
+        raise ConfigError(f"effective of {student.name!r} is not analytic; expected neither np.abs nor np.linalg.norm.")
+    return Flow(np.array([loss(theta) for theta in solution.y.T]), [split(theta, blocks) for theta in solution.y.T])
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
@@ -69,11 +76,10 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     """
     target = exact(_matrix(teacher))
     shapes = student.initial(*target.shape)
-    known = [[Fraction(x)] for x in _join(shapes)]
+    known = [[Fraction(x)] for x in join(shapes)]
     for k in range(order):
         theta = split(np.array([Series(c) for c in known]), shapes)
-        _, gradient = student.gradient(theta, target)
-        for coefficients, g in zip(known, gradient, strict=True):
+        for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
             coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, Series) else Fraction(0))
     return split(np.array([Series(c) for c in known]), shapes)
 
@@ -139,19 +145,14 @@ def difference_series(student: Student, baseline: Student, teacher: Any, order: 
     return difference.coefficients
 
 
-def starts_below(student: Student, baseline: Student, teacher: Any, order: int = 4) -> bool:
-    """Return True if L_student < L_baseline just after t = 0, by the first nonzero coefficient, exactly."""
-    first = next((c for c in difference_series(student, baseline, teacher, order) if c), Fraction(0))
-    return first < 0
-
-
 def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
     """Return whether L_student(t) < L_baseline(t) for all t > 0, and the ratio of losses.
 
-    Exact just after t = 0, integrated afterwards up to the precision of floats.
+    Exact just after t = 0, by the first coefficient that is not 0; integrated afterwards up to the precision of floats.
     """
     curve = loss_ratio(student, baseline, teacher)
-    return starts_below(student, baseline, teacher) and curve.peak[0] < 1 - MARGIN, curve
+    first = next((c for c in difference_series(student, baseline, teacher, 4) if c), Fraction(0))
+    return first < 0 and curve.peak[0] < 1 - MARGIN, curve
 
 
 def _matrix(teacher: Any) -> Array:
@@ -159,7 +160,3 @@ def _matrix(teacher: Any) -> Array:
     if matrix.ndim != 2 or not matrix.size:
         raise ConfigError(f"the shape of the teacher is {matrix.shape}; expected a matrix (outputs, inputs).")
     return matrix
-
-
-def _join(blocks: list[Array]) -> Array:
-    return np.concatenate([block.ravel() for block in blocks])

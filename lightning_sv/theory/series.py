@@ -1,6 +1,8 @@
-"""Truncated power series in time with exact rational coefficients.
+"""Truncated power series with exact rational coefficients, and derivatives of numpy code.
 
-A `Series` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays.
+A `Series` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays. Derivatives are
+not torch's, because the same code of a student must give gradients in float64 (for an ODE solver) and in power series
+with rational coefficients (for exact Taylor coefficients), which torch does not support.
 """
 
 import math
@@ -9,7 +11,14 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightning_sv.errors import ConfigError
+
+Array = NDArray[Any]
+#: complex step; a power of 2 causes no rounding
+TINY = 2.0**-100
 
 
 def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["Series", Any], "Series"]:
@@ -24,14 +33,53 @@ def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["S
 
 
 def _fraction(x: Rational | float) -> Fraction:
-    if isinstance(x, Rational):
-        # numpy's integers would stay inside the Fraction and overflow
-        return Fraction(int(x.numerator), int(x.denominator))
-    return Fraction(float(x))
+    # numpy's integers would stay inside the Fraction and overflow
+    return Fraction(int(x.numerator), int(x.denominator)) if isinstance(x, Rational) else Fraction(float(x))
+
+
+def split(values: Array, like: Sequence[Array]) -> list[Array]:
+    """Split a vector into parts with the shapes of `like`."""
+    parts, start = [], 0
+    for block in like:
+        parts.append(values[start : start + block.size].reshape(block.shape))
+        start += block.size
+    return parts
+
+
+def join(blocks: Sequence[Array]) -> Array:
+    """Return the entries of all blocks as a vector, flattened by rows."""
+    return np.concatenate([block.ravel() for block in blocks])
+
+
+def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
+    """Return the derivatives of the function's value by the entries of the blocks, (size of the value, n).
+
+    Exact for Fractions and Series: x + ε with ε² = 0 is a series of order 1. For floats ε is 2⁻¹⁰⁰ i, which needs no
+    difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic: `np.abs`
+    and `np.linalg.norm` are not.
+    """
+    flat = join(blocks)
+    columns = []
+    for k in range(flat.size):
+        if flat.dtype == object:
+            moved = np.array([Series([x, int(j == k)]) for j, x in enumerate(flat)])
+            value = function(*split(moved, blocks)).ravel()
+            columns.append([x.coefficients[1] if isinstance(x, Series) else 0 for x in value])
+        else:
+            step = np.zeros(flat.size, complex)
+            step[k] = 1j * TINY
+            columns.append(function(*split(flat + step, blocks)).ravel().imag / TINY)
+    return np.array(columns).T
+
+
+def exact(values: Any) -> Array:
+    """Return an array of Fractions: integers, Fractions, or floats at their exact value."""
+    given = np.asarray(values)
+    return np.array([_fraction(x) for x in given.flat], dtype=object).reshape(given.shape)
 
 
 class Series:
-    """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction.
+    """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction, or a series in a different variable.
 
     Results have the order of the shorter operand; an int or a Fraction is exact to any order.
 
@@ -47,8 +95,8 @@ class Series:
 
     __slots__ = ("coefficients",)
 
-    def __init__(self, coefficients: Sequence[Rational | float]):
-        self.coefficients = tuple(_fraction(c) for c in coefficients)
+    def __init__(self, coefficients: Sequence[Any]):
+        self.coefficients: tuple[Any, ...] = tuple(c if isinstance(c, Series) else _fraction(c) for c in coefficients)
 
     def __repr__(self) -> str:
         return f"Series({' '.join(map(str, self.coefficients))})"
@@ -74,9 +122,7 @@ class Series:
     @_lifted
     def __truediv__(self, b: "Series") -> "Series":
         x, y = self.coefficients, b.coefficients
-        if not y[0]:
-            raise ZeroDivisionError("a series that is 0 at t = 0 has no inverse")
-        quotient: list[Fraction] = []
+        quotient: list[Any] = []
         for k in range(min(len(x), len(y))):
             known = sum((quotient[i] * y[k - i] for i in range(k)), Fraction(0))
             quotient.append((x[k] - known) / y[0])
@@ -87,7 +133,6 @@ class Series:
         return a / self
 
     def __pow__(self, exponent: int) -> Any:
-        assert exponent >= 0, exponent
         return math.prod([self] * exponent)
 
     __radd__, __rmul__ = __add__, __mul__
@@ -95,24 +140,26 @@ class Series:
     def sqrt(self) -> "Series":
         """Return the root r with r² = self and r_0 > 0; c_0 must be the square of a positive rational."""
         first = self.coefficients[0]
-        root = Fraction(math.isqrt(max(first.numerator, 0)), math.isqrt(first.denominator))
-        if not root or root * root != first:
-            raise ConfigError(
-                f"the constant term is {first}; expected the square of a positive rational for an exact root."
-            )
-        root_coefficients = [root]
+        roots = [first.sqrt() if isinstance(first, Series) else _root(first)]
         for k in range(1, len(self.coefficients)):
-            known = sum((root_coefficients[i] * root_coefficients[k - i] for i in range(1, k)), Fraction(0))
-            root_coefficients.append((self.coefficients[k] - known) / (2 * root))
-        return Series(root_coefficients)
+            known = sum((roots[i] * roots[k - i] for i in range(1, k)), Fraction(0))
+            roots.append((self.coefficients[k] - known) / (2 * roots[0]))
+        return Series(roots)
 
     def exp(self) -> "Series":
         """Return e^self, from e' = self' e; c_0 must be 0, because e is not rational."""
-        if self.coefficients[0]:
-            raise ConfigError(f"the constant term is {self.coefficients[0]}; expected 0 for an exact exp.")
-        coefficients = [Fraction(1)]
+        first = self.coefficients[0]
+        if not isinstance(first, Series) and first:
+            raise ConfigError(f"the constant term is {first}; expected 0 for an exact exp.")
+        values = [first.exp() if isinstance(first, Series) else Fraction(1)]
         for k in range(1, len(self.coefficients)):
-            coefficients.append(
-                sum((j * self.coefficients[j] * coefficients[k - j] for j in range(1, k + 1)), Fraction(0)) / k
-            )
-        return Series(coefficients)
+            terms = (j * self.coefficients[j] * values[k - j] for j in range(1, k + 1))
+            values.append(sum(terms, Fraction(0)) / k)
+        return Series(values)
+
+
+def _root(x: Fraction) -> Fraction:
+    root = Fraction(math.isqrt(max(x.numerator, 0)), math.isqrt(x.denominator))
+    if not root or root * root != x:
+        raise ConfigError(f"the constant term is {x}; expected the square of a positive rational for an exact root.")
+    return root

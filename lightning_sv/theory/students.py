@@ -1,4 +1,4 @@
-"""Students of the theorems: linear maps of a normalized input, as functions of their parameters.
+"""Students and teachers of the theorems: linear maps of a normalized input.
 
 Setting (paper, Section 2.1): x ~ N(0, I_d), so z = Norm(x) has E[z zᵀ] = I_d, and the squared loss of a
 student x -> A z against the teacher W* z is L = ½‖A − W*‖_F². A student is its map parameters -> A.
@@ -7,174 +7,148 @@ Shapes: c outputs, d inputs; A, W* (c, d); n parameters in all.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.dual import Array, variables
+from lightning_sv.theory.series import Array, exact, jacobian
 
 
 class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
-    A subclass defines the initial parameters and A, using `+ - * /`, integer powers,
-    `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, flow, exact power series and
-    implicit preconditioner follow by differentiation of `effective`.
+    A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or `np.linalg.norm`).
+    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`. For exact power series the
+    functions are `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
     """
 
     name: str  #: symbol in legends
 
     @abstractmethod
     def initial(self, c: int, d: int) -> list[Array]:
-        """Return the parameters at t = 0 as arrays of integers, W = 0 and every scale vector 1."""
+        """Return the parameters at t = 0."""
 
     @abstractmethod
     def effective(self, *blocks: Any) -> Any:
         """Return A, shape (c, d)."""
 
-    def gradient(self, blocks: list[Array], teacher: Array) -> tuple[Any, Array]:
-        """Return the loss ½‖A − W*‖_F² and its gradient with respect to all parameters, shape (n,)."""
-        a = self.effective(*variables(blocks))
-        residual = a.value - teacher
-        gradient = residual.ravel() @ a.tangent.reshape(residual.size, -1)
-        return (residual * residual).sum() / 2, gradient
+    def gradient(self, blocks: list[Array], teacher: Array) -> Array:
+        """Return the gradient of ½‖A − W*‖_F² with respect to all parameters, shape (n,)."""
+        residual = self.effective(*blocks) - teacher
+        return np.asarray(residual.ravel() @ jacobian(self.effective, blocks))
 
     def preconditioner(self, blocks: list[Array]) -> Array:
-        """Return K = J Jᵀ with J = ∂vec(A)/∂parameters, so that vec(Ȧ) = −K vec(A − W*).
-
-        Shape (c·d, c·d), A flattened by rows.
-        """
-        a = self.effective(*variables(blocks))
-        jacobian = a.tangent.reshape(a.value.size, -1)
-        return np.asarray(jacobian @ jacobian.T)
+        """Return K = J Jᵀ of A by the parameters, so that vec(Ȧ) = −K vec(A − W*); shape (c·d, c·d)."""
+        return preconditioner(self.effective, blocks)
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
         """Return dL/dt of the gradient flow at these parameters: −‖∇L‖²."""
-        _, gradient = self.gradient(blocks, teacher)
+        gradient = self.gradient(blocks, teacher)
         return float(-gradient @ gradient)
 
 
-class Placed(Student):
-    """A = diag(γa) W diag(γb): a scale vector after the matrix, before it, on both sides or neither (Section 3.2).
+def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
+    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L."""
+    j = jacobian(function, blocks)
+    return np.asarray(j @ j.T)
+
+
+class Scaled(Student):
+    """A matrix W, which is 0 at t = 0, with scale parameters.
 
     Args:
         name: symbol in legends
-        after: if True, γa is a parameter, else 1
-        before: if True, γb is a parameter, else 1
+        scales: function from (c, d) to the scale parameters at t = 0
+        effective: function from W and the scale parameters to A
     """
 
-    def __init__(self, name: str, *, after: bool = False, before: bool = False):
-        self.name, self.after, self.before = name, after, before
+    def __init__(self, name: str, scales: Callable[[int, int], list[Array]], effective: Callable[..., Any]):
+        self.name, self._scales, self._effective = name, scales, effective
 
     def initial(self, c: int, d: int) -> list[Array]:
-        """Return W = 0, and γa = 1 and γb = 1 if they are parameters."""
-        scales = [np.ones(n) for n, learnt in ((c, self.after), (d, self.before)) if learnt]
-        return [np.zeros((c, d)), *scales]
+        """Return W = 0 and the scale parameters."""
+        return [np.zeros((c, d)), *self._scales(c, d)]
 
     def effective(self, *blocks: Any) -> Any:
-        """Return diag(γa) W diag(γb)."""
-        a = blocks[0]
-        if self.after:
-            a = blocks[1][:, None] * a
-        return a * blocks[-1] if self.before else a
+        """Return A, shape (c, d)."""
+        return self._effective(*blocks)
 
 
-class ScaledInput(Student):
-    """A = W diag(γ): a scale vector in front of the matrix, in any parameterization of γ.
-
-    For a reparameterization, subclass it with `initial_scale` and `gamma`.
-    """
-
-    @abstractmethod
-    def initial_scale(self, d: int) -> list[Array]:
-        """Return the parameters of γ at t = 0, with γ = 1."""
-
-    @abstractmethod
-    def gamma(self, *scale: Any) -> Any:
-        """Return γ, shape (d,)."""
-
-    def initial(self, c: int, d: int) -> list[Array]:
-        """Return W = 0 and the parameters of γ = 1."""
-        return [np.zeros((c, d)), *self.initial_scale(d)]
-
-    def effective(self, *blocks: Any) -> Any:
-        """Return W diag(γ)."""
-        return blocks[0] * self.gamma(*blocks[1:])
-
-    def gamma_preconditioner(self, *scale: Array) -> Array:
-        """Return P = J Jᵀ with J = ∂γ/∂parameters, so that γ̇ = −P ∇_γ L. Shape (d, d)."""
-        jacobian = self.gamma(*variables(list(scale))).tangent
-        return np.asarray(jacobian @ jacobian.T)
+def original_space(alpha: Any, beta: Any) -> Any:
+    """Return γ = β·Norm(α) of OR, Norm(α) = α / rms(α) (paper, Section 3.3); α (d,), β (1,) -> (d,)."""
+    return alpha * (beta / np.sqrt((alpha * alpha).mean()))
 
 
-class OriginalSpace(ScaledInput):
-    """OR, ψ: γ = β·Norm(α), Norm(α) = α / rms(α) (paper, Section 3.3)."""
-
-    name = "ψ"
-
-    def initial_scale(self, d: int) -> list[Array]:
-        """Return α = 1, β = 1."""
-        return [np.ones(d), np.ones(1)]
-
-    def gamma(self, *scale: Any) -> Any:
-        """Return β·α / rms(α)."""
-        alpha, beta = scale
-        return alpha * (beta / np.sqrt((alpha * alpha).mean()))
+def exponential(alpha: Any, beta: Any) -> Any:
+    """Return γ = exp(β)·exp(α − mean α) of ER (paper, Section 3.3); α (d,), β (1,) -> (d,)."""
+    return np.exp(alpha + (beta - alpha.mean()))
 
 
-class Exponential(ScaledInput):
-    """ER: γ = exp(β)·exp(α − mean α) (paper, Section 3.3)."""
-
-    name = "ER"
-
-    def initial_scale(self, d: int) -> list[Array]:
-        """Return α = 0, β = 0."""
-        return [np.zeros(d), np.zeros(1)]
-
-    def gamma(self, *scale: Any) -> Any:
-        """Return exp(β + α − mean α)."""
-        alpha, beta = scale
-        return np.exp(alpha + (beta - alpha.mean()))
+def branch_of(c: int) -> Array:
+    """Return the branch of each of c rows under HG, shape (c,); each of two branches has half of the rows."""
+    return np.arange(c) * min(2, c) // c
 
 
-class Heterogeneous(Student):
-    """HG: A_k = W_k diag(γ_k), a scale vector for each of two branches of one input (paper, Section 3.1).
-
-    A branch has half of the rows of A. With γ_1 = γ_2 it equals f.
-    """
-
-    name = "HG"
-
-    @staticmethod
-    def branch_of(c: int) -> Array:
-        """Return the branch of each of c rows, shape (c,)."""
-        return np.arange(c) * min(2, c) // c
-
-    def initial(self, c: int, d: int) -> list[Array]:
-        """Return W = 0 and every γ_k = 1."""
-        return [np.zeros((c, d)), np.ones((min(2, c), d))]
-
-    def effective(self, *blocks: Any) -> Any:
-        """Return the rows of W times the γ of their branch."""
-        w, gammas = blocks
-        return w * gammas[self.branch_of(w.shape[0])]
-
-
-#: name -> student
+#: name -> student; ap, dp and f have scale vectors after W, on both sides and before it (paper, Sections 3.1 to 3.3)
 STUDENTS: dict[str, Student] = {
-    "g": Placed("g"),
-    "f": Placed("f", before=True),
-    "hg": Heterogeneous(),
-    "ap": Placed("AP", after=True),
-    "dp": Placed("φ", after=True, before=True),
-    "or": OriginalSpace(),
-    "er": Exponential(),
+    "g": Scaled("g", lambda c, d: [], lambda w: w),
+    "f": Scaled("f", lambda c, d: [np.ones(d)], lambda w, b: w * b),
+    "hg": Scaled("HG", lambda c, d: [np.ones((min(2, c), d))], lambda w, gammas: w * gammas[branch_of(w.shape[0])]),
+    "ap": Scaled("AP", lambda c, d: [np.ones(c)], lambda w, a: a[:, None] * w),
+    "dp": Scaled("φ", lambda c, d: [np.ones(c), np.ones(d)], lambda w, a, b: a[:, None] * w * b),
+    "or": Scaled("ψ", lambda c, d: [np.ones(d), np.ones(1)], lambda w, *scale: w * original_space(*scale)),
+    "er": Scaled("ER", lambda c, d: [np.zeros(d), np.zeros(1)], lambda w, *scale: w * exponential(*scale)),
 }
 
 
-def exact(values: Any) -> Array:
-    """Return an array of Fractions: integers, Fractions, or floats at their exact value."""
-    given = np.asarray(values)
-    fractions = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
-    return np.array(fractions, dtype=object).reshape(given.shape)
+class Teacher(NamedTuple):
+    """A matrix W* of rationals with a name.
+
+    >>> Teacher("mine", ((8, 1),)).balanced
+    False
+
+    Args:
+        name: name in tables and legends
+        rows: c rows of d numbers
+    """
+
+    name: str
+    rows: tuple[tuple[int | Fraction, ...], ...]
+
+    @property
+    def matrix(self) -> Array:
+        """W* in Fractions, shape (c, d)."""
+        return exact(self.rows)
+
+    @property
+    def matching(self) -> bool:
+        """True for at most one nonzero entry per row and column: the condition of DP (iii)."""
+        support = self.matrix != 0
+        return bool((support.sum(0) <= 1).all() and (support.sum(1) <= 1).all() and support.any())
+
+    @property
+    def balanced(self) -> bool:
+        """True for several columns, all of the same positive norm: the condition of OR (iii)."""
+        squares = {sum(x * x for x in column) for column in self.matrix.T}
+        return len(squares) == 1 and self.matrix.shape[1] > 1 and squares != {0}
+
+
+_HALF = Fraction(1, 2)
+
+#: teachers of all claims; a claim with a condition uses those that satisfy it
+TEACHERS = (
+    Teacher("scalar", ((2,),)),
+    Teacher("small row", ((_HALF, -_HALF / 2),)),
+    Teacher("column (2, 1)", ((2,), (1,))),
+    Teacher("row (3, 1)", ((3, 1),)),
+    Teacher("full 2×2", ((1, 2), (3, -1))),
+    Teacher("full 2×3", ((1, _HALF, -2), (0, 3 * _HALF, 1))),
+    Teacher("one entry", ((0, 0, 1), (0, 0, 0))),
+    Teacher("matching 2×3", ((0, 2, 0), (-1, 0, 0))),
+    Teacher("matching 3×3", ((0, 0, 3), (_HALF, 0, 0), (0, -1, 0))),
+    Teacher("balanced row", ((1, -1, 1),)),
+    Teacher("balanced 2×2", ((1, 0), (1, Fraction(-7, 5)), (0, Fraction(1, 5)))),
+    Teacher("balanced 3×3", ((1, 2, 2), (2, 1, -2), (2, -2, 1))),
+)

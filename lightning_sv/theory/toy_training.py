@@ -3,10 +3,11 @@
 A Llama of 32 channels and two blocks trains on bytes of the standard library's sources, in seconds.
 """
 
+import itertools
 import math
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.scale import ScaledLinear
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.series import Array
 
 #: modules whose sources are the text; the last tenth is held out
 TEXT = ("argparse", "ast", "inspect", "typing", "doctest", "tarfile", "pdb", "pydoc")
@@ -23,19 +24,12 @@ STD = 0.08
 SEQUENCES, LENGTH = 8, 32
 
 
-@dataclass(frozen=True)
-class ShortRun:
-    """Measurements during T steps, for the k matrices q, k, v, gate, up of every block.
+class ShortRun(NamedTuple):
+    """Measurements during T steps, for the k matrices q, k, v, gate, up of every block."""
 
-    Args:
-        radii: rms of their entries before every step and after the last, (T + 1, k)
-        steps: ‖ΔW‖ / ‖W‖ of every step, including decay, (T, k)
-        loss: final loss on held-out text, in nats per byte
-    """
-
-    radii: Array
-    steps: Array
-    loss: float
+    radii: Array  #: rms of their entries before every step and after the last, (T + 1, k)
+    steps: Array  #: ‖ΔW‖ / ‖W‖ of every step, including decay, (T, k)
+    loss: float  #: final loss on held-out text, in nats per byte
 
 
 def rates(steps: int, peak: float) -> Array:
@@ -44,41 +38,34 @@ def rates(steps: int, peak: float) -> Array:
     return np.array([peak * schedule.factor(step, steps) for step in range(steps)])
 
 
-def text() -> tuple[Tensor, Tensor]:
-    """Return training and held-out bytes, as tokens below 256."""
+def windows(count: int, seed: int, *, held_out: bool = False) -> Tensor:
+    """Return windows of the text at random positions, as tokens below 256, (count, LENGTH + 1)."""
     paths = [spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None]
     read = np.frombuffer(b"".join(Path(path).read_bytes() for path in paths), dtype=np.uint8)
-    tokens = torch.tensor(read.astype(np.int64))
-    cut = len(tokens) * 9 // 10
-    return tokens[:cut], tokens[cut:]
-
-
-def blocks(tokens: Tensor, count: int, seed: int) -> Tensor:
-    """Return windows of LENGTH + 1 at random positions, (count, LENGTH + 1)."""
+    cut = len(read) * 9 // 10
+    tokens = torch.tensor((read[cut:] if held_out else read[:cut]).astype(np.int64))
     starts = torch.randint(len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed))
     return tokens[starts + torch.arange(LENGTH + 1)]
 
 
-def small_model(strategy: str, eps: float = 1e-5) -> Backbone:
-    """Return a Llama of 32 channels and two blocks; equal seeds give equal matrices under every strategy."""
-    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
-    return Backbone(config, strategy)
-
-
-def readers(model: Backbone, head: bool = False) -> list[Tensor]:
-    """Return the matrices that read a normalized input, scale-invariant under dnp; optionally with the lm_head."""
-    linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
-    return [module.weight for module in linears if head or module.role == "matrix"]
-
-
-def rms(weights: list[Tensor]) -> list[float]:
-    """Return the root mean square of the entries of each."""
-    return [weight.detach().square().mean().sqrt().item() for weight in weights]
-
-
 def batches(steps: int) -> Tensor:
     """Return the sequences of every step, (steps, SEQUENCES, LENGTH + 1)."""
-    return blocks(text()[0], steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
+    return windows(steps * SEQUENCES, 0).view(steps, SEQUENCES, -1)
+
+
+def small_model(strategy: str, factor: float, head: bool = False, eps: float = 1e-5) -> tuple[Backbone, list[Tensor]]:
+    """Return a Llama and its matrices that read a normalized input, times a factor; optionally with the lm_head.
+
+    Equal seeds give equal matrices under every strategy. The returned ones are scale-invariant under dnp.
+    """
+    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
+    model = Backbone(config, strategy)
+    linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
+    readers: list[Tensor] = [module.weight for module in linears if head or module.role == "matrix"]
+    with torch.no_grad():
+        for weight in readers:
+            weight.mul_(factor)
+    return model, readers
 
 
 def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, clip: float = math.inf) -> float:
@@ -101,23 +88,21 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
         peak: learning rate after warm-up
         decay: weight decay
     """
-    model = small_model(strategy)
-    weights = readers(model)
-    with torch.no_grad():
-        for weight in weights:
-            weight.mul_(std / STD)
+    model, readers = small_model(strategy, std / STD)
     groups = role_groups(model, model.strategy.decayed_roles)
     optimizer = build_optimizer(groups, OptimConfig(weight_decay=decay), peak)
-    radii, moves = [rms(weights)], []
+    states = [[weight.detach().clone() for weight in readers]]
     for batch, rate in zip(batches(steps), rates(steps, peak), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
-        before = [weight.detach().clone() for weight in weights]
         take_step(model, optimizer, batch, clip=1.0)
-        with torch.no_grad():
-            radii.append(rms(weights))
-            moves.append([float((w - b).norm() / b.norm()) for w, b in zip(weights, before, strict=True)])
-    ending = blocks(text()[1], 256, 1)
+        states.append([weight.detach().clone() for weight in readers])
+    radii = [[float(weight.square().mean().sqrt()) for weight in state] for state in states]
+    moves = [
+        [float((new - old).norm() / old.norm()) for old, new in zip(*pair, strict=True)]
+        for pair in itertools.pairwise(states)
+    ]
+    ending = windows(256, 1, held_out=True)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
     return ShortRun(np.array(radii), np.array(moves), final)
@@ -126,18 +111,11 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     """Return losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
 
-    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding.
-
-    Args:
-        strategy: 'llama', 'dnp', ...
-        factor: c; powers of 2 cause no rounding
-        steps: number of steps, at a constant rate of 0.006 and decay of 0.1
+    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding. Powers
+    of 2 for c cause no rounding.
     """
-    model = small_model(strategy, eps=1e-30).double()
-    scaled = readers(model, head=True)
-    with torch.no_grad():
-        for weight in scaled:
-            weight.mul_(factor)
+    model, scaled = small_model(strategy, factor, head=True, eps=1e-30)
+    model.double()
     others = [p for p in model.parameters() if all(p is not weight for weight in scaled)]
     rate, decay = 0.006, 0.1
     optimizer = torch.optim.AdamW(
@@ -154,8 +132,7 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
 def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
     """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
 
-    Returns:
-        r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
+    Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
     """
     rng = np.random.default_rng(seed)
     w = torch.tensor(rng.standard_normal(n))

@@ -8,19 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.faults.conftest import Tally
-
-SETTINGS: dict[str, Any] = {
-    "derandomize": True,
-    "deadline": None,
-    "database": None,
-    "suppress_health_check": list(HealthCheck),
-    # a failing input is reported as found: to shrink it would count it many times
-    "phases": (Phase.explicit, Phase.generate),
-}
 
 #: values that a key of JSON or YAML did not expect
 ODD = st.one_of(
@@ -38,24 +29,32 @@ ODD = st.one_of(
 )
 
 
-def budget(n: int) -> settings:
-    """Settings for `n` inputs, the same ones in every session."""
-    return settings(max_examples=n, **SETTINGS)
+def few_and(n: int) -> pytest.MarkDecorator:
+    """Run a test with 20 inputs, and with `n` of them under the mark `faults`."""
+    return pytest.mark.parametrize("n", [20, pytest.param(n, marks=pytest.mark.faults)])
 
 
-def few_and_all(counts: dict[str, int], few: int) -> list[Any]:
-    """Parameters (kind, n): each kind with `few` inputs, and with all of them under the mark `faults`."""
-    return [(kind, few) for kind in counts] + [pytest.param(*row, marks=pytest.mark.faults) for row in counts.items()]
+def fuzz(tally: Tally, fault: str, n: int, hostile: st.SearchStrategy[Any], act: Callable[[Any], object]) -> None:
+    """Count `n` inputs, the same ones in every session: accepted, or refused with a sentence, is recovered."""
 
+    @settings(
+        max_examples=n,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        # a failing input is reported as found: to shrink it would count it many times
+        phases=(Phase.explicit, Phase.generate),
+    )
+    @given(hostile)
+    def run(value: Any) -> None:
+        try:
+            act(value)
+        except ValueError as error:
+            tally(fault, bool(str(error).strip()), "a refusal without a word")
+        else:
+            tally(fault, True)
 
-def attempt(tally: Tally, fault: str, act: Callable[[], object]) -> None:
-    """Count one input: accepted, or refused with a sentence, is recovered; anything else is raised."""
-    try:
-        act()
-    except ValueError as error:
-        tally(fault, bool(str(error).strip()), "a refusal without a word")
-    else:
-        tally(fault, True)
+    run()
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

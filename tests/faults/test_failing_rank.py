@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fails", ["0", "1", "killed"])
-def test_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
+def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
     """By Lightning's own launcher; also when rank 0 is killed."""
     args = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args, "--trainer.devices", "2", "--trainer.max_steps", "4"]
     env = os.environ | {"FAILS": "-1" if fails == "killed" else fails, "OMP_NUM_THREADS": "1"}
@@ -59,7 +59,7 @@ def test_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_path: 
     assert fine, (code, output)
 
 
-def test_collectives_time_out_after_ten_minutes() -> None:
+def test_join_ranks_without_timeout_has_ten_minutes() -> None:
     """A strategy with a timeout keeps it."""
     hour, ten = timedelta(hours=1), timedelta(minutes=10)
     for strategy, wanted in ((DDPStrategy(), ten), (DDPStrategy(timeout=hour), hour), (FullyShardedStrategy(), ten)):
@@ -68,7 +68,7 @@ def test_collectives_time_out_after_ten_minutes() -> None:
 
 
 @pytest.mark.faults
-def test_torchrun_restarts_a_failed_job_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
+def test_torchrun_failed_job_restarts_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
     """torchrun kills the waiting rank after 30 s, and starts both again."""
     args = [*short_args, "--trainer.max_steps", "4", "--checkpoint.every_n_steps", "1", "--ckpt_path", "last"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0

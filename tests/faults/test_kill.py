@@ -1,9 +1,14 @@
-"""kill -9 at any time: a run resumed as often as it takes is the run that nobody killed, bit for bit."""
+"""kill -9 at any time, a dead loader worker, a full disk: the resumed run is the run that nobody ended, bit for bit.
+
+A limit on the size of files stands for a full disk: the kernel refuses the write that would go beyond.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -12,11 +17,12 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from tests.faults.conftest import Tally
 from tests.lit.runs import LAST, differences, finish, kill, load, same_checkpoint, same_curves, start, wait_for
 
 pytestmark = pytest.mark.faults
-KILLS, STEPS = 20, 200
+KILLS, STEPS, WORKER_STEPS = 20, 200, 300
 RESUME = ["--ckpt_path", "last"]
 
 
@@ -28,7 +34,7 @@ def args(short_args: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_path: Path, tally: Tally) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     draw, saved = random.Random(0), 0
@@ -49,9 +55,7 @@ def test_run_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_pa
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 
-def test_kill_during_a_checkpoint_write_resumes_from_the_one_before(
-    args: list[str], tmp_path: Path, tally: Tally
-) -> None:
+def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
     whole = tmp_path / "whole"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
@@ -85,7 +89,7 @@ def ended(process: subprocess.Popen) -> bool:
     raise AssertionError(process.communicate()[0])
 
 
-def test_two_starts_at_once_train_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "30"]
     processes = [start(args, tmp_path / "run") for _ in range(2)]
     ends = [finish(process) for process in processes]
@@ -93,3 +97,74 @@ def test_two_starts_at_once_train_once(args: list[str], tmp_path: Path, tally: T
     assert main(["fit", *args, "--run_dir", str(tmp_path / "whole")]) == 0
     same_checkpoint(tmp_path / "whole", tmp_path / "run")
     same_curves(tmp_path / "whole", tmp_path / "run")
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
+    args = [
+        *run_args, "--trainer.max_steps", str(WORKER_STEPS), "--data.num_workers", "1",
+        "--checkpoint.every_n_steps", "20", "--progress.lines", str(WORKER_STEPS),
+    ]  # fmt: skip
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(["fit", *args, "--data.num_workers", "0", "--run_dir", str(whole)]) == 0
+    draw, target = random.Random(1), 0
+    for _ in range(3):
+        target += draw.randint(30, 60)
+        process = start([*args, "--ckpt_path", "last"], run)
+        wait_for(process, f"step {target}/{WORKER_STEPS}")
+        (worker,) = children(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        code, output = finish(process)
+        errors = [line for line in output.splitlines() if "error" in line.lower()]
+        assert code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output, output
+        target = load(run)["global_step"]
+    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    different = differences(load(whole), load(run))
+    for _ in range(3):
+        tally("a loader worker killed", not different, different)
+    same_curves(whole, run)
+
+
+def fit(args: list[str], run: Path, steps: int) -> list[str]:
+    return ["fit", *args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", str(steps), "--run_dir", str(run)]
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+def test_fit_full_disk_keeps_the_last_checkpoint(
+    share: float, run_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(fit(run_args, whole, 12)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 3)
+        assert main(fit(run_args, run, 12)) == 130
+    checkpoint = run / LAST
+    before, limit = checkpoint.read_bytes(), int(share * checkpoint.stat().st_size)
+
+    def full() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = start([*run_args, "--checkpoint.every_n_steps", "3", "--ckpt_path", "last"], run, preexec_fn=full)
+    code, output = finish(process)
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    told = code == 1 and len(errors) == 1 and "File too large" in errors[0] and "Traceback" not in output
+    kept = checkpoint.read_bytes() == before and not list(run.glob("checkpoints/.*"))
+    tally("a full disk (limit on file size)", told and kept, output)
+    assert main([*fit(run_args, run, 12), "--ckpt_path", "last"]) == 0
+    assert differences(load(whole), load(run)) == []
+
+
+def stop_after(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Interrupt the run as soon as the checkpoint of `step` is written."""
+    save = AtomicCheckpointIO.save_checkpoint
+
+    def stop(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
+        save(self, checkpoint, path)
+        if checkpoint["global_step"] == step:
+            raise KeyboardInterrupt
+
+    patch.setattr(AtomicCheckpointIO, "save_checkpoint", stop)

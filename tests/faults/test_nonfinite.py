@@ -64,7 +64,7 @@ def same_blocks(event: dict[str, Any], seen: list[Tensor], short_corpus: Path) -
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("what", ["nan loss", "inf loss", "nan gradient", "inf gradient"])
-def test_nonfinite_loss_or_gradient_stops_before_the_step(
+def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
     what: str, optim: str, precision: str, args: list[str], short_corpus: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip
@@ -100,7 +100,7 @@ def test_nonfinite_loss_or_gradient_stops_before_the_step(
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("what", ["nan loss", "inf gradient"])
-def test_nonfinite_loss_or_gradient_skips_the_step(
+def test_fit_nonfinite_loss_or_gradient_skips_the_step(
     what: str,
     optim: str,
     args: list[str],

@@ -72,22 +72,37 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     return folder
 
 
-def test_good_run_generates(corpus: Path, tmp_path: Path) -> None:
+def test_generate_good_run_exits_with_0(corpus: Path, tmp_path: Path) -> None:
     assert main(["generate", str(write_run(tmp_path / "run", corpus)), "--tokens", "3"]) == 0
 
 
-def test_checkpoint_with_a_pickled_call_is_refused(
-    corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+@pytest.mark.parametrize("damage", ["a pickled call", "a flipped bit"])
+def test_checkpoint_that_is_unreadable_is_refused(
+    damage: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
-    run = write_run(tmp_path / "run", corpus, payload=Payload(marker))
+    run = write_run(tmp_path / "run", corpus, **({"payload": Payload(marker)} if damage == "a pickled call" else {}))
     path = run / "checkpoints/last.ckpt"
-    assert "not a readable checkpoint" in refused("generate", str(run))
-    (tmp_path / "c.yaml").write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 2, name: tiny}}\n")
-    data = ("--data.corpus.dir", str(corpus), "--data.seq_len", "8", "--data.global_batch", "2")
-    for command in ("fit", "validate"):
-        arguments = ("--config", str(tmp_path / "c.yaml"), *data, "--ckpt_path", str(path))
-        assert "not a readable checkpoint" in refused(command, *arguments)
-    assert not marker.exists()
+    if damage == "a flipped bit":
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    (tmp_path / "c.yaml").write_text(
+        f"""
+model: {{backbone: {{d_model: 16, n_layer: 1, n_head: 2, name: tiny, vocab_size: 300}}}}
+data: {{corpus: {{dir: {corpus}, tokenizer: "bpe:300"}}, seq_len: 8, global_batch: 2}}
+trainer: {{accelerator: cpu}}
+"""
+    )
+    config = ("--config", str(tmp_path / "c.yaml"))
+    for command in (
+        ("generate", str(run)),
+        ("inspect", str(run)),
+        ("validate", *config, "--ckpt_path", str(path)),
+        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
+        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
+    ):
+        assert f"{path} is not a readable checkpoint" in refused(*command)
+    assert not (tmp_path / "new").exists() and not marker.exists()
 
 
 def test_checkpoint_whose_strategy_names_a_module_is_refused(
@@ -100,26 +115,6 @@ def test_checkpoint_whose_strategy_names_a_module_is_refused(
     with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
     assert marker.exists()
-
-
-def test_checkpoint_with_a_flipped_bit_is_refused(corpus: Path, tmp_path: Path, refused: Refused) -> None:
-    run = write_run(tmp_path / "run", corpus)
-    path = run / "checkpoints/last.ckpt"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-    (tmp_path / "c.yaml").write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 2, name: tiny}}\n")
-    fit = ("fit", "--config", str(tmp_path / "c.yaml"), "--data.corpus.dir", str(corpus), "--data.seq_len", "8")
-    fit += ("--data.corpus.tokenizer", "bpe:300", "--model.backbone.vocab_size", "300", "--data.global_batch", "2")
-    fit += ("--trainer.accelerator", "cpu", "--run_dir", str(tmp_path / "new"))
-    for command in (
-        ("generate", str(run)),
-        ("inspect", str(run)),
-        (*fit, "--ckpt_path", str(path)),
-        (*fit, "--model.init_from", str(run)),
-    ):
-        assert f"{path} is not a readable checkpoint" in refused(*command)
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("key", ["tokenizer_sha256", "corpus_hash", "data.seq_len", "model.scale"])
@@ -139,7 +134,9 @@ def test_run_directory_with_a_foreign_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["python tag", "laughs", "cycle", pytest.param("deep", marks=pytest.mark.long)])
-def test_hostile_yaml_is_refused(kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused) -> None:
+def test_config_hostile_yaml_is_refused(
+    kind: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+) -> None:
     laughs = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     text = {
         "python tag": f"model: !!python/object/apply:os.open [{marker}, 65]\n",

@@ -63,7 +63,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (signal.SIGTERM, PREEMPTED, 0, False),
     ],
 )
-def test_signalled_process_stops_or_requeues_and_resumes_bit_for_bit(
+def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
     number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
     scontrol: Path, tally: Tally,
 ) -> None:  # fmt: skip
@@ -87,7 +87,7 @@ def test_signalled_process_stops_or_requeues_and_resumes_bit_for_bit(
     same_curves(whole, run)
 
 
-def test_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
     run = tmp_path / "run"
     process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": "9999"})
@@ -105,7 +105,7 @@ def test_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tall
 
 
 @pytest.mark.parametrize("broken", ["refuses", "is missing"])
-def test_failed_requeue_is_one_error(
+def test_fit_failed_requeue_is_one_error(
     broken: str, args: list[str], tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tally: Tally,
 ) -> None:  # fmt: skip

@@ -43,7 +43,7 @@ def _no_waiting() -> Iterator[None]:
         ("model.safetensors", ["inspect", "RUN"]),
     ],
 )
-def test_pipe_in_a_directory_is_refused(
+def test_command_pipe_in_a_directory_is_refused(
     name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     refused: Refused,
 ) -> None:  # fmt: skip

@@ -10,7 +10,9 @@ from tests.launch import launch
 
 
 @pytest.mark.long
-def test_fault_on_one_of_two_devices_is_handled_by_both(short_args: list[str], tmp_path: Path, tally: Tally) -> None:
+def test_fit_fault_on_one_of_two_devices_is_handled_by_both(
+    short_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')
     scontrol.chmod(0o755)

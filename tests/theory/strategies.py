@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from lightning_sv.theory.students import Student, exact
+from lightning_sv.theory.series import exact
+from lightning_sv.theory.students import Student
 
 entries = st.fractions(-3, 3, max_denominator=6)
 
@@ -30,7 +31,7 @@ def matchings(draw: st.DrawFn) -> NDArray:
 
 
 @st.composite
-def balanced(draw: st.DrawFn) -> NDArray:
+def balanced_teachers(draw: st.DrawFn) -> NDArray:
     """Columns of one norm in random directions, d > 1."""
     c, d = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))

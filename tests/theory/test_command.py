@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.cli import theory as command
 from lightning_sv.theory.claims import CLAIMS, Finding
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.claims.base import Line, Panel
 from tests.conftest import Refused
 
 KEYS = {
@@ -25,7 +25,7 @@ def quick(agrees: bool) -> tuple:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
-def test_theory_writes_json_and_pictures_and_its_exit_code_tells_the_verdict(
+def test_theory_writes_json_and_pictures_and_exits_by_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool, code: int
 ) -> None:
     monkeypatch.setattr(command, "CLAIMS", quick(agrees))
@@ -38,10 +38,10 @@ def test_theory_writes_json_and_pictures_and_its_exit_code_tells_the_verdict(
     assert row["verdict"] in capsys.readouterr().out
 
 
-def test_theory_unwritable_folder_is_refused_before_the_checks(
+def test_theory_unwritable_folder_is_refused_before_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "check_all", lambda claims: pytest.fail("checked"))
+    monkeypatch.setattr(command, "track", lambda *args, **kwargs: pytest.fail("checked"))
     (tmp_path / "file").write_text("mine")
     assert main(["theory", "--out", str(tmp_path / "file/deep/out")]) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
@@ -64,7 +64,7 @@ FEW = ["theorem1", "table1"]
     pytest.param([LONG], marks=pytest.mark.faults),
 ])  # fmt: skip
 @pytest.mark.slow
-def test_every_claim_is_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theory", *words, "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == sum(claim.claim in words for claim in CLAIMS)

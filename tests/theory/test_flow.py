@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from scipy.integrate import solve_ivp
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.theory.flow import flow, loss_series, power_series
-from lightning_sv.theory.students import STUDENTS
+from lightning_sv.theory.students import STUDENTS, Scaled
 from tests.conftest import thinned
 from tests.theory.strategies import rational_teachers
 
@@ -31,7 +32,7 @@ def test_flow_keeps_the_invariants_of_the_proofs(teacher: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", thinned(STUDENTS, ("f", "dp", "or")))
-def test_power_series_equal_the_integrator(name: str) -> None:
+def test_power_series_of_a_student_equals_the_integrator(name: str) -> None:
     """Order 10 at t = 0.03; the remainder is of order t^11."""
     teacher = [[1, 0.5, -2], [0, 1.5, 1]]
     loss = flow(STUDENTS[name], teacher, [0.03]).loss[0]
@@ -48,11 +49,18 @@ def double_speed(a: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "speed"), [("f", lambda a: np.sqrt(1 + 4 * a * a)), ("dp", double_speed)])
-def test_scalar_flow_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
+def test_flow_of_scalars_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
     """c = d = 1: ȧ = q(a)(w* − a) (Appendix D.1, claim (iii))."""
     w = 1.5
     a = solve_ivp(lambda _, a: [speed(a[0]) * (w - a[0])], (0, 2), [0.0], rtol=1e-10, atol=1e-12).y[0, -1]
     assert flow(STUDENTS[name], [[w]], [2.0]).loss[0] == pytest.approx(0.5 * (w - a) ** 2, rel=1e-6)
+
+
+def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
+    """A complex step sees no derivative of the norm."""
+    student = Scaled("norm", lambda c, d: [np.ones(d)], lambda w, alpha: w * alpha / np.linalg.norm(alpha))
+    with pytest.raises(ConfigError, match="not analytic"):
+        flow(student, [[2, 1]], [0.5])
 
 
 def test_flow_wrong_teacher_is_refused() -> None:

@@ -10,11 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, Role, ScaleVector
-from lightning_sv.theory.dual import variables
+from lightning_sv.theory.flow import loss_series
 from lightning_sv.theory.series import Series
-from lightning_sv.theory.students import STUDENTS, ScaledInput
+from lightning_sv.theory.students import STUDENTS, Scaled, preconditioner
 from tests.conftest import thinned
 from tests.theory.strategies import entries, states
 
@@ -55,7 +54,7 @@ ORACLES: dict[str, Callable[[int, Role], ScaleVector]] = {
 @pytest.mark.parametrize("name", thinned(STUDENTS, ("f", "dp", "or")))
 @given(data=st.data())
 @settings(max_examples=25)
-def test_student_gradients_and_preconditioners_equal_autograd(name: str, data: st.DataObject) -> None:
+def test_student_gradient_and_preconditioner_equal_autograd(name: str, data: st.DataObject) -> None:
     student = STUDENTS[name]
     blocks, teacher = data.draw(states(student))
     tensors = [torch.tensor(block, requires_grad=True) for block in blocks]
@@ -77,29 +76,18 @@ def test_student_gradients_and_preconditioners_equal_autograd(name: str, data: s
     a = effective(*tensors)
     loss = 0.5 * (a - torch.tensor(teacher)).square().sum()
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors)])
-    ours, ours_gradient = student.gradient(blocks, teacher)
-    np.testing.assert_allclose(ours, loss.item(), rtol=1e-12)
-    np.testing.assert_allclose(ours_gradient, gradient.numpy(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(student.effective(*blocks), a.detach(), rtol=1e-12)
+    np.testing.assert_allclose(student.gradient(blocks, teacher), gradient.numpy(), rtol=1e-9, atol=1e-9)
     jacobians = torch.autograd.functional.jacobian(effective, tuple(tensors))
     j = torch.cat([part.reshape(teacher.size, -1) for part in jacobians], 1).numpy()
     np.testing.assert_allclose(student.preconditioner(blocks), j @ j.T, rtol=1e-9, atol=1e-9)
 
 
-class Squared(ScaledInput):
-    """A reparameterization of one's own: γ = v², in one class."""
-
-    name = "v²"
-
-    def initial_scale(self, d: int) -> list[np.ndarray]:
-        return [np.ones(d)]
-
-    def gamma(self, *scale: object) -> object:
-        return scale[0] ** 2  # type: ignore[operator]
-
-
-def test_custom_student_has_its_preconditioner() -> None:
-    """Its functions are those with a rule; others are refused."""
+def test_scaled_with_a_custom_reparameterization_is_differentiated() -> None:
+    """γ = v² in floats and exactly; functions without an exact form in floats only."""
     v = np.array([0.5, -2.0, 3.0])
-    with pytest.raises(ConfigError, match=r"np\.tanh"):
-        np.tanh(variables([v])[0])
-    assert Squared().gamma_preconditioner(v) == pytest.approx(np.diag(4 * v**2))
+    assert preconditioner(lambda v: v**2, [v]) == pytest.approx(np.diag(4 * v**2))
+    assert preconditioner(np.tanh, [v]) == pytest.approx(np.diag(np.cosh(v) ** -4))
+    squared = Scaled("v²", lambda c, d: [np.ones(d)], lambda w, v: w * v**2)
+    # g's -8/3, and four times f's -(2/3) 2⁴, because (∂γ/∂v)² = 4
+    assert loss_series(squared, [[2]], 3).coefficients == (2, -4, 4, Fraction(-8 - 4 * 32, 3))

@@ -1,71 +1,82 @@
-"""Claims of the paper, their checks and results."""
+"""Claims of the paper, their checks, results and plots; plots are data, drawn by `analysis.theory_plots`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from lightning_sv.theory.panels import Panel
+from lightning_sv.theory.series import Array
 
-Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
+#: label of the x axis of most panels
+TIME = "time t of the flow"
+
+
+class Line(NamedTuple):
+    """Points (x, y) as a line or marks."""
+
+    label: str  #: label in the legend; "" for none
+    x: Array | Sequence[float]  #: shape (N,)
+    y: Array | Sequence[float]  #: shape (N,)
+    marks: bool = False  #: if True, marks instead of a line
+    spread: Array | None = None  #: half-width of a band, shape (N,)
+    colour: str | None = None  #: name in `analysis.style.PALETTE` or of matplotlib; None for the next unused one
+
+
+class Panel(NamedTuple):
+    """Axes with a title, which is the statement that they show, and their lines."""
+
+    title: str
+    x: str  #: label of the x axis, with its unit
+    y: str  #: label of the y axis, with its unit
+    lines: Sequence[Line]
+    scale: Literal["", "x", "y", "xy"] = ""  #: logarithmic axes
+    level: float | None = None  #: height of a grey horizontal reference line
+    limits: tuple[float, float] | None = None  #: limits of the y axis
+    x_limits: tuple[float, float] | None = None
+
+
+def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]) -> Panel:
+    """Return log-log axes for L_ours(t) / L_theirs(t), with TeX indices that may be empty."""
+    upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
+    return Panel(title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check.
+    """Result of a check."""
 
-    Args:
-        stated: the paper's number, or its inequality in a few characters
-        measured: our number
-        error: difference of the two, or the uncertainty of ours; None if neither is meaningful
-        agrees: True if the measurement confirms the statement
-        note: one line of details
-        panels: panels of the picture
-    """
-
-    stated: float | str
-    measured: float
-    error: float | None
-    agrees: bool
-    note: str = ""
-    panels: tuple[Panel, ...] = ()
+    stated: float | str  #: the paper's number, or its inequality in a few characters
+    measured: float  #: our number
+    error: float | None  #: difference of the two, or the uncertainty of ours; None if neither is meaningful
+    agrees: bool  #: True if the measurement confirms the statement
+    note: str = ""  #: one line of details
+    panels: tuple[Panel, ...] = ()  #: panels of the picture
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that can be checked.
+    """A statement that can be checked."""
 
-    Args:
-        claim: name of the theorem on the command line
-        source: place in the paper
-        part: part of the theorem
-        statement: the statement as a formula
-        conditions: conditions of this check
-        check: function that measures
-        expected: 'holds', or 'fails' for a limit: a statement with a known counterexample
-    """
-
-    claim: str
-    source: str
-    part: str
-    statement: str
-    conditions: str
-    check: Callable[[], Finding]
-    expected: Literal["holds", "fails"] = "holds"
+    claim: str  #: name of the theorem on the command line
+    source: str  #: place in the paper
+    part: str  #: part of the theorem
+    statement: str  #: the statement as a formula
+    conditions: str  #: conditions of this check
+    check: Callable[[], Finding]  #: function that measures
+    expected: Literal["holds", "fails"] = "holds"  #: 'fails' for a limit: a statement with a known counterexample
 
     def run(self) -> "Result":
         """Run the check."""
         return Result(self, self.check())
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A claim with its finding."""
 
     claim: Claim
     finding: Finding
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["holds", "fails, as expected", "CONTRADICTED"]:
         """Verdict: as the paper states, an expected failure, or the opposite of the expectation."""
         if self.finding.agrees != (self.claim.expected == "holds"):
             return "CONTRADICTED"

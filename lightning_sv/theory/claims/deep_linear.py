@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.flow import FLOOR, TIMES, flow, loss_ratio
-from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
-from lightning_sv.theory.students import STUDENTS, Student
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Student
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
 _dln = partial(claim, "dln", _SOURCE)
@@ -68,12 +66,9 @@ def balanced_preconditioner(matrix: Array) -> Array:
 
 
 def singular_value(times: Array, target: float, start: float) -> Array:
-    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
+    """Return s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt)), (T,), from ṡ = 2s(σ − s) (Saxe et al., arXiv:1312.6120).
 
-    Args:
-        times: shape (T,)
-        target: σ > 0, the teacher's singular value in that direction
-        start: initial singular value s_0 > 0 of the product
+    σ > 0 is the teacher's singular value in a direction, s_0 > 0 the initial one of the product.
     """
     return np.asarray(target / (1 + (target / start - 1) * np.exp(-2 * target * times)))
 

@@ -1,22 +1,100 @@
-"""Influence of sharpness on descent: the expansion, the bound of the GD term, and six noise models."""
+"""Influence of sharpness on descent: the expansion, the bound of the GD term, and six noise models.
+
+One step of SGD on ½‖γ ⊙ w − a*‖² in θ = (w, γ), with H, C of shape (2d, 2d):
+
+    E L(θ − η(∇L + ξ)) = Q + η²/2 P + o(η²),  Q = L − η‖∇L‖² + η²/2 ∇Lᵀ H ∇L,  P = E ξᵀHξ = Tr(H C),  C = E ξξᵀ
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.hessian import Point, near_interpolation, noise_term, random_point
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.claims.base import Finding, Line, Panel, claim
+from lightning_sv.theory.series import Array
 
 _SOURCE = 'Appendix C.2, "How Hessian sharpness influences loss descent"'
 _STATES = "2,000 random states, d = 4"
 COUNT = 2000
 _descent = partial(claim, "descent", _SOURCE)
-Statistic = Callable[[Point], Any]
 SIGMA2 = 0.7  # σ² of the models
+
+
+class Point(NamedTuple):
+    """A training state, with loss, gradient and Hessian in θ = (w, γ)."""
+
+    theta: Array  #: (2d,)
+    target: Array  #: a*, (d,)
+
+    def loss(self, theta: Array | None = None) -> Array:
+        """Return L at θ, or at other points of shape (..., 2d)."""
+        w, gamma = np.split(self.theta if theta is None else theta, 2, axis=-1)
+        return np.asarray(0.5 * ((w * gamma - self.target) ** 2).sum(-1))
+
+    @property
+    def jacobian(self) -> Array:
+        """∂a/∂θ of a = γ ⊙ w: (diag(γ), diag(w)), shape (d, 2d)."""
+        w, gamma = np.split(self.theta, 2)
+        return np.hstack([np.diag(gamma), np.diag(w)])
+
+    @property
+    def error(self) -> Array:
+        """Return e = a − a*, (d,)."""
+        w, gamma = np.split(self.theta, 2)
+        return np.asarray(w * gamma - self.target)
+
+    @property
+    def gradient(self) -> Array:
+        """∇L = Jᵀe, (2d,)."""
+        return np.asarray(self.jacobian.T @ self.error)
+
+    @property
+    def hessian(self) -> Array:
+        """H = JᵀJ + the mixed second derivatives e_i of a_i, (2d, 2d)."""
+        d = self.target.size
+        mixed = np.zeros((2 * d, 2 * d))
+        mixed[np.arange(d), d + np.arange(d)] = mixed[d + np.arange(d), np.arange(d)] = self.error
+        return np.asarray(self.jacobian.T @ self.jacobian + mixed)
+
+    def after_descent(self, rate: float) -> float:
+        """Return Q, the expansion of L after one step of gradient descent."""
+        g = self.gradient
+        return float(self.loss() - rate * g @ g + rate**2 / 2 * g @ self.hessian @ g)
+
+    def expected_loss(self, rate: float, covariance: Array) -> float:
+        """Return E L(θ − η(∇L + ξ)), exact, for ξ = ±√n √λ_k v_k with equal probabilities and the given covariance."""
+        values, vectors = np.linalg.eigh(covariance)
+        noise = (vectors * np.sqrt(values.size * np.maximum(values, 0))).T
+        both = np.concatenate([noise, -noise])
+        return float(self.loss(self.theta - rate * (self.gradient + both)).mean())
+
+    def one_sample_covariance(self) -> Array:
+        """Return C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩ with z uniform on the sphere of radius √d.
+
+        From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
+        """
+        d, e = self.target.size, self.error
+        inner = d / (d + 2) * (e @ e) * np.eye(d) + (d - 2) / (d + 2) * np.outer(e, e)
+        return np.asarray(self.jacobian.T @ inner @ self.jacobian)
+
+
+def noise_term(hessian: Array, covariance: Array) -> float:
+    """Return P = E ξᵀHξ = Tr(H C)."""
+    return float(np.sum(hessian * covariance))
+
+
+def random_point(rng: np.random.Generator, d: int = 4) -> Point:
+    """Return a point with standard normal θ and a*."""
+    return Point(rng.standard_normal(2 * d), rng.standard_normal(d))
+
+
+def near_interpolation(rng: np.random.Generator, distance: float, d: int = 4) -> Point:
+    """Return a point with standard normal θ and a* at this distance from γ ⊙ w in a random direction."""
+    theta = rng.standard_normal(2 * d)
+    away = rng.standard_normal(d)
+    w, gamma = np.split(theta, 2)
+    return Point(theta, w * gamma + distance * away / np.linalg.norm(away))
 
 
 def _points(near: bool = False) -> Iterator[tuple[Point, np.random.Generator]]:
@@ -108,7 +186,7 @@ def _bounded() -> Finding:
     return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
-def _equal(covariance: Statistic, stated: Statistic, *, near: bool = False) -> Finding:
+def _equal(covariance: Callable[[Point], Any], stated: Callable[[Point], Any], *, near: bool = False) -> Finding:
     errors, negative = [], []
     for point, _ in _points(near):
         c, says = covariance(point), float(stated(point))

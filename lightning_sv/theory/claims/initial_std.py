@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.panels import Colour, Line, Panel
+from lightning_sv.theory.claims.base import Finding, Line, Panel, claim
+from lightning_sv.theory.series import Array
 
 if TYPE_CHECKING:  # imports torch, which other claims do not need
     from lightning_sv.theory.toy_training import ShortRun
@@ -30,7 +29,7 @@ if TYPE_CHECKING:  # imports torch, which other claims do not need
 STDS = (0.005, 0.08, 0.32, 1.28)
 ARMS = ("llama", "dnp")
 STEPS, PEAK, DECAY = 200, 0.006, 0.1
-_COLOURS: dict[str, Colour] = {"llama": "vermillion", "dnp": "blue"}
+_COLOURS = {"llama": "vermillion", "dnp": "blue"}
 _RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
 #: the first steps of AdamW are larger, because its second moment averages few values
 SETTLED = 100
@@ -38,16 +37,7 @@ _init_std = partial(claim, "init-std", "ours; beyond the paper")
 
 
 def radii(start: float, rates: Array, decay: float) -> Array:
-    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + η_t²: the rms of W before every step and after the last.
-
-    Args:
-        start: initial std r_0
-        rates: η_t, shape (T,)
-        decay: λ
-
-    Returns:
-        r, shape (T + 1,).
-    """
+    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + η_t², (T + 1,): the rms of W from r_0 on; rates η_t (T,), decay λ."""
     squares = [start**2]
     for rate in rates:
         squares.append((1 - rate * decay) ** 2 * squares[-1] + rate**2)

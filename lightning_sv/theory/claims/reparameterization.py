@@ -6,16 +6,15 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, claim
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.students import STUDENTS, Exponential, Heterogeneous, OriginalSpace, ScaledInput
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.series import Array
+from lightning_sv.theory.students import STUDENTS, TEACHERS, branch_of, exponential, original_space, preconditioner
 
 _SOURCE = "Theorem 3.2 and Theorem D.2"
 _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
 _DESIGNS = ("f", "hg", "ap", "dp", "or", "er")
 
 
-def stated_coefficient(teacher: Array) -> Fraction:
+def or_coefficient(teacher: Array) -> Fraction:
     """Return −(2/3)(1 − 1/d) ‖W*‖_F⁴ (paper, Theorem D.2 (ii)); teacher (c, d) in Fractions."""
     square = Fraction((teacher * teacher).sum())
     return Fraction(-2, 3) * (1 - Fraction(1, teacher.shape[1])) * square * square
@@ -24,7 +23,7 @@ def stated_coefficient(teacher: Array) -> Fraction:
 def stated_preconditioner(alpha: Array, beta: Array) -> Array:
     """Return P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖² (paper, Section 3.3); α (d,), β (1,) -> (d, d)."""
     d = alpha.size
-    gamma = OriginalSpace().gamma(alpha, beta)
+    gamma = original_space(alpha, beta)
     along = np.outer(gamma, gamma) / (gamma @ gamma)
     rho = beta[0] ** 2 * d / (alpha @ alpha)
     return np.asarray(d * along + rho * (np.eye(d) - along))
@@ -35,7 +34,7 @@ def stated_exponential(alpha: Array, beta: Array) -> Array:
 
     The paper has no formula (Table 1: "multiplicative/log-space scale metric").
     """
-    gamma = Exponential().gamma(alpha, beta)
+    gamma = exponential(alpha, beta)
     return np.asarray(np.diag(gamma**2) + (1 - 1 / alpha.size) * np.outer(gamma, gamma))
 
 
@@ -48,7 +47,7 @@ def _at_an_instant() -> Finding:
 @claim("or", _SOURCE, "(ii)", _START)
 def _early() -> Finding:
     """L_ψ − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴)."""
-    return early("or", stated_coefficient)
+    return early("or", or_coefficient)
 
 
 @claim("or", _SOURCE, "(iii)", f"{_START}; d > 1, columns of W* of equal positive norm")
@@ -68,7 +67,7 @@ def _preconditioner() -> Finding:
         alpha = rng.standard_normal(rng.integers(1, 7))
         alpha *= rng.uniform(0.5, 2) / np.linalg.norm(alpha)
         beta = rng.standard_normal(1)
-        ours = OriginalSpace().gamma_preconditioner(alpha, beta)
+        ours = preconditioner(original_space, [alpha, beta])
         worst = max(worst, float(np.abs(ours - stated_preconditioner(alpha, beta)).max()))
     note = "J Jᵀ by differentiation of β·Norm(α) against the formula, 300 random states"
     return Finding(0.0, worst, worst, worst < 1e-10, note)
@@ -82,9 +81,9 @@ def _exponential() -> Finding:
     for _ in range(300):
         d = int(rng.integers(1, 7))
         alpha, beta = rng.standard_normal(d), rng.standard_normal(1)
-        ours, stated = Exponential().gamma_preconditioner(alpha, beta), stated_exponential(alpha, beta)
+        ours, stated = preconditioner(exponential, [alpha, beta]), stated_exponential(alpha, beta)
         worst = max(worst, float(np.abs(ours - stated).max() / np.abs(ours).max()))
-        start = Exponential().gamma_preconditioner(np.zeros(d), np.zeros(1))
+        start = preconditioner(exponential, [np.zeros(d), np.zeros(1)])
         along = max(along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max()))
     note = f"J Jᵀ by differentiation, 300 random states; at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
     return Finding(0.0, worst, worst, max(worst, along) < 1e-12, note)
@@ -93,28 +92,16 @@ def _exponential() -> Finding:
 @claim("er", "ours, as Theorem D.2 (ii)", "(ii)", "W(0) = 0, γ = 1, α = 0, β = 0 at t = 0")
 def _exponential_early() -> Finding:
     """L_ER − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴): to this order ER is OR."""
-    return early("er", stated_coefficient)
-
-
-def unified_preconditioner(w: Array, u: Array, v: Array, p_u: Array, p_v: Array) -> Array:
-    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V, flattened by rows.
-
-    P is J Jᵀ of a scale field in its own parameters; entries of u W, W v are those of U ∘ W and W ∘ V, D² is
-    diag(U ∘ U ∘ V ∘ V). If a design has no vector on a side, the field is 1 and P is 0.
-
-    Args:
-        w: the matrix, shape (c, d)
-        u: output-side field of each entry, shape (c, d)
-        v: input-side field of each entry, shape (c, d)
-        p_u: P of u between entries, shape (c·d, c·d)
-        p_v: P of v between entries, shape (c·d, c·d)
-    """
-    by_u, by_v = (u * w).ravel(), (w * v).ravel()
-    return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
+    return early("er", or_coefficient)
 
 
 def table_1(name: str, blocks: list[Array]) -> Array:
-    """Return K of one design from its row in Table 1: u, v, and the P of each."""
+    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V for one design, (c·d, c·d).
+
+    u and v are the scale of each entry of W on the output and input side; P_u and P_v are J Jᵀ of these fields in their
+    own parameters. Entries of u W, W v are those of U ∘ W and W ∘ V, flattened by rows; D² is diag(U ∘ U ∘ V ∘ V). If a
+    design has no vector on a side, the field is 1 and P is 0.
+    """
     w, *scales = blocks
     c, d = w.shape
     ones, none = np.ones((c, d)), np.zeros((c * d, c * d))
@@ -125,14 +112,14 @@ def table_1(name: str, blocks: list[Array]) -> Array:
     if name in ("f", "dp"):
         v, p_v = scales[-1] * ones, same_column
     if name == "hg":
-        branch = Heterogeneous().branch_of(c)
+        branch = branch_of(c)
         v, p_v = scales[0][branch], np.kron(branch[:, None] == branch, np.eye(d))
-    if name in ("or", "er"):
-        student = STUDENTS[name]
-        assert isinstance(student, ScaledInput)
-        stated = {"or": stated_preconditioner, "er": stated_exponential}[name]
-        v, p_v = student.gamma(*scales) * ones, np.kron(np.ones((c, c)), stated(*scales))
-    return unified_preconditioner(w, u, v, p_u, p_v)
+    if name == "or":
+        v, p_v = original_space(*scales) * ones, np.kron(np.ones((c, c)), stated_preconditioner(*scales))
+    if name == "er":
+        v, p_v = exponential(*scales) * ones, np.kron(np.ones((c, c)), stated_exponential(*scales))
+    by_u, by_v = (u * w).ravel(), (w * v).ravel()
+    return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
 
 
 @claim("table1", "Section 3.4, Table 1; the formula is ours", "J Jᵀ", "any state of f, HG, AP, DP, OR, ER; c, d ≤ 4")

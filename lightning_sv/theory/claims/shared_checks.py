@@ -4,94 +4,64 @@ The proofs of (i) use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 
 preserves and a state off the trajectory may violate. `guard` is that number.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding
-from lightning_sv.theory.dual import Array, split
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, ratio_panel
 from lightning_sv.theory.flow import FLOOR, TIMES, difference_series, flow, stays_below
-from lightning_sv.theory.panels import TIME, Colour, Line, Panel, ratio_panel
-from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student, exact
-from lightning_sv.theory.teachers import TEACHERS, Teacher
+from lightning_sv.theory.series import Array, exact
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Student, Teacher, original_space
 
 _F = STUDENTS["f"]
 #: above this time, the next terms of the series exceed the first
 FIT_UNTIL = 0.08
 
 
-class Rates(NamedTuple):
-    """dL/dt of a student and of the standard model f."""
-
-    student: float
-    standard: float
-
-    @property
-    def violates(self) -> bool:
-        """True if dL_student/dt ≤ dL_f/dt ≤ 0 is violated, beyond rounding."""
-        return self.student > self.standard + 1e-12 * (1 + abs(self.standard)) or self.standard > 0
-
-
 class State(NamedTuple):
-    """Parameters of the student, and the teacher."""
+    """Parameters of a student, and the teacher."""
 
     blocks: list[Array]
     teacher: Array
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """A student, and the parameters of f with the same effective matrix and the same γ.
+class Rates(NamedTuple):
+    """The guard of some states, and dL/dt of a student and of the standard model f there; each of shape (N,)."""
 
-    Args:
-        student: student to compare with f
-        guard_name: symbol of the guard
-        standard: function from a state of the student to f's parameters (W, γ)
-        guard: number that must be at least 1 in the proof
-    """
+    guard: Array
+    student: Array
+    standard: Array
+
+    @property
+    def violate(self) -> Array:
+        """True if dL_student/dt ≤ dL_f/dt ≤ 0 is violated, beyond rounding."""
+        margin = 1e-12 * (1 + np.abs(self.standard))
+        return np.asarray((self.student > self.standard + margin) | (self.standard > 0))
+
+
+class Pairing(NamedTuple):
+    """A student, and the parameters of f with the same effective matrix and the same γ."""
 
     student: Student
     guard_name: str
-    standard: Callable[[list[Array]], list[Array]]
-    guard: Callable[[list[Array]], float]
+    standard: Callable[[list[Array]], list[Array]]  #: function from the student's parameters to (W, γ) of f
+    guard: Callable[[list[Array]], float]  #: number that must be at least 1 in the proof
 
-    def rates(self, state: State) -> Rates:
-        """Return dL/dt of both."""
-        standard = _F.rate(self.standard(state.blocks), state.teacher)
-        return Rates(self.student.rate(state.blocks, state.teacher), standard)
+    def rates(self, states: Sequence[State]) -> Rates:
+        """Return the guard and dL/dt of both at every state."""
+        rows = [
+            (self.guard(blocks), self.student.rate(blocks, teacher), _F.rate(self.standard(blocks), teacher))
+            for blocks, teacher in states
+        ]
+        return Rates(*np.array(rows).T)
 
     def random(self, rng: np.random.Generator) -> State:
         """Return a random state: parameters and teacher standard normal, c and d from 1 to 4."""
         c, d = (int(n) for n in rng.integers(1, 5, 2))
         blocks = [rng.standard_normal(block.shape) for block in self.student.initial(c, d)]
         return State(blocks, rng.standard_normal((c, d)))
-
-    def smallest_violation(self, c: int, d: int, grid: Sequence[float]) -> tuple[State, Rates] | None:
-        """Return the violation closest to the standard initialization, among states with entries on a grid.
-
-        Closest in Σ|parameter − its start|, then in Σ|W*|; scale parameters are positive, W* is not 0.
-        """
-        start = self.student.initial(c, d)
-        shapes = [*start, np.zeros((c, d))]
-        choices = [
-            [value for value in grid if block.ndim == 2 or value > 0] for block in shapes for _ in range(block.size)
-        ]
-        first = np.concatenate([block.ravel() for block in start])
-
-        def size(entries: tuple[float, ...]) -> tuple[float, float]:
-            values = np.array(entries)
-            return float(np.abs(values[: first.size] - first).sum()), float(np.abs(values[first.size :]).sum())
-
-        for entries in sorted(itertools.product(*choices), key=size):
-            *blocks, teacher = split(np.array(entries, dtype=float), shapes)
-            state = State(blocks, teacher)
-            if state.teacher.any() and (rates := self.rates(state)).violates:
-                return state, rates
-        return None
 
     def panel(self, title: str, lines: Sequence[Line], **limits: tuple[float, float]) -> Panel:
         """Return log-log axes for the ratio of the rates as a function of the guard."""
@@ -111,7 +81,7 @@ PAIRINGS = {
     "or": Pairing(
         STUDENTS["or"],
         "ρ = β²d/‖α‖²",
-        lambda blocks: [blocks[0], OriginalSpace().gamma(*blocks[1:])],
+        lambda blocks: [blocks[0], original_space(*blocks[1:])],
         lambda blocks: float(blocks[2][0] ** 2 / (blocks[1] * blocks[1]).mean()),
     ),
 }
@@ -130,16 +100,12 @@ def at_an_instant(name: str) -> Finding:
         if pairing.guard(state.blocks) >= 1:
             off.append(state)
     violations, lines = 0, []
-    sets: dict[Colour, tuple[str, list[State]]] = {
-        "orange": ("off the trajectory, guarded", off),
-        "blue": ("on the trajectory", on),
-    }
-    for colour, (label, states) in sets.items():
-        rates = [pairing.rates(state) for state in states]
-        violations += sum(rate.violates for rate in rates)
-        moving = [(pairing.guard(s.blocks), r) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
-        ratio = [r.student / r.standard for _, r in moving]
-        lines.append(Line(label, [guard for guard, _ in moving], ratio, marks=True, colour=colour))
+    for label, colour, states in (("off the trajectory, guarded", "orange", off), ("on the trajectory", "blue", on)):
+        rates = pairing.rates(states)
+        violations += int(rates.violate.sum())
+        moving = rates.standard < -1e-12
+        ratio = rates.student[moving] / rates.standard[moving]
+        lines.append(Line(label, rates.guard[moving], ratio, marks=True, colour=colour))
     panel = pairing.panel(
         f"(i) {pairing.student.name} descends at least as fast as f",
         lines,
@@ -176,12 +142,7 @@ def ode_fit(name: str, teacher: Array) -> float:
 
 
 def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
-    """Check (ii): the coefficient of t³ from exact power series equals the paper's formula.
-
-    Args:
-        name: name of the student
-        stated: the paper's coefficient for a teacher in Fractions
-    """
+    """Check (ii): the coefficient of t³ from exact power series is the paper's, for every teacher in Fractions."""
     student = STUDENTS[name]
     matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
     errors, lower = [], True
@@ -216,14 +177,7 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
 
 
 def throughout(name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS) -> Finding:
-    """Check (iii): the ratio of losses stays below 1.
-
-    Args:
-        name: name of the student
-        behind: name of the student that is slower
-        title: title of the picture
-        teachers: teachers that satisfy the condition
-    """
+    """Check (iii): the loss of one student stays below that of a second, for teachers that satisfy the condition."""
     student, baseline = STUDENTS[name], STUDENTS[behind]
     below, curves = zip(*(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True)
     lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][:6]

@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Finding, claim
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim
 from lightning_sv.theory.claims.shared_checks import throughout
 from lightning_sv.theory.flow import TIMES, flow
-from lightning_sv.theory.panels import TIME, Line, Panel
-from lightning_sv.theory.students import STUDENTS
-from lightning_sv.theory.teachers import TEACHERS
+from lightning_sv.theory.students import STUDENTS, TEACHERS
 
 _SOURCE = "Theorem 2.2 and Appendix C.1"
 _F, _G = STUDENTS["f"], STUDENTS["g"]

@@ -1,15 +1,102 @@
-"""Weight decay on γ: without it γ and the Hessian's sharpness grow forever, with it they converge."""
+"""Weight decay on γ: without it γ and the Hessian's sharpness grow forever, with it they converge.
 
+SGD in continuous time on ½‖γ ⊙ w − a*‖² with weight decay, by Euler–Maruyama:
+
+    dw = −(γ ⊙ g + λ w) dt + √q dB_w,   dγ = −(w ⊙ g + μ γ) dt + √q dB_γ,   g = γ ⊙ w − a*
+
+Paper, Appendix "Proof of Theorem (Benefits of wd)"; q = η σ², learning rate times noise variance. Times are in
+units of the flow. Shapes: p paths, d coordinates, T recorded times, k values of μ.
+"""
+
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
-from lightning_sv.theory.claims.base import Finding, claim
-from lightning_sv.theory.dual import Array
-from lightning_sv.theory.hessian import Point, dense_hessian, dense_sharpness, sharpness
-from lightning_sv.theory.panels import TIME, Colour, Line, Panel
-from lightning_sv.theory.sde import NoisyTraining, Paths, simulate
+from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim
+from lightning_sv.theory.claims.descent import Point
+from lightning_sv.theory.series import Array
+
+
+class NoisyTraining(NamedTuple):
+    """Parameters of the integration; w starts at 0, γ at 1."""
+
+    target: Sequence[float] = (1.0, 1.0, 1.0, 1.0)  #: a*, shape (d,)
+    mus: tuple[float, ...] = (0.0, 0.02)  #: weight decays of γ, integrated with the same noise
+    lam: float = 0.1  #: λ, weight decay of w
+    q: float = 0.02  #: strength of the noise
+    dt: float = 0.005  #: step size; the drift is stable if dt·γ² is far below 2
+    end: float = 400.0  #: final time of the paths
+    paths: int = 400
+
+    def bound(self, decay: float, start: float, times: Array) -> Array:
+        """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ), with the value `start` at t = 0.
+
+        e^(−2·decay·t)·start + (d q + ½‖a*‖²) / (2·decay) · (1 − e^(−2·decay·t))
+        """
+        goal = np.asarray(self.target)
+        level = (len(goal) * self.q + 0.5 * float(goal @ goal)) / (2 * decay)
+        faded = np.exp(-2 * decay * times)
+        return faded * start + level * (1 - faded)
+
+
+class Paths(NamedTuple):
+    """Recorded quantities of every path, each of shape (T, k, p)."""
+
+    times: Array  #: (T,)
+    gamma: Array  #: ‖γ‖²
+    w: Array  #: ‖w‖²
+    sharpness: dict[str, Array]
+
+
+def sharpness(w: Array, gamma: Array, target: Array) -> dict[str, Array]:
+    """Return λ_max, trace and Frobenius norm of ∇²L from its blocks H_i = [[γ_i², m_i], [m_i, w_i²]].
+
+    m_i = 2 γ_i w_i − a*_i. Shapes: w and γ (..., d), a* (d,), each result (...).
+    """
+    mixed = 2 * gamma * w - target
+    largest = 0.5 * (gamma**2 + w**2 + np.sqrt((gamma**2 - w**2) ** 2 + 4 * mixed**2))
+    return {
+        "λ_max": largest.max(-1),
+        "trace": (gamma**2 + w**2).sum(-1),
+        "Frobenius norm": np.sqrt((gamma**4 + w**4 + 2 * mixed**2).sum(-1)),
+    }
+
+
+def dense_hessian(w: Array, gamma: Array, target: Array) -> Array:
+    """Return ∇²L of one state by autograd, shape (2d, 2d), ordered (w, γ) as in the paper's block form."""
+    import torch  # imported here, because it doubles the start time
+
+    def loss(theta: torch.Tensor) -> torch.Tensor:
+        first, second = theta.chunk(2)
+        return 0.5 * (first * second - torch.tensor(target)).square().sum()
+
+    return np.asarray(torch.func.hessian(loss)(torch.tensor(np.concatenate([w, gamma]))))
+
+
+def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
+    """Integrate all paths for all μ and record `records` + 1 equally spaced times."""
+    goal = np.asarray(setting.target, dtype=float)
+    shape = (len(setting.mus), setting.paths, len(goal))
+    rng = np.random.default_rng(0)
+    mu = np.asarray(setting.mus)[:, None, None]
+    w, gamma = np.zeros(shape), np.ones(shape)
+    per_record = round(setting.end / setting.dt / records)
+    noise = np.sqrt(setting.q * setting.dt)
+    keep_w, keep_gamma = 1 - setting.lam * setting.dt, 1 - mu * setting.dt
+    states = [(w, gamma)]
+    for _ in range(records):
+        for _ in range(per_record):
+            pull = setting.dt * (gamma * w - goal)
+            kick = noise * rng.standard_normal((2, *shape[1:]))  # shared by all μ, so that differences are not noise
+            w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
+        states.append((w, gamma))
+    times = np.arange(records + 1) * per_record * setting.dt
+    w, gamma = (np.stack(each) for each in zip(*states, strict=True))
+    return Paths(times, (gamma**2).sum(-1), (w**2).sum(-1), sharpness(w, gamma, goal))
+
 
 _SOURCE = "Theorems 2.3 and C.1"
 _SETTING = NoisyTraining()
@@ -17,9 +104,8 @@ _CONDITIONS = (
     f"λ = {_SETTING.lam}, q = {_SETTING.q}, a* = 1 in d = {len(_SETTING.target)}, {_SETTING.paths} paths, "
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
-_METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
 #: colours of the metrics without and with decay
-_COLOURS: tuple[tuple[Colour, ...], ...] = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
+_COLOURS = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
 _Z = float(ndtri(0.99))  # one-sided
 _Z2 = float(ndtri(0.995))  # two-sided
 
@@ -36,7 +122,7 @@ def _paths() -> Paths:
     return simulate(_SETTING)
 
 
-def _mean_line(label: str, times: Array, values: Array, colour: Colour) -> Line:
+def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
     spread = _Z2 * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
     return Line(label, times, values.mean(-1), spread=spread, colour=colour)
 
@@ -73,11 +159,10 @@ def _no_decay_sharpens() -> Finding:
     """λ_max, Tr, ‖·‖_F of ∇²L grow too."""
     paths = _paths()
     quarter = len(paths.times) // 4
-    values = {label: getattr(paths, name) for label, name in _METRICS}
-    found = {label: growth(each[-1, 0], each[quarter, 0]) for label, each in values.items()}
+    found = {label: growth(each[-1, 0], each[quarter, 0]) for label, each in paths.sharpness.items()}
     lines = []
     for k, (mu, colours) in enumerate(zip(_SETTING.mus, _COLOURS, strict=True)):
-        for (label, each), colour in zip(values.items(), colours, strict=True):
+        for (label, each), colour in zip(paths.sharpness.items(), colours, strict=True):
             relative = each[:, k].mean(-1) / each[0, k].mean()
             lines.append(Line(f"{label}, μ = {mu:g}", paths.times, relative, colour=colour))
     lows = {label: ratio - _Z * error for label, (ratio, error) in found.items()}
@@ -101,15 +186,15 @@ def _decay_settles() -> Finding:
     window = _SETTING.end / 2
     late = paths.times >= window
     settled, found = [], {}
-    for label, name in (("‖γ‖²", "gamma"), *_METRICS):
-        values = getattr(paths, name)[late, 1]
+    for label, recorded in {"‖γ‖²": paths.gamma, **paths.sharpness}.items():
+        values = recorded[late, 1]
         each = np.polyfit(paths.times[late], values, 1)[0]
         slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
         # an interval that covers zero must be narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
         settled.append(abs(slope) < _Z2 * error and narrow)
         found[label] = (slope, error, float(values.mean()))
-    others = ", ".join(f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label, _ in _METRICS)
+    others = ", ".join(f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label in paths.sharpness)
     note = (
         f"slope of E‖γ‖² from t = {window:g} and its standard error; holds when 0 lies in the 99% interval of every "
         f"slope; level {found['‖γ‖²'][2]:.2f}; {others}"
@@ -139,8 +224,8 @@ def _closed_forms() -> Finding:
     for _ in range(60):
         w, gamma, target = rng.standard_normal((3, rng.integers(1, 7)))
         hessian, blocks = dense_hessian(w, gamma, target), Point(np.concatenate([w, gamma]), target).hessian
-        ours, oracle = sharpness(w, gamma, target), dense_sharpness(hessian)
-        apart = [abs(a - b) for a, b in zip(ours, oracle, strict=True)]
+        oracle = np.linalg.eigvalsh(hessian)[-1], np.trace(hessian), np.linalg.norm(hessian)
+        apart = [abs(a - b) for a, b in zip(sharpness(w, gamma, target).values(), oracle, strict=True)]
         worst = float(max(worst, np.abs(hessian - blocks).max(), *apart))
     note = "blocks, λ_max, trace and Frobenius norm of 60 random states"
     return Finding(0.0, worst, worst, worst < 1e-10, note)

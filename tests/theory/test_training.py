@@ -1,23 +1,53 @@
-"""A step of SGD against autograd and sampling; AdamW's radius against its law; the product's scale invariance."""
+"""SGD in continuous time and a step of it, against Itô's formula, autograd and sampling; AdamW against its law."""
 
 import numpy as np
 import pytest
 import torch
 
 from lightning_sv.theory import toy_training
-from lightning_sv.theory.claims.initial_std import (
-    equilibrium,
-    memory,
-    radii,
-    relative_steps,
-)
-from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
+from lightning_sv.theory.claims.descent import near_interpolation, noise_term, random_point
+from lightning_sv.theory.claims.initial_std import equilibrium, memory, radii, relative_steps
+from lightning_sv.theory.claims.weight_decay import NoisyTraining, growth, simulate
+
+SHORT = NoisyTraining(dt=0.002, end=10.0, paths=500, mus=(0.0, 0.3))
 
 
-def test_gradient_and_hessian_equal_autograd() -> None:
+def test_simulate_scale_difference_follows_ito() -> None:
+    """E[s(T) − s(0)] = 2 ∫ E[λ‖w‖² − μ‖γ‖²] dt, s = ‖γ‖² − ‖w‖² (Appendix C.2), for both μ."""
+    paths = simulate(SHORT, records=200)
+    s = paths.gamma - paths.w
+    for k, mu in enumerate(SHORT.mus):
+        drift = 2 * np.trapezoid(SHORT.lam * paths.w[:, k] - mu * paths.gamma[:, k], paths.times, axis=0)
+        difference = s[-1, k] - s[0, k] - drift
+        error = difference.std(ddof=1) / np.sqrt(SHORT.paths)
+        assert abs(difference.mean()) < 3 * error + 0.02
+        assert abs(drift.mean()) > 10 * error
+
+
+def test_simulate_with_half_the_time_step_has_the_same_moments() -> None:
+    coarse, fine = (simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005))
+    traces = coarse.sharpness["trace"], fine.sharpness["trace"]
+    for a, b in ((coarse.gamma, fine.gamma), (coarse.w, fine.w), traces):
+        error = np.sqrt((a[-1].var(-1) + b[-1].var(-1)) / 800)
+        assert (np.abs(a[-1].mean(-1) - b[-1].mean(-1)) < 3.5 * error).all()
+
+
+def test_bound_has_its_limits() -> None:
+    """The bound starts at the start and settles at (dq + ½‖a*‖²) / 2μ."""
+    assert NoisyTraining().bound(0.02, 4.0, np.array([0.0, 1e6])) == pytest.approx([4, (4 * 0.02 + 2) / 0.04])
+
+
+def test_growth_equals_resampling() -> None:
+    rng = np.random.default_rng(0)
+    early, noise = rng.gamma(4, 1, 4000), rng.normal(0, 1, 4000)
+    ratio, error = growth(2 * early + noise, early)
+    picks = rng.integers(0, 4000, (400, 4000))
+    resampled = (2 * early + noise)[picks].mean(1) / early[picks].mean(1)
+    assert ratio == pytest.approx(2, abs=4 * error) and error == pytest.approx(resampled.std(), rel=0.15)
+
+
+def test_point_gradient_equals_autograd() -> None:
     point = random_point(np.random.default_rng(0), d=3)
-    w, gamma = np.split(point.theta, 2)
-    np.testing.assert_allclose(point.hessian, dense_hessian(w, gamma, point.target), atol=1e-12)
     theta = torch.tensor(point.theta, requires_grad=True)
     first, second = theta.chunk(2)
     loss = 0.5 * (first * second - torch.tensor(point.target)).square().sum()
@@ -63,14 +93,14 @@ def test_radii_have_their_limits() -> None:
     assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
 
 
-def test_simulated_radius_follows_the_law() -> None:
+def test_simulate_radius_follows_the_law() -> None:
     long = np.full(600, 0.01)
     radius, moves = toy_training.simulate_radius(0.2, long, 0.1)
     assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
     assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
 
 
-def test_initial_std_under_dnp_is_a_learning_rate() -> None:
+def test_losses_of_rescaled_under_dnp_are_equal() -> None:
     """c times the matrices and rates with 1/c of the decay give the same losses under dnp only."""
     for arm, same in (("dnp", True), ("llama", False)):
         one, four = (toy_training.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))

@@ -1,0 +1,239 @@
+"""Hostile strategy strings, configs, checkpoints and corpora: read as they are, or refused with one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import strategies as st
+
+from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, open_split, prepare
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
+from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale.strategy import AXES, PRESETS
+from lightning_sv.settings.parse import parse_run
+from tests.faults.conftest import Tally
+from tests.faults.fuzz import ODD, edited, few_and, fuzz, json_bytes, mangled
+
+CONFIG: dict[str, Any] = yaml.safe_load("""
+seed_everything: 0
+model:
+  backbone:
+    {d_model: 32, n_layer: 1, n_head: 2, vocab_size: 48, name: fuzz, d_head: 16, d_ff: 8, qk_norm: false,
+     post_norm: true, n_expert: 6, n_expert_active: 2, n_expert_shared: 1, d_expert: 21, rope_theta: 1.0e+4,
+     norm_eps: 1.0e-5, init_std: 0.02, init_residual_scaling: true,
+     router: {renormalize: true, balance: loss, balance_coef: 0.01, bias_rate: 1.0e-3, z_coef: 0.0}}
+  scale: hg+dp+or
+  scale_options: {placement_at: {lm_head: dp}, role_at: {v_proj.scale_out: input}, share_scale_out: false}
+  optim: {name: muon, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1, ns_dtype: float32}
+  schedule: {name: wsd, warmup_ratio: 0.01, final_ratio: 0.0, stable_ratio: 0.8}
+  tokens_per_param: 100.0
+  mask_documents: false
+  compile: false
+  seed: 1
+data:
+  corpus: {dir: nowhere, source: stdlib, tokenizer: "bpe:300", val_fraction: 0.1, chunk_bytes: 64MB}
+  seq_len: 32
+  global_batch: 4
+  micro_batch: 2
+  num_workers: 0
+  validations: 2
+  val_sequences: 16
+  seed: 0
+trainer: {accelerator: cpu, max_steps: 12}
+""")
+#: as ODD; a count of a million blocks is no crash, only long
+VALUES = ODD.filter(lambda value: not isinstance(value, int) or value < 100 or value >= 1 << 31)
+
+
+def parse(args: list[str]) -> None:
+    # The library prints resolved values.
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        parse_run(args, check_corpus=False)
+
+
+@few_and(2000)
+def test_strategy_hostile_is_read_or_refused(tally: Tally, n: int) -> None:
+    known = [*PRESETS, *(token for table in AXES.values() for token in table)]
+    token = st.one_of(
+        st.sampled_from(known), st.text(max_size=8), st.sampled_from(["", ":", "a:", ":b", "os:system", "..:x"])
+    )
+    texts = st.one_of(st.lists(token, max_size=6).map("+".join), st.text(max_size=30), ODD)
+    fuzz(tally, "hostile strategy", n, texts, ScaleStrategy.parse)
+
+
+@few_and(500)
+def test_fit_hostile_config_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
+    path = tmp_path / "config.yaml"
+    good = yaml.safe_dump(CONFIG).encode()
+    texts = st.one_of(edited(CONFIG, VALUES).map(lambda value: yaml.safe_dump(value).encode()), mangled(good))
+
+    def read(raw: bytes) -> None:
+        path.write_bytes(raw)
+        parse(["--config", str(path)])
+
+    fuzz(tally, "hostile config", n, texts, read)
+
+
+@few_and(500)
+def test_fit_hostile_override_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    keys = [
+        f"{section}.{key}.{leaf}" if leaf else f"{section}.{key}"
+        for section in ("model", "data")
+        for key, value in CONFIG[section].items()
+        for leaf in ("", *(value if isinstance(value, dict) else ()))
+    ]
+    words = st.one_of(
+        VALUES.map(str),
+        st.text(max_size=12),
+        st.sampled_from(["null", "[]", "{}", ".inf", ".nan", "1e999", "!!python/name:os.system", "${model}"]),
+    )
+    overrides = st.tuples(st.sampled_from(keys), words).map("--{0[0]}={0[1]}".format)
+    lists = st.lists(overrides, min_size=1, max_size=2)
+    fuzz(tally, "hostile override", n, lists, lambda words: parse(["--config", str(path), *words]))
+
+
+#: tensors of other kinds and shapes, and one that claims a terabyte
+TENSORS = st.sampled_from(
+    [
+        torch.zeros(3),
+        torch.zeros(16, dtype=torch.int64),
+        torch.zeros(16, dtype=torch.complex64),
+        torch.zeros(()).expand(1 << 20, 1 << 20),
+        torch.zeros(4, 4).to_sparse(),
+        torch.full((16, 16), float("nan")),
+    ]
+)
+
+
+@few_and(1600)
+def test_load_backbone_hostile_checkpoint_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
+    path = tmp_path / "last.ckpt"
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=20, n_expert=4, n_expert_active=2)
+    made = {"backbone": asdict(config), "scale": "unified", "scale_options": asdict(ScaleOptions())}
+    state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
+    good = {CHECKPOINT_KEY: made, "state_dict": state, "global_step": 3}
+    torch.save(good, path)
+
+    def read(value: Any) -> None:
+        if isinstance(value, bytes):
+            path.write_bytes(value)
+        else:
+            torch.save(value, path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_backbone(str(path))
+
+    entries = edited(good, st.one_of(VALUES, TENSORS))
+    fuzz(tally, "hostile checkpoint", n, st.one_of(entries, mangled(path.read_bytes())), read)
+
+
+@pytest.fixture(scope="module")
+def copy(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(corpus, tmp_path_factory.mktemp("fuzz") / "copy"))
+
+
+def read_corpus(root: Path) -> None:
+    """What training does with a corpus: check it, read a block of each split and its tokenizer."""
+    manifest = Manifest.load(root)
+    check_corpus(manifest, root, vocab_size=1 << 16, seq_len=8)
+    for split in ("train", "val"):
+        assert open_split(root, split, seq_len=8)[0].max() < manifest.vocab_size
+    Tokenizer.load(root).encode("word")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "n"),
+    [
+        row
+        for kind, name, n in (
+            ("manifest", "manifest.json", 2000),
+            ("index", "train/index.json", 700),
+            ("shard", "val/chunk-0-0.bin", 700),
+            ("tokenizer", "tokenizer.json", 300),
+        )
+        for row in ((kind, name, 20), pytest.param(kind, name, n, marks=pytest.mark.faults))
+    ],
+)
+def test_corpus_hostile_file_is_read_or_refused(copy: Path, tally: Tally, kind: str, name: str, n: int) -> None:
+    path = copy / name
+    good = path.read_bytes()
+    hostile = mangled(good)
+    if name.endswith(".json"):
+        hostile = st.one_of(edited(json.loads(good)).map(json_bytes), hostile)
+
+    def read(raw: bytes) -> None:
+        path.write_bytes(raw)
+        read_corpus(copy)
+
+    try:
+        fuzz(tally, f"hostile {kind}", n, hostile, read)
+    finally:
+        path.write_bytes(good)
+
+
+@few_and(500)
+def test_tokenizer_of_a_run_hostile_is_read_or_refused(corpus: Path, tally: Tally, tmp_path: Path, n: int) -> None:
+    """Nobody checks the hash of this tokenizer.json."""
+    good = json.loads((corpus / "tokenizer.json").read_text())
+
+    def read(raw: bytes) -> None:
+        (tmp_path / "tokenizer.json").write_bytes(raw)
+        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer.decode(tokenizer.encode("def naïve(): return 1"))
+
+    hostile = st.one_of(edited(good).map(json_bytes), mangled(json_bytes(good)))
+    fuzz(tally, "hostile tokenizer of a run", n, hostile, read)
+
+
+LINE = st.one_of(
+    st.binary(max_size=60),
+    st.text(max_size=40).map(lambda text: json.dumps({"text": text}).encode()),
+    st.sampled_from(
+        [b"[" * 100_000, b'{"text":' * 5_000, b"1" * 5_000, b'{"text": "\\ud800"}', b"\xff\xfe", b"null", b"NaN"]
+    ),
+    st.dictionaries(
+        st.sampled_from(["text", "Text", "id"]), st.one_of(st.none(), st.integers(), st.text(max_size=9))
+    ).map(json_bytes),
+)
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".txt", ".md", ".py")
+ROWS = [json_bytes({"text": f"{i} {'word ' * 30}"}) for i in range(12)]
+
+
+@st.composite
+def hostile_texts(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A file's suffix and content, with readable rows or without."""
+    suffix = draw(st.sampled_from(SUFFIXES))
+    raw = b"\n".join([*draw(st.sampled_from([ROWS, []])), *draw(st.lists(LINE, max_size=6))])
+    return suffix, draw(mangled(gzip.compress(raw, mtime=0))) if suffix.endswith(".gz") else raw
+
+
+@few_and(1000)
+def test_prepare_hostile_text_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
+    def read(text: tuple[str, bytes]) -> None:
+        suffix, raw = text
+        path = tmp_path / f"text{suffix}"
+        path.write_bytes(raw)
+        shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
+        config = CorpusConfig(dir=f"{tmp_path}/corpus", source=f"files:{path}", tokenizer="bpe:257", val_fraction=0.3)
+        prepare(config, progress=False)
+
+    fuzz(tally, "hostile text", n, hostile_texts(), read)
