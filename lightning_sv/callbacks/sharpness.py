@@ -309,7 +309,13 @@ class Sharpness(L.Callback):
             self._state.skipped += 1
             write_scalars(trainer, {"sharpness/skipped": self._state.skipped})
             return
-        scalars = self._of_copy(trainer, pl_module) if self.loss is None else self._of_model(pl_module)
+        try:
+            scalars = self._of_copy(trainer, pl_module) if self.loss is None else self._of_model(pl_module)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"method of Sharpness is {self.method}, for which the memory of {pl_module.device} is too small; "
+                "expected a smaller probe. Set method: difference, or a lower number of sequences."
+            ) from error
         trainer.strategy.barrier()
         self._state.done += 1
         seconds = self.clock() - start

@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.sharpness import parameter_subsets
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale import ScaleVector
 from tests.conftest import GEMMA, MOE
 
@@ -51,18 +52,22 @@ def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, c
         assert {name for name in every if ".expert_up_proj." in name} <= subsets["expert_up_proj"]
 
 
+def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
+    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
+    strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
+    return SimpleNamespace(
+        global_step=0, estimated_stepping_batches=1000, strategy=strategy, loggers=[logger], callbacks=[]
+    )
+
+
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
 def test_sharpness_probes_beyond_the_budget_are_skipped(
     seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,000 steps of 1 s and a budget of 5% leave 52 s for 9 probes."""
     written: dict[int, dict[str, float]] = {}
-    logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
-    strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
-    trainer: Any = SimpleNamespace(
-        global_step=0, estimated_stepping_batches=1000, strategy=strategy, loggers=[logger], callbacks=[]
-    )
-    module, callback = LightningModule(), Sharpness(loss=lambda module: torch.zeros(()))
+    trainer, module = trainer_stub(written), LightningModule()
+    callback = Sharpness(loss=lambda module: torch.zeros(()))
     spent = 0.0
 
     def measure(*_: object) -> dict[str, float]:
@@ -87,3 +92,13 @@ def test_sharpness_probes_beyond_the_budget_are_skipped(
 def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:
     figures = Sharpness()._measure({}, lambda: torch.tensor(math.nan))
     assert list(figures) == ["loss"] and math.isnan(figures["loss"])
+
+
+def test_sharpness_full_memory_names_the_cheaper_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> dict[str, float]:
+        raise torch.OutOfMemoryError
+
+    callback = Sharpness(loss=lambda module: torch.zeros(()))
+    monkeypatch.setattr(callback, "_measure", full)
+    with pytest.raises(ConfigError, match="method: difference"):
+        callback.on_train_start(trainer_stub({}), LightningModule())
