@@ -17,27 +17,19 @@ from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
 from lightning_sv.scale import ScaleOptions, eager
 from tests.conftest import EVERY_BUILD, MOE, perturbed, thinned
-from tests.scale.test_branch import leaf
-
-
-def rms(x: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+from tests.scale.test_branch import leaf, rms, scaled
 
 
 def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
-    """The paper's formula, word for word, for one matrix."""
+    """One matrix, of one expert."""
     owner = getattr(moe.inputs, name)
     weight, (into, out) = owner.weight, moe.inputs.gammas(name)
     if expert is not None:
         weight = weight[expert]
         into = into if into is None or into.ndim == 1 else into[expert]
         out = None if out is None else out[expert]
-    if owner.scale_in is None:
-        into = None  # the norm has applied it
-    y = (xhat if into is None else into * xhat) @ weight.T
-    if owner.norm_width is not None:
-        y = rms(y, owner.eps)
-    return y if out is None else out * y
+    applied = owner.scale_in is None  # by the norm
+    return scaled(xhat, weight, (None if applied else into, out), owner)
 
 
 def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
