@@ -198,7 +198,7 @@ def own(tmp_path: Path, notes: Path) -> CorpusConfig:
         ("files:{0}/0.txt,{0}/1.txt", lambda n: (n / "1.txt").unlink(), "1.txt is gone"),
     ],
 )
-def test_changed_text_is_refused_by_prepare_and_named_by_training(
+def test_prepare_changed_text_is_refused_and_training_names_it(
     source: str, change: Callable[[Path], object], message: str, notes: Path, own: CorpusConfig,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -135,7 +135,7 @@ def test_apply_strategy_generation_with_cache_same_tokens() -> None:
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("how", thinned(["reentrant", "non-reentrant", "compiled"], ["reentrant", "non-reentrant"]))
 def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> None:
-    """In one graph, the norms that dnp puts behind matrices included."""
+    """The compiled model is one graph, with the norms that dnp puts behind matrices."""
     model, ids = named("llama", 0.3), torch.arange(4, 20)[None]
     apply_strategy(model.train(), "unified" if how == "compiled" else "hg+dp+or+iwd")
     found = []

@@ -116,7 +116,6 @@ def test_decayed_names_multipliers_follow_output_side() -> None:
     assert not any(n.endswith("bias") for names in decayed.values() for n in names)
 
 
-@FOREIGN
 @pytest.mark.parametrize("key", ["lr", "weight_decay"])
 def test_param_groups_wrong_number_refused(key: str) -> None:
     """Before the model is looked at; an optimizer would find out later, or never."""
@@ -250,11 +249,11 @@ class IwdTrainer(Trainer):
         return decayed_names(model, "iwd", roles=weight_decay_roles(model))
 
 
-def trainer(model: nn.Module, folder: Path, **options: Any) -> Trainer:
+def trainer(model: nn.Module, folder: Path) -> Trainer:
     ids = torch.randint(4, 64, (16, 8), generator=torch.Generator().manual_seed(3))
     arguments = TrainingArguments(
         folder, weight_decay=0.5, learning_rate=0.1, max_steps=4, save_steps=2, report_to=[], use_cpu=True,
-        logging_strategy="no", disable_tqdm=True, per_device_train_batch_size=4, **options,
+        logging_strategy="no", disable_tqdm=True, per_device_train_batch_size=4,
     )  # fmt: skip
     return IwdTrainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in ids])
 
@@ -276,13 +275,9 @@ def test_trainer_decayed_names_shrink(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", thinned(["hg+dp+or+iwd", "unified"], ["unified"]))
 def test_trainer_resumed_run_same_bits(strategy: str, tmp_path: Path) -> None:
     """With scale vectors, and with norms behind the matrices; a plain model's ends so too."""
-
-    def model() -> nn.Module:
-        made = named("llama")
-        apply_strategy(made, strategy)
-        return made
-
-    whole, resumed = model(), model()
+    whole, resumed = named("llama"), named("llama")
+    for model in (whole, resumed):
+        apply_strategy(model, strategy)
     start = state(whole)
     trainer(whole, tmp_path).train()
     trainer(resumed, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -315,9 +310,8 @@ def test_example_hf_trainer_loads_plain_llama(
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "6", "--out", str(out)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     plain, applied, *rest = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("{"))
-    assert plain.startswith("plain, iwd:") and applied.startswith(
-        "hg+dp+or+iwd: 32 scale vectors; the function is preserved"
-    )
+    preserved = "hg+dp+or+iwd: 32 scale vectors; the function is preserved"
+    assert plain.startswith("plain, iwd:") and applied.startswith(preserved)
     losses = [float(line.split(":")[1].split()[0]) for line in (plain, rest[0])]
     assert all(loss < 5.0 for loss in losses)  # ln(256) = 5.55 before
     assert rest[1] == "folded, loaded as plain LlamaForCausalLM: logits differ by 0.0e+00"
