@@ -1,4 +1,4 @@
-"""The order of a run: the seed's alone, whatever shares the work, and resumed exactly anywhere."""
+"""Sequences of the shards, and their order in a run: the seed's alone, and resumed exactly anywhere."""
 
 import multiprocessing
 import shutil
@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_sv.corpus import RankShare, TokenLoader, open_split
+from lightning_sv.corpus import RankShare, Sequences, TokenLoader, open_split
 from lightning_sv.corpus.sampler import GlobalBatchSampler
 from lightning_sv.errors import ConfigError
 from tests.conftest import thinned
+from tests.corpus.conftest import shard_ids
 
 SEQ, GLOBAL = 96, 8
 
@@ -153,3 +154,30 @@ def test_token_loader_workers_outlive_a_signal(corpus: Path) -> None:
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
     finally:
         torch.set_num_threads(before)
+
+
+def test_sequences_are_the_blocks_of_the_shards(corpus: Path) -> None:
+    sequences = open_split(corpus, "train", seq_len=SEQ)
+    items = [sequences[i] for i in range(len(sequences))]
+    assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
+    assert [item.tolist() for item in items] == [
+        ids[start : start + SEQ + 1].tolist()
+        for ids in shard_ids(corpus, "train")
+        for start in range(0, ids.size - SEQ, SEQ + 1)
+    ]
+    assert isinstance(sequences, Sequences) and [*iter(sequences)][-1].tolist() == items[-1].tolist()
+    for beyond in (-1, len(sequences)):
+        with pytest.raises(IndexError, match=f"sequence {beyond} of {len(sequences)}"):
+            sequences[beyond]
+
+
+def test_token_loader_writes_and_prints_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = sorted(corpus.rglob("*"))
+    for workers in (0, 2):
+        _ = list(loader(corpus, num_workers=workers))
+    assert sorted(corpus.rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")

@@ -70,16 +70,12 @@ def _foreign_shard(root: Path) -> None:
     (root / "train/index.json").write_text(json.dumps(index))
 
 
-def _shorten(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 #: name -> damage, message
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no index": (lambda c: (c / "train/index.json").unlink(), r"train/index\.json is missing"),
     "bad index": (lambda c: (c / "val/index.json").write_text("{"), r"val/index\.json is damaged"),
     "no shard": (lambda c: (c / "train/chunk-0-1.bin").unlink(), r"chunk-0-1\.bin is missing"),
-    "short shard": (lambda c: _shorten(c / "train/chunk-0-0.bin"), r"chunk-0-0\.bin has [\d,]+ bytes; expected [\d,]+"),
+    "short shard": (lambda c: os.truncate(c / "train/chunk-0-0.bin", 9), r"chunk-0-0\.bin has 9 bytes; expected \d"),
     "altered shard": (lambda c: _flip(c / "val/chunk-0-0.bin"), r"chunk-0-0\.bin .*sha256"),
     "foreign shard": (_foreign_shard, r"train/index\.json .*manifest\.json"),
     "no tokenizer": (lambda c: (c / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
@@ -90,21 +86,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "version": (_in_manifest(lambda d: d.update(version=99)), r"version is 99; expected 1"),
     "incomplete": (_in_manifest(lambda d: d.pop("eot")), r"is incomplete \(KeyError\('eot'\)\)"),
     "malformed": (_in_manifest(lambda d: d.update(splits=[])), r"is incomplete"),
+    "no checksum": (_in_manifest(lambda d: d.pop(CHECKSUM)), CHECKSUM),
+    "edited": (_in_manifest(lambda d: d["splits"]["val"]["shards"][0].update(sha256="0"), signed=False), CHECKSUM),
     "no number": (_in_manifest(lambda d: d.update(vocab_size="9")), r"vocab_size is '9'"),
     "total": (_in_manifest(lambda d: d["splits"]["train"].update(tokens=1)), r"shards of train do not add up"),
     "token": (_in_manifest(lambda d: d["splits"]["val"].update(largest_token=300)), r"token 300 of val .* is outside"),
     **{f"no {key}": (_in_manifest(lambda d, key=key: d["splits"]["val"].update({key: 0})), r"manifest\.json")
        for key in ("bytes", "tokens", "documents")},
 }  # fmt: skip
-UNSIGNED: dict[str, Edit] = {
-    "no checksum": lambda d: d.pop(CHECKSUM),
-    "edited bytes": lambda d: d["splits"]["val"].update(bytes=d["splits"]["val"]["bytes"] + 1),
-    "edited eot": lambda d: d.update(eot=1),
-    "edited licence": lambda d: d.update(licence="MIT"),
-    "edited hash": lambda d: d["splits"]["val"]["shards"][0].update(sha256="0" * 64),
-    "edited sources": lambda d: d["sources"].popitem(),
-}
-DAMAGES |= {name: (_in_manifest(edit, signed=False), CHECKSUM) for name, edit in UNSIGNED.items()}
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
@@ -137,22 +126,17 @@ def test_open_split_unfit_request_is_refused(corpus: Path, split: Any, message: 
         open_split(corpus, split, seq_len=9_000)
 
 
-@pytest.mark.parametrize("how", thinned(["deleted", "truncated", "bit-flipped"], ["truncated"]))
+@pytest.mark.parametrize("resumed", thinned([True, False], [False]))
 def test_fit_damaged_shard_is_refused_and_nothing_is_written(
-    how: str, tmp_path: Path, copy: Path, refused: Refused
+    resumed: bool, tmp_path: Path, copy: Path, refused: Refused
 ) -> None:
     args, run = write_run_args(copy, tmp_path), tmp_path / "run"
     fit = ["fit", *args, "--run_dir", str(run), "--trainer.max_steps"]
     shard = copy / "train/chunk-0-0.bin"
-    good = shard.read_bytes()
-    if how == "bit-flipped":
+    if resumed:
         assert main([*fit, "1"]) == 0
         fit = [*fit[:-1], "--allow_lr_jump", "--ckpt_path", "last", "--trainer.max_steps"]
-        _flip(shard)
-    elif how == "deleted":
-        shard.unlink()
-    else:
-        shard.write_bytes(good[:-5])
+    _flip(shard)
     before = contents(run)
     assert shard.name in refused(*fit, "2")
     assert contents(run) == before

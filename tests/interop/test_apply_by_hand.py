@@ -64,18 +64,12 @@ class Slots:
     logits: Tensor
 
 
-def _padded(value: float) -> Read:
-    def read(net: Net, x: Tensor) -> Tensor:
-        return plain(net, x).masked_fill(torch.arange(V) >= V - 4, value)
-
-    return read
-
-
+PADDING = torch.arange(V) >= V - 4
 OUTPUTS: dict[str, Read] = {
     "slots": lambda net, x: Slots(plain(net, x)),
     "a dataclass in a tuple": lambda net, x: (0, Slots(plain(net, x))),
-    "the lowest number": _padded(torch.finfo(torch.float32).min),
-    "-inf": _padded(-torch.inf),
+    "the lowest number": lambda net, x: plain(net, x).masked_fill(PADDING, torch.finfo(torch.float32).min),
+    "-inf": lambda net, x: plain(net, x).masked_fill(PADDING, -torch.inf),
 }
 
 
@@ -126,23 +120,22 @@ def test_apply_strategy_dnp_uncalled_layer_refused() -> None:
         apply_strategy(net, "hg+dnp", IDS)
 
 
-def _stacked(net: Net, x: Tensor) -> Tensor:
-    q, k, v = net.matrix(x).view(2, 8, 3, 2, D // 2).permute(2, 0, 3, 1, 4).unbind(0)
-    out: Tensor = net.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-    return out
+def _attention(sizes: tuple[int, ...], order: tuple[int, ...]) -> Read:
+    """Attention by one matrix for q, k and v; `order` makes its result (batch, T, *sizes, width) that of attention."""
 
+    def read(net: Net, x: Tensor) -> Tensor:
+        q, k, v = net.matrix(x).view(2, 8, *sizes, D // 2).permute(order).unbind(0)
+        out: Tensor = net.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return out
 
-def _in_heads(net: Net, x: Tensor) -> Tensor:
-    q, k, v = net.matrix(x).view(2, 8, 2, 3, D // 2).permute(3, 0, 2, 1, 4).unbind(0)
-    out: Tensor = net.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-    return out
+    return read
 
 
 FUSED: dict[str, tuple[Read, int, int]] = {
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
     "unflatten": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))), 2, 2),
-    "q, k and v one after the other": (_stacked, 3, 3),
-    "q, k and v of each head": (_in_heads, 3, 1),
+    "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 3),
+    "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
 }
 
 
@@ -160,6 +153,13 @@ def test_apply_strategy_convolution_keeps_norm_and_notes() -> None:
     net.matrix = nn.Conv1d(D, D, 1)
     report = apply_strategy(net, "hg+ap", IDS)
     assert "remains one vector of its norm" in dict(report.notes)["norm.weight"]
+
+
+def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
+    """It sums over as many tokens as there are channels."""
+    net = Net(lambda net, x: net.head(net.matrix(x.mT).mT), D)
+    report = apply_strategy(net, "hg+dp+or", torch.arange(2 * D).view(2, D) % V)
+    assert report.difference < 1e-5 and "norm.parametrizations.weight.0.vector" in report.vectors
 
 
 def test_fold_applied_parameters_keep_order() -> None:

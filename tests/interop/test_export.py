@@ -38,10 +38,8 @@ def test_export_plain_run_is_llama_with_same_text(
     assert not list(out.glob("*.py")) and not list(tmp_path.glob(".*"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert type(model).__name__ == "LlamaForCausalLM" and model.config.max_position_embeddings == 32
-    end = tokenizer.eos_token_id
-    assert (
-        model.generation_config.eos_token_id == model.generation_config.pad_token_id == end
-    )  # the token at which it stops
+    end, settings = tokenizer.eos_token_id, model.generation_config
+    assert settings.eos_token_id == settings.pad_token_id == end  # the token at which it stops
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
     words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0", "--json"]
     assert main(["generate", str(runs["plain"]), *words]) == 0
@@ -78,9 +76,8 @@ with torch.no_grad():
 def test_export_unified_runs_without_lightning_sv(runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "exported"
     assert main(["export", str(runs["own"]), "--to", "hf", str(out)]) == 0
-    assert (
-        "Its scale vectors are part of the matrices, except those of:\n\n- `q_proj`" in (out / "README.md").read_text()
-    )
+    card = (out / "README.md").read_text()
+    assert "Its scale vectors are part of the matrices, except those of:\n\n- `q_proj`" in card
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoConfig.from_pretrained(out, trust_remote_code=False)
     tokens = torch.randint(0, 300, (2, 20))
@@ -135,9 +132,8 @@ def test_export_folder_has_version_4_keys_and_umask(
         save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
     finally:
         os.umask(before)
-    written, tokenizer = (
-        json.loads((tmp_path / "out" / name).read_text()) for name in ("config.json", "tokenizer_config.json")
-    )
+    files = ("config.json", "tokenizer_config.json")
+    written, tokenizer = (json.loads((tmp_path / "out" / name).read_text()) for name in files)
     assert written["rope_theta"] == 5e5 and written.get("num_experts") == sizes.get("n_expert")
     assert written.get("rope_local_base_freq") == (5e5 if sizes is GEMMA else None)
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
@@ -195,10 +191,8 @@ def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: Backbon
     text = model_card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
     done = save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
     assert done.kind == "Qwen2MoeForCausalLM" and done.difference < 1e-5
-    assert (
-        'from_pretrained("path/to/this/folder", experts_implementation="eager")'
-        in (tmp_path / "out/README.md").read_text()
-    )
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'from_pretrained("path/to/this/folder", experts_implementation="eager")' in card
     assert "| text | a\\|(kind) |" in text  # the text of a run is neither Markdown nor a placeholder
 
 

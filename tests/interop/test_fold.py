@@ -70,14 +70,8 @@ def test_fold_any_strategy_same_logits(text: str, family: str, config: BackboneC
 
 
 def test_foldable_dnp_v_and_up_fold_into_next_matrix(config: BackboneConfig) -> None:
-    for family, pairs in {
-        "dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"},
-        "moe": {
-            "v_proj": "attn.o_proj",
-            "expert_up_proj": "ffn.expert_down_proj",
-            "shared_up_proj": "ffn.shared_down_proj",
-        },
-    }.items():
+    moe = {"v_proj": "attn.o_proj", "expert_up_proj": "ffn.expert_down_proj", "shared_up_proj": "ffn.shared_down_proj"}
+    for family, pairs in {"dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"}, "moe": moe}.items():
         rows = {row.vector: row.into for row in foldable(make(config, family, "unified"))}
         for name, reader in pairs.items():
             (vector,) = (path for path in rows if path.startswith("layers.1.") and path.endswith(f"{name}.scale_out"))

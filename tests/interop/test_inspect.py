@@ -179,13 +179,12 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     def peak_of(folder: Path) -> float:
         """MiB that are resident at most, beyond those before; pages of a mapped file count."""
         Path("/proc/self/clear_refs").write_text("5")
-        before = resident("VmHWM")
+        before = peak()
         assert len(vectors_of_folder(folder).vectors) == 3
-        return resident("VmHWM") - before
+        return peak() - before
 
-    def resident(key: str) -> float:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(status[key].split()[0]) / 2**10
+    def peak() -> float:
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 2**10
 
     made_up(tmp_path / "small", 1024)
     assert made_up(tmp_path / "large", 2**17) > 0.75 * 2**30

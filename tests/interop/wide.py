@@ -11,13 +11,7 @@ import torch
 
 @contextlib.contextmanager
 def float64_throughout(theirs: type) -> Iterator[None]:
-    """Use float64 instead of float32 in the code of a transformers model: in its norms and its RoPE.
-
-    Its formulas do not change. Models must be built inside, because their frequencies are computed then.
-
-    Args:
-        theirs: the model's class.
-    """
+    """Use float64 instead of float32 in the norms and the RoPE of this class; build models inside, for frequencies."""
     wide: dict[str, Any] = vars(torch) | {"float32": torch.float64, "float": torch.float64}
     with pytest.MonkeyPatch.context() as patch:
         for module in (theirs.__module__, "transformers.modeling_rope_utils"):

@@ -10,7 +10,7 @@ from lightning_sv.nn import cross_entropy, next_token_loss
 from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
 from lightning_sv.scale.eager import CHUNK_ELEMENTS
-from tests.conftest import EVERY_BUILD
+from tests.conftest import EVERY_BUILD, perturbed
 from tests.tolerances import assert_near
 
 TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
@@ -87,9 +87,7 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
 def test_backbone_loss_equals_loss_of_its_logits(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
-    model = Backbone(config, text).double()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
+    model = perturbed(Backbone(config, text).double())
     block = torch.randint(0, VOCAB, (2, 18))
     results = []
     for loss in (model(block[:, :-1], targets=block[:, 1:]), next_token_loss(model(block[:, :-1]), block[:, 1:])):

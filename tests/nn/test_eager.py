@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lightning_sv.nn.ffn import swiglu_outputs
 from lightning_sv.nn.rope import rope_tables, rotate
 from lightning_sv.scale import Output, eager
+from tests.scale.test_branch import leaf, saved_for_backward
 
 D, EPS = 3, 1e-2
 
@@ -29,16 +30,12 @@ def ours(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor |
     return swiglu_outputs(Output(gate, width, EPS, gamma_gate), Output(up, width, EPS, gamma_up))
 
 
-def make(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
 def test_swiglu_outputs_and_derivatives_equal_definition(
     scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
-    inputs = [make(2, 5, D), make(2, 5, D), *(make(D) if one else None for one in scaled)]
+    inputs = [leaf(2, 5, D), leaf(2, 5, D), *(leaf(D) if one else None for one in scaled)]
     leaves = [t for t in inputs if t is not None]
     values = [form(*inputs) for form in (ours, definition)]
     torch.testing.assert_close(*values, rtol=1e-12, atol=1e-13)
@@ -67,20 +64,16 @@ def test_swiglu_outputs_in_bf16_is_as_accurate_as_plain() -> None:
 
 
 def test_swiglu_outputs_backward_saves_only_its_inputs() -> None:
-    gate, up, gamma = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True), torch.ones(64)
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
-        ours(gate, up, gamma, gamma)
+    gate, up, gamma = leaf(32, 64), leaf(32, 64), leaf(64)
+    saved = saved_for_backward(lambda: ours(gate, up, gamma, gamma))
     large = {t.untyped_storage().data_ptr() for t in saved if t.numel() >= gate.numel()}
     assert large == {gate.data_ptr(), up.data_ptr()}
 
 
 def test_rotate_equals_complex_product_and_passes_gradcheck() -> None:
-    x = make(2, 5, 3, 8)
+    x = leaf(2, 5, 3, 8)
     tables = rope_tables(5, 8, 100.0, like=x)
-    angle = torch.arange(5, dtype=torch.float64)[:, None, None] * torch.tensor(
-        [100.0 ** (-i / 4) for i in range(4)], dtype=torch.float64
-    )
+    angle = torch.arange(5.0).double()[:, None, None] * 100.0 ** (-torch.arange(4.0).double() / 4)
     pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
     expected = torch.cat((pairs.real, pairs.imag), -1)
     torch.testing.assert_close(rotate(x, tables), expected, rtol=0, atol=1e-14 * math.sqrt(8))

@@ -12,6 +12,7 @@ from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions, scaled_linears
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import perturbed
 from tests.paper_llama import PaperLlama
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
@@ -20,12 +21,7 @@ PRESET = Path(__file__).parents[2] / "conf/scale/learnable-multipliers.yaml"
 
 def preset() -> tuple[Backbone, OptimConfig]:
     module, _, _ = parse_run(["--config", "tiny-llama", "--config", str(PRESET)], check_corpus=False)
-    model = Backbone(SMALL, module.strategy, module.scale_options).double()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data.mul_(1 + 0.2 * noise).add_(0.05 * noise)
-    return model, module.optim
+    return perturbed(Backbone(SMALL, module.strategy, module.scale_options).double()), module.optim
 
 
 def test_learnable_multipliers_two_steps_equal_paper_llama() -> None:

@@ -1,38 +1,35 @@
-"""The mixture of experts against a plain loop over tokens and experts in float64."""
+"""The mixture of experts against a plain loop over tokens and experts, dispatch against indexing, in float64."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import RouterConfig, activated_parameters, flops_per_token, meta_backbone, router_loss
+from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
+from lightning_sv.nn.ffn import swiglu
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
-from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale import ScaleOptions, eager
 from tests.conftest import EVERY_BUILD, MOE, perturbed, thinned
-
-
-def rms(x: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+from tests.scale.test_branch import leaf, rms, scaled
 
 
 def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
-    """The paper's formula, word for word, for one matrix."""
+    """One matrix, of one expert."""
     owner = getattr(moe.inputs, name)
     weight, (into, out) = owner.weight, moe.inputs.gammas(name)
     if expert is not None:
         weight = weight[expert]
         into = into if into is None or into.ndim == 1 else into[expert]
         out = None if out is None else out[expert]
-    if owner.scale_in is None:
-        into = None  # the norm has applied it
-    y = (xhat if into is None else into * xhat) @ weight.T
-    if owner.norm_width is not None:
-        y = rms(y, owner.eps)
-    return y if out is None else out * y
+    applied = owner.scale_in is None  # by the norm
+    return scaled(xhat, weight, (None if applied else into, out), owner)
 
 
 def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
@@ -188,3 +185,42 @@ def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig
     weights, experts, _ = moe._route(torch.randn(50, config.d_model))
     assert (experts != 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(50))
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
+    """Ids with all tokens on one expert, idle experts, ids named twice, and fewer choices than experts."""
+    n_expert, k, n = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 40))
+    busy = draw(st.lists(st.integers(0, n_expert - 1), min_size=1, max_size=n_expert))
+    flat = draw(st.lists(st.sampled_from(busy), min_size=n * k, max_size=n * k))
+    return torch.tensor(flat).view(n, k), n_expert
+
+
+@given(routings())
+def test_dispatch_and_combine_equal_plain_indexing(routing: tuple[Tensor, int]) -> None:
+    experts, n_expert = routing
+    made = layout(experts, n_expert)
+    x, y = leaf(len(experts), 3), leaf(len(made.source), 3)
+    weights = torch.rand(experts.shape, dtype=torch.float64, requires_grad=True)
+    padded = torch.cat([x, torch.zeros(1, 3)])[made.source]
+    pairs = [
+        (dispatch(x, made), padded, [x]),
+        (combine(y, made), y[made.position].sum(1), [y]),
+        (weights_by_row(weights, made)[made.position], weights, [weights]),
+    ]
+    for ours, theirs, leaves in pairs:
+        torch.testing.assert_close(ours, theirs)
+        grad = torch.randn_like(theirs)
+        torch.testing.assert_close(torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad))
+
+
+def test_dispatch_combine_and_swiglu_pass_gradgradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
+    made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
+    for function, tensors in (
+        (lambda x: dispatch(x, made), (leaf(3, 2),)),
+        (lambda y: combine(y, made), (leaf(len(made.source), 2),)),
+        (lambda w: weights_by_row(w, made), (leaf(3, 2),)),
+        (swiglu, (leaf(5, 3), leaf(5, 3), leaf(5))),
+    ):
+        assert torch.autograd.gradgradcheck(function, tensors)

@@ -6,7 +6,6 @@ rest has two axes or more and is a matrix. `to_one` are vectors stored as w of a
 """
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ EMBEDDINGS = {
     "embed_positions", "embeddings", "embed_tokens_per_layer", "relative_attention_bias", "shared", "tok_embeddings",
 }  # fmt: skip
 HEADS = ("lm_head", "embed_out", "output_projection", "decoder", "classifier")
-LISTS = ("input", "output", "router", "multiplier", "bias", "other", "matrix", "head", "embedding")
 VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16,
     "patch_size": 4,
@@ -42,31 +40,19 @@ MLA = {
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 
 
-@dataclass
 class Family:
-    """One row: its config and the truth."""
+    """One row: its config and the truth.
 
-    name: str
-    config: dict[str, Any] = field(default_factory=dict)
-    input: str = ""
-    output: str = ""
-    router: str = ""
-    multiplier: str = ""
-    bias: str = ""
-    other: str = ""
-    matrix: str = ""
-    head: str = ""
-    embedding: str = ""
-    to_one: str = ""
-    kept: str = ""  #: input vectors that no matrix can take up
-    folds: str = ""  #: output vectors that matrices can take up, through gates
-    variant: str = ""
-    auto: str = "AutoModelForCausalLM"
+    `kept` are input vectors that no matrix can take up, `folds` output vectors that matrices can, through gates.
+    """
 
-    @property
-    def id(self) -> str:
-        """The family, and which of its variants."""
-        return f"{self.name}-{self.variant}" if self.variant else self.name
+    def __init__(
+        self, name: str, config: dict[str, Any] | None = None, variant: str = "", auto: str = "AutoModelForCausalLM",
+        to_one: str = "", kept: str = "", folds: str = "", **roles: str,
+    ) -> None:  # fmt: skip
+        self.name, self.config, self.auto, self.roles = name, config or {}, auto, roles
+        self.to_one, self.kept, self.folds = to_one, kept, folds
+        self.id = f"{name}-{variant}" if variant else name
 
     def build(self) -> nn.Module:
         """Make the tiny model."""
@@ -80,8 +66,8 @@ class Family:
 
     def truth(self, name: str, parameter: nn.Parameter) -> str:
         """The role of one parameter."""
-        for role in LISTS:
-            if ends_in(name, getattr(self, role)):
+        for role, ends in self.roles.items():
+            if ends_in(name, ends):
                 return role
         plain = cut(name)
         if plain.endswith("bias") and not plain.endswith("relative_attention_bias"):
@@ -112,7 +98,7 @@ def ends_in(name: str, ends: str) -> bool:
 
 def alike(names: str, config: dict[str, Any] | None = None, **roles: str) -> list[Family]:
     """Rows that differ in their name alone."""
-    return [Family(name, config or {}, **roles) for name in names.split()]
+    return [Family(name, config, **roles) for name in names.split()]
 
 
 # fmt: off
@@ -222,8 +208,7 @@ FAMILIES = [
     Family("modernbert-decoder", {"global_attn_every_n_layers": 2},
         input="attn_norm mlp_norm final_norm head.norm lm_head.norm", output="embeddings.norm", kept="lm_head.norm"),
     *alike("laguna hy_v3", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
-]
-OTHERS = [
+    # encoders
     Family("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
         input="layer_norm final_layer_norm", kept="decoder.final_layer_norm", auto="AutoModelForSeq2SeqLM"),
     Family("bert", input="layer.1.output.LayerNorm transform.LayerNorm", output="embeddings.LayerNorm output.LayerNorm",
@@ -262,4 +247,4 @@ OTHERS = [
 
 def find(name: str) -> Family:
     """Return the row with this id."""
-    return next(family for family in FAMILIES + OTHERS if family.id == name)
+    return next(family for family in FAMILIES if family.id == name)

@@ -1,7 +1,5 @@
 """The table of rules: an example per row, and the page that explains how a traced pass becomes a role."""
 
-import contextlib
-import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +79,8 @@ def test_rules_each_row_has_example_and_page_row() -> None:
     assert shown == [(rule.name, str(rule.role or "–")) for rule in RULES]
 
 
-def test_roles_page_example_prints_what_it_shows() -> None:
+def test_roles_page_example_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {})
-    assert printed.getvalue() == shown
+    exec(code, {})
+    assert capsys.readouterr().out == shown

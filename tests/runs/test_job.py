@@ -1,13 +1,18 @@
-"""The record of a run that a different command started: command.json."""
+"""Runs that a different command starts: their record, command.json, and their processes, from any thread."""
 
 import errno
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import COMMAND
 from lightning_sv.runs.job import Job
+from lightning_sv.runs.launch import _stops_as_interrupt, run_jobs
 
 
 def test_prepare_full_disk_leaves_the_record_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +41,24 @@ def test_prepare_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     (job.run_dir / COMMAND).write_text(text)
     with pytest.raises(ConfigError, match=COMMAND):
         job.prepare()
+
+
+def test_run_jobs_in_a_thread_returns_reasons_of_failures(tmp_path: Path) -> None:
+    """A notebook or a server may call `compare` from a thread, in which Python installs no signal handler."""
+    jobs = [Job(name, ("sh", "-c"), ("exit 3",), tmp_path / name) for name in ("a", "b")]
+    with ThreadPoolExecutor() as pool:
+        failed = pool.submit(run_jobs, jobs, parallel=2, console=Console(quiet=True)).result()
+    assert failed.keys() == {"a", "b"} and all("exit code 3" in why for why in failed.values())
+
+
+def test_run_jobs_stop_on_sighup_unless_it_is_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), _stops_as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # under nohup
+        with _stops_as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,13 +1,21 @@
-"""Parameterizations against their formulas and the paper's implicit preconditioner."""
+"""Parameterizations: formulas and inverses; those that violate the contract are refused before training."""
+
+import sys
+import types
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
+from lightning_sv.nn import meta_backbone
+from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleStrategy, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
-from lightning_sv.scale.vector import HeadShared
+from lightning_sv.scale.vector import HeadShared, check_parameterization
+from tests.conftest import Refused
 
 EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 
@@ -43,26 +51,6 @@ def test_forward_of_or_and_er_equals_their_formulas() -> None:
     torch.testing.assert_close(e(), beta.exp() * (alpha - alpha.mean()).exp())
 
 
-@given(
-    alpha=st.lists(st.floats(-5, 5), min_size=2, max_size=9).filter(lambda a: sum(x * x for x in a) > 0.01),
-    beta=st.floats(-3, 3).filter(lambda b: abs(b) > 0.01),
-)
-def test_or_jacobian_gives_preconditioner_of_paper(alpha: list[float], beta: float) -> None:
-    """J J^T = d g g^T + rho (I - g g^T), rho = beta^2 d / ||alpha||^2 (paper, Section 3.3)."""
-    d = len(alpha)
-    a, b = torch.tensor(alpha, dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
-    vector = OriginalSpaceScale(d, "input").double()
-
-    def gamma(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(vector, {"alpha": a, "beta": b}, ())
-
-    jacobian = torch.cat(torch.autograd.functional.jacobian(gamma, (a, b)), dim=1)  # (d, d + 1)
-    g = gamma(a, b) / gamma(a, b).norm()
-    rho = beta**2 * d / a.square().sum()
-    expected = d * torch.outer(g, g) + rho * (torch.eye(d, dtype=torch.float64) - torch.outer(g, g))
-    torch.testing.assert_close(jacobian @ jacobian.T, expected, rtol=1e-9, atol=1e-9)
-
-
 def test_set_gamma_not_representable_refused() -> None:
     with pytest.raises(ValueError, match="'or' cannot represent a zero"):
         OriginalSpaceScale(3, "input").set_gamma(torch.zeros(3))
@@ -74,3 +62,88 @@ def test_set_gamma_not_representable_refused() -> None:
     assert vector().tolist() == [1, 2, 3, 1, 2, 3] and vector.vector.gamma.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="share_heads"):
         vector.set_gamma(torch.arange(6.0))
+
+
+class Softplus(ScaleVector):
+    """gamma = softplus(w), with its inverse."""
+
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)  # type: ignore[arg-type]
+        self.w = nn.Parameter(torch.zeros(*self.batch_dims, d))
+
+    def forward(self) -> Tensor:
+        return nn.functional.softplus(self.w)
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        self.w.copy_(torch.expm1(gamma).log())
+
+
+class LowRank(Softplus):
+    """Refuses gammas that it cannot represent."""
+
+    def set_gamma(self, gamma: Tensor) -> None:
+        if (gamma != 1).any():
+            raise ValueError("a low-rank gamma cannot be this one")
+        super().set_gamma(gamma)
+
+
+class Copies(Softplus):
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        self.w.copy_(gamma)
+
+
+class Detached(Softplus):
+    def forward(self) -> Tensor:
+        return nn.functional.softplus(self.w.detach())
+
+
+class OneForAll(Softplus):
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role)
+        self.batch_dims = tuple(batch_dims)
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        self.w.copy_(torch.expm1(gamma.flatten(0, -2)[0] if gamma.ndim > 1 else gamma).log())
+
+
+class Graph(Softplus):
+    def set_gamma(self, gamma: Tensor) -> None:
+        self.w.copy_(torch.expm1(gamma).log())
+
+
+WRONG = {
+    Copies: r"returns 1.313 after set_gamma\(1\);",
+    Detached: " w no gradient",
+    OneForAll: r"shape \(64,\).* \(2, 64\)",
+    Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); .*@torch.no_grad\(\)",
+}
+
+
+@pytest.mark.parametrize("cls", [*PARAMETERIZATIONS.values(), Softplus, LowRank])
+def test_check_parameterization_valid_class_draws_nothing(cls: type[ScaleVector]) -> None:
+    state = torch.get_rng_state()
+    check_parameterization(cls)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
+def test_check_parameterization_invalid_class_refused(cls: type[ScaleVector]) -> None:
+    with pytest.raises(ValueError, match=f"the parameterization {__name__}:{cls.__name__} .*{WRONG[cls]}"):
+        check_parameterization(cls)
+
+
+def test_fit_invalid_parameterization_refused_valid_one_built(
+    monkeypatch: pytest.MonkeyPatch, run_args: list[str], refused: Refused
+) -> None:
+    module = types.ModuleType("own_scales")
+    module.Softplus, module.Copies = Softplus, Copies  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_scales", module)
+    config = BackboneConfig(name="x", d_model=32, n_layer=1, n_head=2, vocab_size=64)
+    check_parameterization.cache_clear()
+    with torch.device("meta"):
+        strategy = ScaleStrategy.parse("hg+own_scales:Softplus")
+    assert all(p.is_meta for p in meta_backbone(config, strategy).parameters())
+    assert ":Copies returns 1.313" in refused("fit", *run_args, "--model.scale", "hg+own_scales:Copies")

@@ -1,6 +1,7 @@
-"""Checkpoints of transformers as backbones: the same logits, or a reason."""
+"""Backbones as Hugging Face's models and back: the same logits, or a reason."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,96 @@ from safetensors.torch import load_file, save_file
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
-from lightning_sv.scale import ScaleStrategy
-from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, perturbed, thinned
+from lightning_sv.nn import RouterConfig
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, MOE, perturbed, thinned
+from tests.interop.wide import float64_throughout
 from tests.tolerances import assert_near
+
+
+def test_to_hugging_face_unknown_norms_refused(config: BackboneConfig) -> None:
+    with pytest.raises(ValueError, match="post_norm"):
+        to_hugging_face(Backbone(replace(config, post_norm=True)))
+    with pytest.raises(ValueError, match="n_expert_shared"):
+        to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
+    with pytest.raises(ValueError, match="router.balance is bias"):
+        to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
+
+
+UNGATED, UNSHARED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}, MOE | {"n_expert_shared": 0}
+
+
+def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) -> None:
+    """Theirs is of the family, or our code on top of it, and gives our logits in float64; no scale vector is 1."""
+    model = perturbed(model).double()
+    base = getattr(transformers, f"{family}ForCausalLM")
+    with float64_throughout(base):
+        theirs = to_hugging_face(model, eot=3)
+    assert type(theirs).__name__ == f"{'Scaled' if own_code else ''}{family}ForCausalLM" and isinstance(theirs, base)
+    assert (theirs.config.bos_token_id, theirs.generation_config.eos_token_id) == (3, 3)
+    theirs.config._experts_implementation = "eager"  # their grouped product knows no float64
+    tokens = torch.randint(0, model.config.vocab_size, (3, 24))
+    with torch.no_grad(), float64_throughout(base):
+        found = theirs(tokens).logits
+        torch.testing.assert_close(found, model(tokens), rtol=1e-9, atol=1e-12)
+
+
+PLAIN = [
+    ("Llama", {}),
+    ("Llama", LLAMA_31),
+    ("Gemma3", GEMMA),
+    ("Qwen3", {"qk_norm": True}),
+    ("Qwen2Moe", MOE),
+    ("Qwen2Moe", UNGATED),
+    ("Qwen2Moe", UNSHARED),
+    ("Qwen3Moe", UNSHARED | {"qk_norm": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    thinned(PLAIN, [PLAIN[i] for i in (1, 2, 3, 4, 5, 7)], several=True),
+    ids=["llama", "llama-3.1", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
+)
+@pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
+def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
+    assert_same_logits(Backbone(replace(config, **sizes), text), family)
+
+
+SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}
+DENSE = {"placement_at": dict.fromkeys(("v_proj", "gate_proj", "up_proj", "lm_head"), "dp")}
+SPARSE = {"placement_at": dict.fromkeys(("v_proj", "expert_gate_proj", "expert_up_proj", "lm_head"), "dp")}
+GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
+#: family, sizes and options of `unified`, and whether our code is needed
+UNIFIED = [
+    # dnp on q and k with vectors that heads share is plain Qwen 3
+    ("Qwen3", {}, DENSE | SHARE, False),
+    ("Qwen3", LLAMA_31, DENSE | SHARE, False),
+    ("Qwen3Moe", UNSHARED, SPARSE | SHARE, False),
+    ("Qwen3", {"n_head": 1}, DENSE, False),
+    # other normalized outputs
+    ("Llama", {}, {}, True),
+    ("Llama", LLAMA_31, {}, True),
+    ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}, True),
+    ("Gemma3", GEMMA, GEMMAS, True),
+    ("Qwen3", {"qk_norm": True}, GEMMAS, True),
+    ("Qwen2Moe", MOE, {}, True),
+    ("Qwen2Moe", UNSHARED, {"placement_at": {"expert_gate_proj": "dp"}}, True),
+    ("Qwen2Moe", MOE, SPARSE | SHARE, True),
+    ("Qwen3Moe", UNSHARED | {"qk_norm": True}, GEMMAS, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options", "own_code"),
+    thinned(UNIFIED, [UNIFIED[i] for i in (1, 2, 5, 6, 7, 11)], several=True),
+)
+def test_to_hugging_face_unified_same_logits(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], own_code: bool, config: BackboneConfig
+) -> None:
+    model = Backbone(replace(config, **sizes), "unified", ScaleOptions(**options))
+    assert_same_logits(model, family, own_code=own_code)
+
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -27,7 +115,7 @@ LONG = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 #: transformers' own models, with the cases of the importer: shared keys and values, tied heads, 1 + w
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
     "llama-3.1": ("Llama", {"rope_parameters": ROPE | LONG, "num_key_value_heads": 2, "max_position_embeddings": 512}),
@@ -48,7 +136,7 @@ KEEPING = thinned([text for text in BUILDS if not ScaleStrategy.parse(text).plac
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each of them written, with norms that have left their start, some to the negative."""
     root = tmp_path_factory.mktemp("theirs")
-    for name, (family, settings) in CASES.items():
+    for name, (family, settings) in THEIRS.items():
         torch.manual_seed(0)
         config_of = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
         model = getattr(transformers, f"{family}ForCausalLM")(config_of(**SIZES | settings))
@@ -59,14 +147,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                     if "input_layernorm" in key or "q_norm" in key:
                         parameter[0] = -1.5
         model.save_pretrained(root / name)
-    return {name: root / name for name in CASES}
+    return {name: root / name for name in THEIRS}
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("name", thinned(CASES, ["llama", "qwen3", "gemma3"]))
+@pytest.mark.parametrize("name", thinned(THEIRS, ["llama", "qwen3", "gemma3"]))
 @pytest.mark.parametrize("text", KEEPING)
 def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folders: dict[str, Path]) -> None:
-    family, _ = CASES[name]
+    family, _ = THEIRS[name]
     tokens = torch.randint(0, 48, (2, 19))
     lone = family in ("Qwen3", "Gemma3")
     if lone and (text.startswith(("shared+nop", "hg+nop")) or "+er" in text):
@@ -95,9 +183,7 @@ def test_from_hugging_face_exported_model_comes_back(config: BackboneConfig, tmp
 
 
 def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
-    to.mkdir()
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, to)
     config = json.loads((folder / "config.json").read_text()) | changes
     (to / "config.json").write_text(json.dumps(config))
     return to
