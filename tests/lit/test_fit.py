@@ -21,7 +21,7 @@ from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, thinned, write_run_args
-from tests.lit.runs import contents
+from tests.lit.runs import LAST, contents
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,39 @@ def test_load_backbone_wrong_format_is_refused(written: object, run: Path, tmp_p
     assert why in refused("validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(later))
     with pytest.raises(ValueError, match=re.escape(why)):
         load_backbone(str(later))
+
+
+def damage(checkpoint: dict[str, Any], how: str) -> None:
+    """Replace an entry, or damage the state of the optimizer."""
+    (state,) = checkpoint["optimizer_states"]
+    group = state["param_groups"][0]
+    match how:
+        case "number":
+            group["params"][1] = group["params"][0]
+        case "shape":
+            state["state"][1]["exp_avg"] = torch.zeros(1)
+        case "incomplete":
+            del state["state"][1]["exp_avg"]
+        case "rate":
+            del group["lr"]
+        case key:
+            checkpoint[key] = 7
+
+
+DAMAGES = ["optimizer_states", "lr_schedulers", "loops", "callbacks", "number", "shape", "incomplete", "rate"]
+
+
+@pytest.mark.parametrize("how", thinned(DAMAGES, ["optimizer_states", "loops", "shape", "rate"]))
+def test_fit_damaged_checkpoint_is_refused(
+    how: str, run: Path, run_args: list[str], tmp_path: Path, refused: Refused
+) -> None:
+    path = shutil.copytree(run, tmp_path / "run") / LAST
+    checkpoint = torch.load(path, weights_only=True)
+    damage(checkpoint, how)
+    torch.save(checkpoint, path)
+    longer = ["--trainer.max_steps", "13", "--allow_lr_jump"]
+    error = refused("fit", *run_args, *longer, "--ckpt_path", str(path))
+    assert "error: the checkpoint" in error and ("optimizer state is damaged" in error or how in DAMAGES[:4])
 
 
 MISSING = ["--data.corpus.dir", "missing"]
