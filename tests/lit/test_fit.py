@@ -78,7 +78,9 @@ def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: 
 
 
 def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
+    """Without clipping, which is 0 here: all gradients would vanish if it were a limit."""
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
+    args += ["--trainer.gradient_clip_val", "0"]
     args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     losses = read_run(tmp_path / "run").curve("train/loss").values
@@ -92,13 +94,6 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], t
     checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     groups = checkpoint["optimizer_states"][0]["param_groups"]
     assert {(group["kind"], group["initial_lr"]) for group in groups} == {("muon", 0.01), ("adamw", 0.01)}
-
-
-def test_fit_of_tokens_per_param_has_that_many_steps(run_args: list[str], tmp_path: Path) -> None:
-    budget = ["--trainer.max_steps=-1", "--model.tokens_per_param", "0.02", "--run_dir", str(tmp_path / "run")]
-    assert main(["fit", *run_args, *budget]) == 0
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["steps"] == -(-0.02 * summary["parameters"] // 128)
 
 
 def test_validate_equals_fit_and_refuses_a_different_tokenizer(
@@ -202,23 +197,6 @@ def test_fit_wrong_input_is_refused_before_any_step(
     assert not list((tmp_path).glob("refused/events*"))
 
 
-def test_fit_wrong_yaml_is_refused(run_args: list[str], tmp_path: Path, refused: Refused) -> None:
-    for text, message in (
-        ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
-        ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
-        ("model: [", "wrong.yaml is not valid YAML"),
-    ):
-        (tmp_path / "wrong.yaml").write_text(text)
-        assert message in refused("fit", *run_args, "--config", str(tmp_path / "wrong.yaml"))
-
-
-def test_fit_interpolation_sees_overrides(run_args: list[str], tmp_path: Path) -> None:
-    (tmp_path / "more.yaml").write_text("model: {optim: {weight_decay: '${model.optim.lr}'}}")
-    args = ["--config", str(tmp_path / "more.yaml"), "--model.optim.lr", "0.007", "--run_dir", str(tmp_path / "i")]
-    assert main(["fit", *run_args, *args, "--trainer.max_steps", "1"]) == 0
-    assert read_run(tmp_path / "i").config["model"]["optim"]["weight_decay"] == 0.007
-
-
 def test_fit_into_a_used_directory_is_refused(run: Path, run_args: list[str], refused: Refused) -> None:
     before = (run / "config.yaml").read_bytes()
     assert "already contains a run" in refused("fit", *run_args, "--run_dir", str(run))
@@ -241,14 +219,6 @@ def test_fit_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_
         assert said in error and "checkpoint" in error and "new run" in error
         assert contents(run) == before, change
     assert "ckpt_path is not set; expected a checkpoint" in refused("validate", *run_args)
-
-
-@pytest.mark.long
-def test_fit_gradient_clip_val_zero_equals_null(run_args: list[str], tmp_path: Path) -> None:
-    for name, value in (("none", "null"), ("zero", "0")):
-        assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
-    losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
-    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
 @pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))

@@ -77,9 +77,22 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
     assert trained(layer(tmp_path, text)) == trained(LAYERS)
 
 
-def test_parse_run_value_for_a_section_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.corpus is .*; expected keys and values"):
-        parse_run(layer(tmp_path, "data: {corpus: x}"), check_corpus=False)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {corpus: x}", r"data\.corpus is .*; expected keys and values"),
+        ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
+        ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
+    ],
+)
+def test_parse_run_wrong_layer_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_run(layer(tmp_path, text), check_corpus=False)
+
+
+def test_parse_run_interpolation_sees_overrides(tmp_path: Path) -> None:
+    args = layer(tmp_path, "model: {optim: {weight_decay: '${model.optim.lr}'}}")
+    assert parse_run([*args, "--model.optim.lr", "0.007"], check_corpus=False)[0].optim.weight_decay == 0.007
 
 
 @pytest.mark.parametrize("words", [["--trainer", "null"], ["--model.optim", ""], ["--trainer="]])
