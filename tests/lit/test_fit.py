@@ -78,13 +78,15 @@ def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: 
 
 
 def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
-    """Without clipping, which is 0 here: all gradients would vanish if it were a limit."""
+    """With 0 for no clipping, and a budget in tokens per parameter."""
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
-    args += ["--trainer.gradient_clip_val", "0"]
+    args += ["--trainer.gradient_clip_val", "0", "--trainer.max_steps=-1", "--model.tokens_per_param", "0.035"]
     args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
-    losses = read_run(tmp_path / "run").curve("train/loss").values
+    record = read_run(tmp_path / "run")
+    losses = record.curve("train/loss").values
     assert losses[-1] < losses[0] - 0.3
+    assert len(losses) == record.summary["steps"] == -(-0.035 * record.summary["parameters"] // 128)
     assert {
         "layers.0.attn.qkv.q_proj.weight,32x32,matrix,muon,0.01,0.1",
         "head.lm_head.weight,300x32,head,adamw,0.01,0.1",
