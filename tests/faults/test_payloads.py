@@ -78,7 +78,7 @@ def test_generate_good_run_exits_with_0(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["a pickled call", "a flipped bit"])
 def test_checkpoint_that_is_unreadable_is_refused(
-    damage: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+    damage: str, corpus: Path, run_args: list[str], tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus, **({"payload": Payload(marker)} if damage == "a pickled call" else {}))
     path = run / "checkpoints/last.ckpt"
@@ -86,20 +86,12 @@ def test_checkpoint_that_is_unreadable_is_refused(
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
-    (tmp_path / "c.yaml").write_text(
-        f"""
-model: {{backbone: {{d_model: 16, n_layer: 1, n_head: 2, name: tiny, vocab_size: 300}}}}
-data: {{corpus: {{dir: {corpus}, tokenizer: "bpe:300"}}, seq_len: 8, global_batch: 2}}
-trainer: {{accelerator: cpu}}
-"""
-    )
-    config = ("--config", str(tmp_path / "c.yaml"))
     for command in (
         ("generate", str(run)),
         ("inspect", str(run)),
-        ("validate", *config, "--ckpt_path", str(path)),
-        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
-        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
+        ("validate", *run_args, "--ckpt_path", str(path)),
+        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
+        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
     ):
         assert f"{path} is not a readable checkpoint" in refused(*command)
     assert not (tmp_path / "new").exists() and not marker.exists()
