@@ -184,7 +184,6 @@ WRONG = [
     ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
     ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),
-    ([*MISSING, "--model.backbone.qk_norm", "true"], "model.backbone.qk_norm is true"),
     ([*MISSING, "--model.backbone.router.balance", "luck"], "model.backbone.router.balance 'luck' is unknown"),
     ([*MISSING, "--model.schedule.name=wsd", "--model.schedule.warmup_ratio=0.9"], "schedule.warmup_ratio is 0.9"),
 ]
