@@ -1,4 +1,4 @@
-"""Files with code in them: none is run, each is refused with one sentence and exit code 2."""
+"""Files with code in them, and pipes: none is run or waited for, each is refused with one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import Refused, thinned
+from tests.runs.test_events import finish, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -228,3 +230,51 @@ def test_terminal_escapes_are_not_printed(
     assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
+
+
+@pytest.fixture
+def _no_waiting() -> Iterator[None]:
+    """End a test that waits for a pipe's other end."""
+
+    def waited(*_: object) -> None:
+        raise AssertionError("it waits for the pipe")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("events.out.tfevents.1", ["report", "RUN"]),
+        ("summary.json", ["report", "RUN"]),
+        ("checkpoints/last.ckpt", ["generate", "RUN", "--prompt", "x"]),
+        ("checkpoints/last.ckpt", ["inspect", "RUN"]),
+        ("checkpoints/last.ckpt", ["fit", "--run_dir", "RUN", "--ckpt_path", "last"]),
+        ("config.json", ["roles", "RUN"]),
+        ("config.json", ["fit", "--model.init_from", "RUN"]),
+        ("model.safetensors.index.json", ["inspect", "RUN"]),
+        ("model.safetensors", ["inspect", "RUN"]),
+    ],
+)
+def test_command_pipe_in_a_directory_is_refused(
+    name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    if not name.endswith(("json", "safetensors")) or name == "summary.json":
+        write(run, [(10, 4.0)], wall_time=1.0)
+        finish(run)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    before = sorted(run.rglob("*"))
+    settings = short_args if words[0] == "fit" else []
+    error = refused(words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:]))
+    assert Path(name).name in error or "no *.safetensors" in error
+    assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

@@ -21,7 +21,7 @@ from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, thinned, write_run_args
-from tests.lit.runs import LAST, contents
+from tests.lit.runs import LAST, contents, load
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,10 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
 
 
 def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run / "checkpoints" / "last.ckpt"
-    model = load_backbone(run)
-    assert all(map(torch.equal, model.parameters(), load_backbone(str(path)).parameters()))
-    weights = torch.load(path, weights_only=True)["state_dict"]
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, weights[f"backbone.{name}"])
+    weights = load(run)["state_dict"]
+    for model in (load_backbone(run), load_backbone(str(run / LAST))):
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, weights[f"backbone.{name}"])
     moved = shutil.copytree(run, tmp_path / "moved")
     capsys.readouterr()
     texts = []
@@ -93,8 +91,7 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], t
         "embed.weight,300x32,embedding,adamw,0.01,0",
         "layers.1.ffn.gate_up.up_proj.scale_out.alpha,85,output,adamw,0.01,0",
     } <= set((tmp_path / "run/parameters.csv").read_text().splitlines())
-    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
-    groups = checkpoint["optimizer_states"][0]["param_groups"]
+    groups = load(tmp_path / "run")["optimizer_states"][0]["param_groups"]
     assert {(group["kind"], group["initial_lr"]) for group in groups} == {("muon", 0.01), ("adamw", 0.01)}
 
 
@@ -198,13 +195,9 @@ def test_fit_wrong_input_is_refused_before_any_step(
     assert not list((tmp_path).glob("refused/events*"))
 
 
-def test_fit_into_a_used_directory_is_refused(run: Path, run_args: list[str], refused: Refused) -> None:
-    before = (run / "config.yaml").read_bytes()
-    assert "already contains a run" in refused("fit", *run_args, "--run_dir", str(run))
-    assert (run / "config.yaml").read_bytes() == before
-
-
-def test_fit_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
+def test_fit_refused_on_a_finished_run_changes_nothing(
+    run: Path, run_args: list[str], tmp_path: Path, refused: Refused
+) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before, last = contents(run), run / "checkpoints/last.ckpt"
     longer = ["--trainer.max_steps", "14"]
@@ -219,6 +212,8 @@ def test_fit_refused_resume_changes_nothing(run: Path, run_args: list[str], tmp_
         error = refused("fit", *run_args, "--ckpt_path", str(last), *longer, *change)
         assert said in error and "checkpoint" in error and "new run" in error
         assert contents(run) == before, change
+    assert "already contains a run" in refused("fit", *run_args, "--run_dir", str(run))
+    assert contents(run) == before
     assert "ckpt_path is not set; expected a checkpoint" in refused("validate", *run_args)
 
 
@@ -251,7 +246,7 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
     means = [float(a["nats"] + b["nats"]) / 2 for a, b in zip(seen[::2], seen[1::2], strict=True)]
     assert train == pytest.approx(means, rel=1e-5)
 
-    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    weights = load(tmp_path / "run")["state_dict"]
     for i in range(2):
         loads = torch.stack([out["routings"][i].load for out in seen])
         assert (loads.sum(-1) == 2 * 32 * 2).all()  # sequences, tokens, choices: none is dropped
@@ -259,9 +254,9 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
         key = f"backbone.layers.{i}.ffn.router_bias"
         if balance == "bias":
             moves = 0.01 * (of_steps.mean(-1, keepdim=True) - of_steps).sign()
-            torch.testing.assert_close(checkpoint[key], moves.sum(0))
+            torch.testing.assert_close(weights[key], moves.sum(0))
         else:
-            assert key not in checkpoint
+            assert key not in weights
         for w, window in enumerate(loads.view(2, 6, 6)):  # two writes of three steps each
             share = window.sum(0) / window.sum(0).mean()
             found = [record.curve(f"moe/layer{i}/load/expert{e}").values[w] for e in range(6)]
