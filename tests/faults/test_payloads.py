@@ -6,9 +6,8 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -232,21 +231,7 @@ def test_terminal_escapes_are_not_printed(
     assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
 
 
-@pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    """End a test that waits for a pipe's other end."""
-
-    def waited(*_: object) -> None:
-        raise AssertionError("it waits for the pipe")
-
-    before = signal.signal(signal.SIGALRM, waited)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.timeout(120)  # nothing waits for a pipe's other end
 @pytest.mark.parametrize(
     ("name", "words"),
     [
