@@ -4,14 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import branch_norms, preconditioner_figures
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
 from lightning_sv.callbacks.tensorboard_layout import chart_layout
 from lightning_sv.nn import next_token_loss
+from lightning_sv.scale.branch import BranchGroup
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
 from tests.conftest import GEMMA, MOE, perturbed
+
+
+def parts(group: BranchGroup, name: str) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return W, the branch's scale vectors by side, and the matrix of their products, by which each entry is scaled."""
+    weight = getattr(group, name).weight.detach()
+    gammas = {side: g.detach() for side, g in zip(("in", "out"), group.gammas(name), strict=True) if g is not None}
+    ones = {"out": weight.new_ones(len(weight)), "in": weight.new_ones(weight.shape[1])} | gammas
+    return weight, gammas, torch.outer(ones["out"], ones["in"])
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
@@ -21,19 +31,14 @@ def test_branch_norms_equal_norms_of_dense_matrices(text: str, config: BackboneC
     for name in ("q_proj", "k_proj", "v_proj"):
         per_layer = []
         for i, layer in enumerate(model.layers):
-            gamma_in, gamma_out = layer.attn.qkv.gammas(name)
-            w = getattr(layer.attn.qkv, name).weight.detach()
-            effective = w.clone()
-            if gamma_in is not None:
-                effective = effective @ torch.diag(gamma_in.detach())
-                assert norms[f"layer{i}/{name}/gamma_in"] == pytest.approx(
-                    gamma_in.norm().item() / len(gamma_in) ** 0.5
-                )
-            if gamma_out is not None:
-                effective = torch.diag(gamma_out.detach()) @ effective
-            torch.testing.assert_close(norms[f"layer{i}/{name}/W"], w.norm())
-            torch.testing.assert_close(norms[f"layer{i}/{name}/effective"], effective.norm())
-            per_layer.append(effective.norm())
+            weight, gammas, field = parts(layer.attn.qkv, name)
+            for side in ("in", "out"):
+                assert (f"layer{i}/{name}/gamma_{side}" in norms) == (side in gammas)
+            for side, gamma in gammas.items():
+                torch.testing.assert_close(norms[f"layer{i}/{name}/gamma_{side}"], gamma.square().mean().sqrt())
+            torch.testing.assert_close(norms[f"layer{i}/{name}/W"], weight.norm())
+            per_layer.append((weight * field).norm())
+            torch.testing.assert_close(norms[f"layer{i}/{name}/effective"], per_layer[-1])
         torch.testing.assert_close(norms[f"mean/{name}/effective"], torch.stack(per_layer).mean())
     assert ("layer0/q_proj/gamma_in" in norms) == (text != "nop")
     assert "head/lm_head/effective" in norms
@@ -45,14 +50,11 @@ def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: Backbo
     model = perturbed(Backbone(replace(config, **MOE), "hg+dp")).double()
     norms = branch_norms(model)
     branch = model.layers[1].ffn.inputs.expert_up_proj
-    each = [
-        torch.diag(out) @ w @ torch.diag(into)
-        for w, into, out in zip(branch.weight, branch.scale_in(), branch.scale_out(), strict=True)
-    ]
-    for e, matrix in enumerate(each):
-        torch.testing.assert_close(norms[f"layer1/expert_up_proj/effective/expert{e}"], matrix.detach().norm())
-    mean = torch.stack([matrix.detach().norm() for matrix in each]).mean()
-    torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], mean)
+    matrices = branch.scale_out().unsqueeze(-1) * branch.weight.detach() * branch.scale_in().unsqueeze(-2)
+    expected = matrices.detach().flatten(1).norm(dim=1)
+    found = torch.stack([norms[f"layer1/expert_up_proj/effective/expert{e}"] for e in range(6)])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], expected.mean())
     assert not any(key.startswith("mean/") and "/expert0" in key for key in norms)
 
     model = perturbed(Backbone(replace(config, **GEMMA))).double()
@@ -63,15 +65,11 @@ def test_branch_norms_of_experts_and_gemma_norms_equal_dense_ones(config: Backbo
     assert not any("/attn_norm/" in key or "/norm/" in key for key in norms)
 
 
-def dense_ends(weight: torch.Tensor, gamma: torch.Tensor) -> tuple[float, float]:
+def dense_ends(weight: Tensor, gamma: Tensor) -> tuple[float, float]:
     """Smallest and largest eigenvalue over the columns' gamma_j^2 I + w_j w_j^T."""
-    eye = torch.eye(len(weight), dtype=torch.float64)
-    values = torch.stack(
-        [
-            torch.linalg.eigvalsh(g**2 * eye + torch.outer(w, w))
-            for w, g in zip(weight.double().T, gamma.double(), strict=True)
-        ]
-    )
+    w, squares = weight.double().T, gamma.double().square()
+    matrices = torch.diag_embed(squares[:, None].expand_as(w)) + w[:, :, None] * w[:, None, :]
+    values = torch.linalg.eigvalsh(matrices)
     return values.min().item(), values.max().item()
 
 
@@ -81,20 +79,17 @@ def test_preconditioner_figures_of_a_branch_equal_dense_ones(text: str, config: 
     figures = preconditioner_figures(model)
     per_layer = []
     for i, layer in enumerate(model.layers):
-        group = layer.ffn.gate_up
-        gamma_in, gamma_out = (g if g is None else g.detach() for g in group.gammas("up_proj"))
-        weight, where = group.up_proj.weight.detach(), f"layer{i}/up_proj"
-        u = torch.ones(len(weight)) if gamma_out is None else gamma_out
-        v = torch.ones(weight.shape[1]) if gamma_in is None else gamma_in
-        field = torch.outer(u, v).abs().double()
+        where = f"layer{i}/up_proj"
+        weight, gammas, field = parts(layer.ffn.gate_up, "up_proj")
+        field = field.abs().double()
         assert figures[f"{where}/field_spread"].item() == pytest.approx((field.max() / field.min()).item(), rel=1e-5)
         assert figures[f"{where}/field_log_std"].item() == pytest.approx(field.log().std(correction=0).item(), rel=1e-4)
-        for side, gamma, matrix in (("in", gamma_in, weight), ("out", gamma_out, weight.T)):
-            assert (f"{where}/drift_{side}" in figures) == (gamma is not None)
-            if gamma is not None:
+        for side, matrix in (("in", weight), ("out", weight.T)):
+            assert (f"{where}/drift_{side}" in figures) == (side in gammas)
+            if side in gammas:
                 ends = figures[f"{where}/eig_low_{side}"].item(), figures[f"{where}/eig_high_{side}"].item()
-                assert ends == pytest.approx(dense_ends(matrix, gamma), rel=1e-5)
-                drift = (gamma - 1).square().mean().sqrt().item()
+                assert ends == pytest.approx(dense_ends(matrix, gammas[side]), rel=1e-5)
+                drift = (gammas[side] - 1).square().mean().sqrt().item()
                 assert figures[f"{where}/drift_{side}"].item() == pytest.approx(drift, rel=1e-5)
         per_layer.append(figures[f"{where}/field_log_std"])
     assert figures["mean/up_proj/field_log_std"] == torch.stack(per_layer).mean()

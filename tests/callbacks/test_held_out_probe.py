@@ -1,6 +1,7 @@
 """Measurements on held-out text: losses by kind of token, RMS of sublayers over the residual stream, and a run."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lightning_sv.nn.rope import rope_tables
 from lightning_sv.runs.events import read_run
 
 V = 64
+Bigram = partial(nn.Embedding, V, V)  # predicts from the present token alone
 
 
 class Induction(nn.Module):
@@ -30,17 +32,6 @@ class Induction(nn.Module):
         follower = tokens.gather(-1, (latest + 1).clamp(max=t - 1))
         logits = torch.zeros(b, t, V)
         return logits.scatter(-1, follower.unsqueeze(-1), torch.where(latest >= 0, 20.0, 0.0).unsqueeze(-1))
-
-
-class Bigram(nn.Module):
-    """Predicts from the present token alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(V, V)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.table(tokens)
 
 
 def test_token_kinds_random_text_match_brute_force() -> None:
@@ -105,9 +96,9 @@ def test_residual_ratios_equal_the_written_out_sums(post_norm: bool) -> None:
 def test_held_out_probe_logs_and_leaves_the_run_unchanged(
     callback: str, tag: str, run_args: list[str], tmp_path: Path
 ) -> None:
-    keys = {"--trainer.callbacks": f"lightning_sv.callbacks.{callback}", "--trainer.callbacks.points": "3"}
-    probes = [word for pair in keys.items() for word in pair]
-    for name, more in (("plain", []), ("probed", [*probes, "--trainer.callbacks.sequences", "4"])):
+    probe = ["--trainer.callbacks", f"lightning_sv.callbacks.{callback}"]
+    probe += ["--trainer.callbacks.points", "3", "--trainer.callbacks.sequences", "4"]
+    for name, more in (("plain", []), ("probed", probe)):
         assert main(["fit", *run_args, *more, "--run_dir", str(tmp_path / name)]) == 0
     plain, probed = (read_run(tmp_path / name) for name in ("plain", "probed"))
     assert plain.val_loss == probed.val_loss

@@ -1,5 +1,6 @@
-"""A failing rank ends the job within seconds, even if the others wait in a collective."""
+"""A failing rank ends the job within seconds, even if the others wait in a collective; all stop or go on together."""
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.directory import read_summary
+from tests.faults.conftest import Tally
+from tests.launch import launch
 from tests.lit.runs import finish, start
 from tests.lit.several_processes import CPU, STRATEGIES
 
@@ -82,3 +85,19 @@ def test_torchrun_failed_job_restarts_from_its_checkpoint(short_args: list[str],
     ended = read_summary(tmp_path / "run")
     assert ended["val_loss"] == pytest.approx(read_summary(tmp_path / "alone")["val_loss"], rel=1e-5)
     assert len(ended["legs"]) == 2
+
+
+@pytest.mark.long
+def test_fit_fault_on_one_of_two_devices_is_handled_by_both(
+    short_args: list[str], tmp_path: Path, tally: Tally
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')
+    scontrol.chmod(0o755)
+    ended = launch("tests.faults.two_processes", str(tmp_path), *short_args, logs=tmp_path, seconds=300)
+    assert ended.fine, ended
+    (line,) = [line for line in ended.logs[0].splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert len(found) == 4
+    for fault, recovered in found.items():
+        tally(fault, recovered)

@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,9 +16,8 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from tests.faults.conftest import Tally
-from tests.lit.runs import LAST, differences, finish, kill, load, same_checkpoint, same_curves, start, wait_for
+from tests.lit.runs import LAST, differences, finish, kill, leaving, load, same_checkpoint, same_curves, start, wait_for
 
 pytestmark = pytest.mark.faults
 KILLS, STEPS, WORKER_STEPS = 20, 200, 300
@@ -64,8 +62,8 @@ def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str],
         run = tmp_path / f"killed{n}"
         process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)})
         partial = run / "checkpoints/.last.ckpt.partial"
-        while size_of(partial) <= fast or not (run / LAST).exists():
-            assert not ended(process)
+        while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > fast):
+            assert process.poll() is None, finish(process)
             time.sleep(0.02)
         before = (run / LAST).read_bytes()
         kill(process)
@@ -79,16 +77,6 @@ def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str],
         same_curves(whole, run)
 
 
-def size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def ended(process: subprocess.Popen) -> bool:
-    if process.poll() is None:
-        return False
-    raise AssertionError(process.communicate()[0])
-
-
 def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "30"]
     processes = [start(args, tmp_path / "run") for _ in range(2)]
@@ -97,10 +85,6 @@ def test_fit_started_twice_trains_once(args: list[str], tmp_path: Path, tally: T
     assert main(["fit", *args, "--run_dir", str(tmp_path / "whole")]) == 0
     same_checkpoint(tmp_path / "whole", tmp_path / "run")
     same_curves(tmp_path / "whole", tmp_path / "run")
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_path: Path, tally: Tally) -> None:
@@ -113,34 +97,29 @@ def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_pat
     draw, target = random.Random(1), 0
     for _ in range(3):
         target += draw.randint(30, 60)
-        process = start([*args, "--ckpt_path", "last"], run)
+        process = start([*args, *RESUME], run)
         wait_for(process, f"step {target}/{WORKER_STEPS}")
-        (worker,) = children(process.pid)
-        os.kill(worker, signal.SIGKILL)
+        (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(worker), signal.SIGKILL)
         code, output = finish(process)
         errors = [line for line in output.splitlines() if "error" in line.lower()]
         assert code == 1 and len(errors) == 1 and "worker" in errors[0] and "Traceback" not in output, output
         target = load(run)["global_step"]
-    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
     different = differences(load(whole), load(run))
     for _ in range(3):
         tally("a loader worker killed", not different, different)
     same_curves(whole, run)
 
 
-def fit(args: list[str], run: Path, steps: int) -> list[str]:
-    return ["fit", *args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", str(steps), "--run_dir", str(run)]
-
-
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
 def test_fit_full_disk_keeps_the_last_checkpoint(
     share: float, run_args: list[str], tmp_path: Path, tally: Tally
 ) -> None:
+    args = [*run_args, "--checkpoint.every_n_steps", "3"]
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert main(fit(run_args, whole, 12)) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 3)
-        assert main(fit(run_args, run, 12)) == 130
+    with leaving(run, 3):
+        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
     checkpoint = run / LAST
     before, limit = checkpoint.read_bytes(), int(share * checkpoint.stat().st_size)
 
@@ -148,23 +127,10 @@ def test_fit_full_disk_keeps_the_last_checkpoint(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    process = start([*run_args, "--checkpoint.every_n_steps", "3", "--ckpt_path", "last"], run, preexec_fn=full)
-    code, output = finish(process)
+    code, output = finish(start([*args, *RESUME], run, preexec_fn=full))
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     told = code == 1 and len(errors) == 1 and "File too large" in errors[0] and "Traceback" not in output
     kept = checkpoint.read_bytes() == before and not list(run.glob("checkpoints/.*"))
     tally("a full disk (limit on file size)", told and kept, output)
-    assert main([*fit(run_args, run, 12), "--ckpt_path", "last"]) == 0
+    assert main(["fit", *args, *RESUME, "--run_dir", str(run)]) == 0
     assert differences(load(whole), load(run)) == []
-
-
-def stop_after(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Interrupt the run as soon as the checkpoint of `step` is written."""
-    save = AtomicCheckpointIO.save_checkpoint
-
-    def stop(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
-        save(self, checkpoint, path)
-        if checkpoint["global_step"] == step:
-            raise KeyboardInterrupt
-
-    patch.setattr(AtomicCheckpointIO, "save_checkpoint", stop)

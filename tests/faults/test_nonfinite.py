@@ -101,14 +101,9 @@ def test_fit_nonfinite_loss_or_gradient_stops_before_the_step(
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("what", ["nan loss", "inf gradient"])
 def test_fit_nonfinite_loss_or_gradient_skips_the_step(
-    what: str,
-    optim: str,
-    args: list[str],
-    short_corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, optim: str, args: list[str], short_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     tally: Tally,
-) -> None:
+) -> None:  # fmt: skip
     args = [*args, "--model.optim.name", optim, "--model.nonfinite", "skip", "--trainer.max_steps", str(STEPS)]
     whole, run, steps = tmp_path / "whole", tmp_path / "run", {0, 4, 5, 10}
     kept: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Files with code in them: none is run, each is refused with one sentence and exit code 2."""
+"""Files with code in them, and pipes: none is run or waited for, each is refused with one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import Refused, thinned
+from tests.runs.test_events import finish, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +79,7 @@ def test_generate_good_run_exits_with_0(corpus: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["a pickled call", "a flipped bit"])
 def test_checkpoint_that_is_unreadable_is_refused(
-    damage: str, corpus: Path, tmp_path: Path, marker: Path, refused: Refused
+    damage: str, corpus: Path, run_args: list[str], tmp_path: Path, marker: Path, refused: Refused
 ) -> None:
     run = write_run(tmp_path / "run", corpus, **({"payload": Payload(marker)} if damage == "a pickled call" else {}))
     path = run / "checkpoints/last.ckpt"
@@ -86,20 +87,12 @@ def test_checkpoint_that_is_unreadable_is_refused(
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
-    (tmp_path / "c.yaml").write_text(
-        f"""
-model: {{backbone: {{d_model: 16, n_layer: 1, n_head: 2, name: tiny, vocab_size: 300}}}}
-data: {{corpus: {{dir: {corpus}, tokenizer: "bpe:300"}}, seq_len: 8, global_batch: 2}}
-trainer: {{accelerator: cpu}}
-"""
-    )
-    config = ("--config", str(tmp_path / "c.yaml"))
     for command in (
         ("generate", str(run)),
         ("inspect", str(run)),
-        ("validate", *config, "--ckpt_path", str(path)),
-        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
-        ("fit", *config, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
+        ("validate", *run_args, "--ckpt_path", str(path)),
+        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--ckpt_path", str(path)),
+        ("fit", *run_args, "--run_dir", str(tmp_path / "new"), "--model.init_from", str(run)),
     ):
         assert f"{path} is not a readable checkpoint" in refused(*command)
     assert not (tmp_path / "new").exists() and not marker.exists()
@@ -236,3 +229,37 @@ def test_terminal_escapes_are_not_printed(
     assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
+
+
+@pytest.mark.timeout(120)  # nothing waits for a pipe's other end
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("events.out.tfevents.1", ["report", "RUN"]),
+        ("summary.json", ["report", "RUN"]),
+        ("checkpoints/last.ckpt", ["generate", "RUN", "--prompt", "x"]),
+        ("checkpoints/last.ckpt", ["inspect", "RUN"]),
+        ("checkpoints/last.ckpt", ["fit", "--run_dir", "RUN", "--ckpt_path", "last"]),
+        ("config.json", ["roles", "RUN"]),
+        ("config.json", ["fit", "--model.init_from", "RUN"]),
+        ("model.safetensors.index.json", ["inspect", "RUN"]),
+        ("model.safetensors", ["inspect", "RUN"]),
+    ],
+)
+def test_command_pipe_in_a_directory_is_refused(
+    name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    if not name.endswith(("json", "safetensors")) or name == "summary.json":
+        write(run, [(10, 4.0)], wall_time=1.0)
+        finish(run)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    before = sorted(run.rglob("*"))
+    settings = short_args if words[0] == "fit" else []
+    error = refused(words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:]))
+    assert Path(name).name in error or "no *.safetensors" in error
+    assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

@@ -6,9 +6,8 @@ Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCC
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,16 +20,6 @@ from lightning_sv.runs.lock import find_last_checkpoint
 from tests.lit.several_processes import CPU, STRATEGIES
 
 
-class _AsNccl:
-    """torch.distributed, but for the name of its backend."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(distributed, name)
-
-    def get_backend(self) -> str:
-        return "nccl"
-
-
 def mapped_load(file: Any, *given: Any, **more: Any) -> Any:
     """Map checkpoint files, which no rank may copy to memory; DCP reads parts of open files."""
     assert more.get("mmap") or not isinstance(file, str | Path), file
@@ -38,13 +27,6 @@ def mapped_load(file: Any, *given: Any, **more: Any) -> Any:
 
 
 load = torch.load
-
-
-@contextmanager
-def nccl_mode() -> Iterator[None]:
-    """Let Lightning's loops take the backend for NCCL; collectives stay those of gloo."""
-    with patch.object(utilities, "dist", _AsNccl()):
-        yield
 
 
 def run(run_dir: Path, strategy: str, args: list[str]) -> None:
@@ -70,5 +52,7 @@ def run(run_dir: Path, strategy: str, args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with nccl_mode(), patch.object(torch, "load", mapped_load):
+    # Lightning's loops ask for the backend here; collectives stay those of gloo.
+    backend = patch.object(utilities, "dist", SimpleNamespace(get_backend=lambda: "nccl"))
+    with backend, patch.object(torch, "load", mapped_load):
         run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.runs.events import Curve, read_run
@@ -24,7 +26,7 @@ UNREAD = tuple(
     f".loops.fit_loop.epoch_progress.{of}.{name}" for of in ("total", "current") for name in ("ready", "started")
 )
 #: values that depend on the clock and the machine
-MEASURED = ("throughput/", "memory/")
+MEASURED = ("throughput/", "memory/", "sharpness/seconds")
 
 
 def start(args: list[str], run_dir: Path, module: str = "lightning_sv", **kwargs: Any) -> subprocess.Popen:
@@ -119,3 +121,10 @@ def events(run: Path) -> list[dict[str, Any]]:
     """The lines of nonfinite.jsonl."""
     path = run / "nonfinite.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def pages_of(run: Path) -> dict[str, dict[str, list[str]]]:
+    """Return the tags by title of page and chart, as TensorBoard shows them."""
+    (tensor,) = EventAccumulator(str(run)).Reload().Tensors("custom_scalars__config__")
+    layout = Layout.FromString(tensor.tensor_proto.string_val[0])
+    return {page.title: {chart.title: list(chart.multiline.tag) for chart in page.chart} for page in layout.category}

@@ -65,17 +65,15 @@ def stop_here(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stop_in_the_middle(fit: list[str], run_dir: Path) -> Path:
-    """Train until the signal; return a copy of the checkpoint."""
+def stop_in_the_middle(fit: list[str], run_dir: Path) -> None:
+    """Train until the signal; copy the checkpoint to stopped.ckpt."""
     PretrainModule.on_train_batch_start = stop_here
     try:
         assert main([*fit, "--run_dir", str(run_dir), "--ckpt_path", "last"]) == STOPPED
     finally:
         del PretrainModule.on_train_batch_start
-    copy = run_dir / "stopped.ckpt"
     if os.environ.get("RANK", "0") == "0":
-        shutil.copy(run_dir / "checkpoints/last.ckpt", copy)
-    return copy
+        shutil.copy(run_dir / "checkpoints/last.ckpt", run_dir / "stopped.ckpt")
 
 
 @torch.no_grad()

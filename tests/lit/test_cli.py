@@ -98,11 +98,14 @@ INIT = {
 }
 
 
-def test_fit_logger_profiler_and_callbacks_of_lightning_work(run_args: list[str], tmp_path: Path) -> None:
+def test_fit_logger_profiler_and_callbacks_of_lightning_work(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "more.yaml").write_text(
         f"""
 trainer:
   max_steps: 4
+  max_time: "00:12:00:00"
   precision: bf16-mixed
   log_every_n_steps: 1
   profiler: simple
@@ -111,10 +114,14 @@ trainer:
   - class_path: {CALLBACKS}.ModelCheckpoint
     init_args: {{dirpath: {tmp_path / "best"}, monitor: val/loss, save_top_k: 1, filename: best}}
   - class_path: {CALLBACKS}.LearningRateMonitor
+  - class_path: {CALLBACKS}.EarlyStopping
+    init_args: {{monitor: val/loss}}
 """
     )
     args = ["--config", str(tmp_path / "more.yaml"), "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
+    said = capsys.readouterr().err
+    assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
     run = read_run(tmp_path / "run")
     with next((tmp_path / "csv").rglob("metrics.csv")).open() as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]
@@ -128,11 +135,3 @@ trainer:
 def test_fit_callback_that_changes_training_is_refused(name: str, run_args: list[str], refused: Refused) -> None:
     error = refused("fit", *run_args, "--trainer.callbacks", f"{CALLBACKS}.{name}", *INIT.get(name, []))
     assert error == f"error: trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.\n"
-
-
-def test_fit_early_stopping_warns(run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stops = ["--trainer.callbacks", f"{CALLBACKS}.EarlyStopping", "--trainer.callbacks.monitor", "val/loss"]
-    short = ["--trainer.max_steps", "2", "--trainer.max_time", "00:12:00:00", "--run_dir", str(tmp_path / "run")]
-    assert main(["fit", *run_args, *stops, *short]) == 0
-    said = capsys.readouterr().err
-    assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said

@@ -58,36 +58,28 @@ CASES = {
 }
 
 
-class Fit:
-    """A run of `fit` in float64: its first and last weights, and each step's micro-batches and their losses."""
+def fit(args: list[str]) -> tuple[Backbone, Backbone, list[Tensor], list[float]]:
+    """Run `fit`; return its first and last weights, and the micro-batches and their losses."""
+    models: list[Backbone] = []
+    blocks: list[Tensor] = []
+    losses: list[float] = []
+    training_step, on_train_start = PretrainModule.training_step, PretrainModule.on_train_start
 
-    def __init__(self, args: list[str], run_dir: Path):
-        self.blocks: list[Tensor] = []
-        self.losses: list[float] = []
-        training_step, on_train_start = PretrainModule.training_step, PretrainModule.on_train_start
+    def start(module: PretrainModule) -> None:
+        on_train_start(module)
+        models.extend([copy.deepcopy(module.net), module.net])
 
-        def start(module: PretrainModule) -> None:
-            on_train_start(module)
-            self.first, self.last = copy.deepcopy(module.net), module.net
+    def record(module: PretrainModule, block: Tensor, batch_idx: int) -> dict[str, Any]:
+        out = training_step(module, block, batch_idx)
+        blocks.append(block.clone())
+        losses.append(out["loss"].item())
+        return out
 
-        def record(module: PretrainModule, block: Tensor, batch_idx: int) -> dict[str, Any]:
-            out = training_step(module, block, batch_idx)
-            self.blocks.append(block.clone())
-            self.losses.append(out["loss"].item())
-            return out
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PretrainModule, "on_train_start", start)
-            patch.setattr(PretrainModule, "training_step", record)
-            assert main(["fit", *args, "--run_dir", str(run_dir)]) == 0
-
-    def steps(self, accumulate: int) -> list[tuple[Tensor, float]]:
-        """The sequences of each step as one batch, and the mean of its losses."""
-        n = range(0, len(self.blocks), accumulate)
-        return [
-            (torch.cat(self.blocks[i : i + accumulate]), math.fsum(self.losses[i : i + accumulate]) / accumulate)
-            for i in n
-        ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PretrainModule, "on_train_start", start)
+        patch.setattr(PretrainModule, "training_step", record)
+        assert main(["fit", *args]) == 0
+    return models[0], models[1], blocks, losses
 
 
 def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
@@ -154,14 +146,15 @@ def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path)
     args += ["--data.micro_batch", "2", "--trainer.gradient_clip_val", str(CLIP), "--model.backbone.init_std", "0.1"]
     args += ["--model.optim.name", "muon" if case.muon else "adamw", "--model.optim.lr", str(LR)]
     args += ["--model.schedule.warmup_ratio", str(WARMUP / STEPS), "--data.validations", "1"]
-    run = Fit(args, tmp_path / "run")
-    batches, ours = zip(*run.steps(accumulate=2), strict=True)
+    first, last, blocks, of_blocks = fit([*args, "--run_dir", str(tmp_path / "run")])
+    batches = [torch.cat(pair) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
+    ours = [sum(pair) / 2 for pair in zip(of_blocks[::2], of_blocks[1::2], strict=True)]
     assert len(batches) == STEPS and batches[0].shape == (4, 33)
     foreign = issubclass(case.theirs, PreTrainedModel)
     wide: AbstractContextManager[Any] = float64_throughout(case.theirs) if foreign else nullcontext()
     with wide:
-        theirs, expected = (as_theirs(model, case.theirs) for model in (run.first, run.last))
-        losses, norms = train(theirs, case, list(batches))
+        theirs, expected = (as_theirs(model, case.theirs) for model in (first, last))
+        losses, norms = train(theirs, case, batches)
     assert min(norms) < CLIP < max(norms), "clipping must bite in some steps and not in others"
     assert losses[-1] < losses[0] - 0.5
     assert ours == pytest.approx(losses, rel=NEAR, abs=0)

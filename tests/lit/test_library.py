@@ -169,17 +169,15 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModu
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
-def test_trainer_resumed_equals_uninterrupted(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
-    whole, half, resumed = module(), module(), module()
-    trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
-    first = trainer(tmp_path / "b", ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), max_steps=6,
-                    accumulate_grad_batches=2)  # fmt: skip
-    first.fit(half, TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0))
-    again = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
-    last = trainer(tmp_path / "c", max_steps=6, accumulate_grad_batches=2)
-    last.fit(resumed, again, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def test_trainer_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path) -> None:
+    keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), str(tmp_path / "half.ckpt")
+    made = {}
+    for name, callbacks, checkpoint in (("whole", [], None), ("half", [keep], None), ("resumed", [], resume)):
+        made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+        run = trainer(tmp_path / name, *callbacks, max_steps=6, accumulate_grad_batches=2)
+        run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
+    for name, value in made["whole"].state_dict().items():
+        assert torch.equal(value, made["resumed"].state_dict()[name]), name
 
 
 EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
@@ -234,6 +232,7 @@ def test_data_module_without_a_seed_has_one_order(
         torch.seed()  # as in a new process
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2)
         data.setup("fit")
+        assert next(iter(data.val_dataloader())).shape[1:] == (9,)
         return data.train_dataloader().order.sequences(0, 0)
 
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
@@ -241,12 +240,6 @@ def test_data_module_without_a_seed_has_one_order(
     first = order()
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # as seed_everything does
     assert order() != first
-
-
-def test_data_module_is_read_without_a_trainer(data: TokenDataModule) -> None:
-    data.setup("fit")
-    for made in (data.train_dataloader(), data.val_dataloader()):
-        assert next(iter(made)).shape[1:] == (9,)
 
 
 class Foreign(L.LightningModule):
@@ -316,28 +309,29 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
 
 
-class OwnOptimizer(PretrainModule):
-    """A subclass with its own optimizer, which knows no roles."""
+class OwnStep(PretrainModule):
+    """A subclass with its own training step, which reports no routings, and an optimizer, which knows no roles."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
-class OwnStep(PretrainModule):
-    """A subclass with its own training step, which reports neither losses nor routings."""
-
-    def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
-
-
-def test_module_with_own_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
-    arguments: Any = {"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0}
-    first, resumed = OwnOptimizer(**arguments), OwnOptimizer(**arguments)
+def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataModule, tmp_path: Path) -> None:
+    first, resumed = (OwnStep(backbone=MIXTURE, lr=0.01, seed=0) for _ in range(2))
     keep = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=2, save_top_k=1)
-    trainer(tmp_path / "a", keep, TrainingMonitor(1), gradient_clip_val=1.0, max_steps=2).fit(first, data)
+    callbacks = [keep, RouterMonitor(1), TrainingMonitor(1)]
+    trainer(tmp_path / "a", *callbacks, gradient_clip_val=1.0, max_steps=2).fit(first, data)
+    assert {"train/loss", "moe/layer0/load_max"} <= tags(tmp_path / "a")
     assert any(float(row["grad_norm"] or 0) > 0 for row in rows(tmp_path / "a"))
+    assert not any(child._forward_hooks for child in first.modules())
     trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
     assert resumed.trainer.global_step == 4
+    first.net.embed.weight.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        trainer(tmp_path / "nan").fit(first, data)
 
 
 class Wider(PretrainModule):
@@ -361,17 +355,6 @@ def test_module_that_saves_its_arguments_is_restored(
     assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
 
 
-def test_module_with_own_training_step_trains(data: TokenDataModule, tmp_path: Path) -> None:
-    made, monitor = OwnStep(backbone=MIXTURE, lr=0.01, seed=0), RouterMonitor(1)
-    trainer(tmp_path, monitor, TrainingMonitor(1)).fit(made, data)
-    logged = tags(tmp_path)
-    assert {"train/loss", "moe/layer0/load_max"} <= logged
-    assert not any(child._forward_hooks for child in made.modules())
-    made.net.embed.weight.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError):
-        trainer(tmp_path / "nan").fit(made, data)
-
-
 class Silent(Foreign):
     """A user's module whose training step returns nothing: manual optimization."""
 
@@ -393,18 +376,12 @@ class Frozen(Foreign):
         return None
 
 
-class OtherData(L.LightningDataModule):
-    """A user's data module, whose attribute `batches` is not ours."""
-
-    batches = 3
-
-    def train_dataloader(self) -> Any:
-        return loader()
-
-
 @pytest.mark.parametrize("kind", [Silent, Frozen])
 def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp_path: Path) -> None:
-    trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=OtherData())
+    other: Any = L.LightningDataModule()
+    other.train_dataloader = loader
+    other.batches = 3  # a name of TokenDataModule too
+    trainer(tmp_path, TrainingMonitor(1)).fit(kind(foreign("backbone")), datamodule=other)
     logged = tags(tmp_path)
     assert "throughput/steps_per_s" in logged
     assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)

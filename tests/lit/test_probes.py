@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import preconditioner_figures
@@ -19,7 +18,7 @@ from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
 from tests.conftest import Refused, thinned, write_run_args
-from tests.lit.runs import leaving
+from tests.lit.runs import differences, leaving, load, pages_of, same_curves
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
@@ -84,19 +83,6 @@ def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: 
         assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
 
 
-def pages_of(run: Path) -> dict[str, list[str]]:
-    accumulator = EventAccumulator(str(run)).Reload()
-    (tensor,) = accumulator.Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(tensor.tensor_proto.string_val[0])
-    return {page.title: [tag for chart in page.chart for tag in chart.multiline.tag] for page in layout.category}
-
-
-def figures_of(run: Run) -> dict[str, list[tuple[int, float]]]:
-    """What a run logged of curvature, but for its wall time."""
-    tags = [tag for tag in run.curves if tag.startswith(("sharpness/", "preconditioner/"))]
-    return {tag: list(zip(*run.curve(tag), strict=True)) for tag in tags if tag != "sharpness/seconds"}
-
-
 def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     probed_run: Probed, plain: list[str], corpus: Path, tmp_path: Path
 ) -> None:
@@ -104,10 +90,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
     without_probes = tmp_path / "plain"
     assert "4 probes of 3 held-out sequences; exact products" in said
     assert main(["fit", *plain, *args, "--run_dir", str(without_probes)]) == 0
-    weights, unprobed = (
-        torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in (run, without_probes)
-    )
-    assert all(torch.equal(value, unprobed[name]) for name, value in weights.items())
+    assert differences(load(run)["state_dict"], load(without_probes)["state_dict"]) == []
     record, without = read_run(run), read_run(without_probes)
     assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
     assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
@@ -123,19 +106,17 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
 
     pages, before = pages_of(run), pages_of(without_probes)
     assert before.items() <= pages.items() and "Q, K, V" in before
-    assert "sharpness/scale_input/trace" in pages["sharpness"]
-    for page in ("sharpness", "preconditioner: Q, K, V"):
-        assert set(pages[page]) <= set(record.curves)
+    tags = {page: {tag for chart in pages[page].values() for tag in chart} for page in pages.keys() - before.keys()}
+    assert "sharpness/scale_input/trace" in tags["sharpness"] and "preconditioner: Q, K, V" in tags
+    assert set().union(*tags.values()) <= record.curves.keys()
 
 
 @pytest.mark.long
 def test_fit_probed_and_resumed_has_equal_figures(probed_run: Probed, probed: list[str]) -> None:
     args, whole, killed, _ = probed_run
     assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0
-    ours, theirs = figures_of(read_run(whole)), figures_of(read_run(killed))
-    assert ours == theirs and len(ours["sharpness/all/lambda_max"]) == 4
-    a, b = (torch.load(path / "checkpoints/last.ckpt", weights_only=True) for path in (whole, killed))
-    assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
+    assert len(same_curves(whole, killed)["sharpness/all/lambda_max"].tokens) == 4
+    assert differences(load(whole)["state_dict"], load(killed)["state_dict"]) == []
 
 
 def test_fit_probe_with_an_unknown_subset_is_refused(plain: list[str], tmp_path: Path, refused: Refused) -> None:

@@ -60,26 +60,25 @@ def test_fit_slurm_checkpoint_in_the_working_directory_is_ignored(
     assert read_run(tmp_path / "run").curve("train/loss").tokens[0] == 32 * 32  # of the first step
 
 
-def test_fit_fewer_processes_than_devices_is_refused(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    """In an allocation, without srun."""
-    for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
-        monkeypatch.setenv(name, SRUN[name])
-    two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
-    error = refused("fit", *short_args, *two, "--run_dir", str(tmp_path / "run"))
-    assert all(word in error for word in ("trainer.devices", "2 x 1", "srun", "torchrun"))
-    assert not (tmp_path / "run").exists()
+TWO_DEVICES = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 
 
-def test_fit_tasks_without_a_number_per_node_is_refused(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    """Lightning needs --ntasks-per-node."""
-    for name, value in (SRUN | {"SLURM_NTASKS": "2"}).items():
+@pytest.mark.parametrize(
+    ("environment", "args", "words"),
+    [
+        ({}, TWO_DEVICES, ("trainer.devices", "2 x 1", "srun", "torchrun")),
+        ({"SLURM_NTASKS": "2"}, [], ("--ntasks-per-node=2",)),
+    ],
+)
+def test_fit_allocation_of_other_processes_is_refused(
+    environment: dict[str, str], args: list[str], words: tuple[str, ...], short_args: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, refused: Refused,
+) -> None:  # fmt: skip
+    for name, value in (SRUN | environment).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
-    assert "--ntasks-per-node=2" in refused("fit", *short_args, "--run_dir", str(tmp_path / "run"))
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    error = refused("fit", *short_args, *args, "--run_dir", str(tmp_path / "run"))
+    assert all(word in error for word in words) and not (tmp_path / "run").exists()
 
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

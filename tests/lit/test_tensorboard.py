@@ -7,14 +7,13 @@ import lightning as L
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
-from tests.lit.runs import same_checkpoint, same_curves
+from tests.lit.runs import pages_of, same_checkpoint, same_curves
 
 START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 COLUMNS = {
@@ -35,11 +34,10 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp
     assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
     curves = read_run(tmp_path / "run").curves
     events = EventAccumulator(str(tmp_path / "run")).Reload()
-    (tensor,) = events.Tensors("custom_scalars__config__")
-    pages = Layout.FromString(tensor.tensor_proto.string_val[0]).category
-    titles = [page.title for page in pages]
+    pages = pages_of(tmp_path / "run")
+    titles = list(pages)
     assert titles[:3] == ["loss", "Q, K, V", "gate, up"] and titles[-1] == "own"
-    charts = {chart.title: list(chart.multiline.tag) for chart in pages[0].chart}
+    charts = pages["loss"]
     assert list(charts) == ["validation", "training", "training and validation"]
     assert {tag for tags in charts.values() for tag in tags} == {"train/loss", "val/loss"} <= set(curves)
     assert "final/val_loss" not in curves
@@ -69,8 +67,7 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     words = ["--tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5", "--json"]
     assert main(["generate", str(speaking / "checkpoints/last.ckpt"), *words]) == 0
     text = "def f\n# x" + json.loads(capsys.readouterr().out)["text"]
-    events = EventAccumulator(str(speaking))
-    events.Reload()
+    events = EventAccumulator(str(speaking)).Reload()
     first, last = events.Tensors("sample/text_summary")
     assert (first.step, last.step) == (2 * 128, 4 * 128)
     (shown,) = last.tensor_proto.string_val

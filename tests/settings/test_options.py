@@ -1,19 +1,21 @@
-"""The words of the command line, in which `-` counts as `_`; and the Trainer's keys, read from its source."""
+"""The words of the command line: both spellings, wrong values, bytes that are not text; and the Trainer's keys."""
 
-import doctest
 import inspect
+import io
+import subprocess
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
 
 from lightning_sv.__main__ import main
-from lightning_sv.experiments.spec import budget_names, figure_names
-from lightning_sv.settings import parse, plain_parser, yaml_file
+from lightning_sv.cli import main as cli
+from lightning_sv.lit.summary import print_summary
 from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys
 from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG
@@ -24,11 +26,6 @@ class AbsentLogger(CSVLogger):
 
     def __init__(self, n: int = 1) -> None:
         raise ModuleNotFoundError("No module named 'absent'")
-
-
-@pytest.mark.parametrize("module", [parse, plain_parser, yaml_file])
-def test_doctests(module: ModuleType) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +44,7 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
 
 
 ABSENT = f"{__name__}.AbsentLogger"
+NOT_CREATED = f"error: {ABSENT} cannot be created: No module named 'absent'.\n"
 WRONG = [
     (["--model.lr", "0.1"], "Did you mean 'model.optim.lr'?"),
     (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
@@ -57,15 +55,10 @@ WRONG = [
     (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
     (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
     (["--seed_everything", "-3"], "error: seed_everything is -3; expected an integer from 0 to 4294967295.\n"),
-    *(
-        ([f"--trainer.{key}", value], f"error: {ABSENT} cannot be created: No module named 'absent'.\n")
-        for key, value in (
-            ("logger", ABSENT),
-            ("logger.class_path", ABSENT),
-            ("logger", f"[{{class_path: {ABSENT}}}]"),
-            ("logger+", ABSENT),
-        )
-    ),
+    (["--trainer.logger", ABSENT], NOT_CREATED),
+    (["--trainer.logger.class_path", ABSENT], NOT_CREATED),
+    (["--trainer.logger", f"[{{class_path: {ABSENT}}}]"], NOT_CREATED),
+    (["--trainer.logger+", ABSENT], NOT_CREATED),
     (["--trainer.logger", ABSENT, "--trainer.logger.n", "x"], "error: trainer.logger: n is x; expected a whole number"),
     (["--trainer.callbacks", "no_module.C"], "trainer.callbacks: no_module.C cannot be created: No module named 'no"),
 ]
@@ -85,24 +78,6 @@ def test_run_without_files_is_told_which(command: list[str], refused: Refused) -
     assert "data.seq_len" in said and "--config tiny-unified" in said and "fit.model" not in said
 
 
-def test_theory_path_that_cannot_be_used_is_named(tmp_path: Path, refused: Refused) -> None:
-    """Wrong input gives exit code 2: a file instead of a folder, also for users who can write everywhere."""
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file/in"):
-        assert str(tmp_path / "file") in refused("theory", "--out", str(out))
-
-
-def test_paper_help_says_defaults_figures_and_budgets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit):
-        main(["paper", "--help"])
-    said = capsys.readouterr().out
-    for words in ("runs/paper/BUDGET by default", "(default: cpu)", " ".join(figure_names()), " ".join(budget_names())):
-        assert words in said, words
-
-
 def test_trainer_keys_equal_the_signature() -> None:
     signature = inspect.signature(L.Trainer).parameters
     keys = {field.name: field for field in fields(trainer_keys())}
@@ -110,3 +85,75 @@ def test_trainer_keys_equal_the_signature() -> None:
     for name in ("max_steps", "devices", "precision", "max_time", "val_check_interval", "deterministic"):
         assert keys[name].type == signature[name].annotation, name
     assert {*DERIVED, *TRAINER_DEFAULTS} <= set(signature)
+
+
+FIT = ["fit", *CONFIG]
+PLAN = ["plan", "--gpus", "1", *CONFIG]
+COMPARE = ["compare", "--a", "nop", "--b", "hg"]
+SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
+#: key or option -> its value and the words before it
+OUT_OF_RANGE = [
+    ("--model.optim.lr", ".nan", FIT),
+    ("--model.optim.weight_decay", "1e309", FIT),
+    ("--trainer.gradient_clip_val", ".inf", FIT),
+    ("--trainer.gradient_clip_val", "-1e-9", FIT),
+    ("--trainer.max_steps", "0", FIT),
+    ("--trainer.max_steps", "-2", FIT),
+    ("--gpu_memory", "inf", PLAN),
+    ("--gpus", "1e3", ["plan", *CONFIG]),
+    ("--data.seed", "-1", PLAN),
+    ("--model.seed", "1" + "0" * 20, PLAN),
+    ("--optimizer", "AdamW", PLAN),
+    ("--seeds", "1" + "0" * 20, COMPARE),
+    ("--jobs", "1" + "0" * 5000, COMPARE),
+    ("--seeds", "9" * 9, SWEEP),
+    ("--temperature", "nan", ["generate", "r"]),
+    ("--seed", "-1", ["generate", "r"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), thinned(OUT_OF_RANGE, OUT_OF_RANGE[::3], several=True))
+def test_main_argument_out_of_range_is_refused(key: str, value: str, words: list[str], refused: Refused) -> None:
+    said = refused(*words, f"{key}={value}")
+    assert (
+        f"{key.removeprefix('--')} is " in said.replace("=AdamW", "") and "expected" in said and said.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("name", thinned(sorted(cli.COMMANDS), ["fit", "report"]))
+def test_main_traceback_shows_the_source_above_the_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([name, "--traceback", "--no_such_option"], ["--traceback", name, "--no_such_option"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("Traceback") and said.splitlines()[-1].startswith("error: ")
+        assert "--traceback" not in said.splitlines()[-1]
+
+
+def test_plain_parser_text_of_other_bytes_is_replaced() -> None:
+    parser = PlainParser("generate", "")
+    parser.add_argument("--prompt")
+    assert parser.parse_args(["--prompt", "a\udcff\udc80ü"]).prompt == "a\ufffd\ufffdü"
+
+
+def test_main_terminal_of_another_encoding_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr(cli, "_command", lambda name: lambda argv: print("before λ→ after") or 0)
+    assert main(["generate", "r"]) == 0
+    out.flush()
+    said = out.buffer.getvalue().decode("ascii")
+    assert said.startswith("before ") and said.endswith(" after\n")
+
+
+def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
+    """Whatever a folder is called."""
+    out, folder = io.StringIO(), tmp_path / "my runs;$x" / "it's"
+    summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
+        "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": 1.0, "legs": [],
+    }  # fmt: skip
+    print_summary(Console(file=out, width=500), summary, folder)
+    lines = {line.split()[0]: line.partition(" ")[2] for line in out.getvalue().splitlines() if line[:1].isalpha()}
+    for name, word in (("sample", str(folder)), ("compare", f"{folder}/config.yaml"), ("charts", str(folder.parent))):
+        words = lines[name].partition("   (or")[0]
+        said = subprocess.run(["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True)
+        assert word in said.stdout.splitlines(), words

@@ -1,4 +1,4 @@
-"""The YAML of a run: keys given twice, sections that hold nothing, files that are none; and conf/experiment."""
+"""Layers of a run: repeated keys, empty sections, files that are none, conf/experiment; and paths in any setting."""
 
 import os
 import re
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings.parse import _keys, _parser, parse_run
-from lightning_sv.settings.yaml_file import SECTIONS, read_leaves, read_yaml
+from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
+from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
 from tests.conftest import Refused, thinned
 from tests.test_imports import CONFIG as LAYERS
 
@@ -77,9 +81,22 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
     assert trained(layer(tmp_path, text)) == trained(LAYERS)
 
 
-def test_parse_run_value_for_a_section_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.corpus is .*; expected keys and values"):
-        parse_run(layer(tmp_path, "data: {corpus: x}"), check_corpus=False)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {corpus: x}", r"data\.corpus is .*; expected keys and values"),
+        ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
+        ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
+    ],
+)
+def test_parse_run_wrong_layer_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_run(layer(tmp_path, text), check_corpus=False)
+
+
+def test_parse_run_interpolation_sees_overrides(tmp_path: Path) -> None:
+    args = layer(tmp_path, "model: {optim: {weight_decay: '${model.optim.lr}'}}")
+    assert parse_run([*args, "--model.optim.lr", "0.007"], check_corpus=False)[0].optim.weight_decay == 0.007
 
 
 @pytest.mark.parametrize("words", [["--trainer", "null"], ["--model.optim", ""], ["--trainer="]])
@@ -121,3 +138,49 @@ def test_config_name_is_found_in_the_working_directory_first(
     own.write_text((CONF / "experiment/tiny-llama.yaml").read_text().replace("scale: llama", "scale: hg"))
     assert parse_run(["--config", "tiny-llama"], check_corpus=False)[0].label == "hg"
     assert "tiny-lama" in refused("fit", "--config", "tiny-lama")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WORK", f"{tmp_path}/work")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "$kept").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_expand_path_home_and_variables_are_written_out(home: Path) -> None:
+    for given, path in {"~/a": f"{home}/a", "$WORK/a": f"{home}/work/a", "${WORK}": f"{home}/work", "a b": "a b",
+                        "data/stdlib": "data/stdlib", "$kept": "$kept", "price $5": "price $5"}.items():  # fmt: skip
+        assert expand_path(given, "run_dir") == path
+
+
+@pytest.mark.parametrize("given", ["", " ", "$UNSET_HERE/a", "x" * 300, "loop/a", "a\0b"])
+def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> None:
+    with pytest.raises(ValueError, match="^run_dir is "):
+        expand_path(given, "run_dir")
+    parser = PlainParser("report", "")
+    parser.add_argument("--out", type=Path)
+    with pytest.raises(ValueError, match="--out is "):
+        parser.parse_args(["--out", given])
+    with pytest.raises(ValueError, match="--config is "):
+        parse_overrides(["--config", given], "compare")
+
+
+@pytest.mark.parametrize("key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"]))
+def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
+    """From the command line and from YAML."""
+    before, given = ("files:", "files:$WORK/x") if key == "data.corpus.source" else ("", "$WORK/x")
+    (home / "layer.yaml").write_text(f"{key}: {given}\n")
+    for words in ([f"--{key}", given], ["--config", "~/layer.yaml"], ["--config=$HOME/layer.yaml"]):
+        assert _parser().parse_args([*LAYERS, *words])[key] == f"{before}{home}/work/x"
+
+
+def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
+    named, other = tmp_path / "Müller, Hans/a.txt", tmp_path / "b.txt"
+    for path in (named, other):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text")
+    for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
+        assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found
