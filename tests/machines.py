@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = [
     *(f"lightning_sv/{name}" for name in ("scale", "nn", "theory")),
     *(f"tests/{name}" for name in ("scale", "nn", "optim", "curvature", "theory", "interop", "golden", "callbacks")),
-    *(f"tests/lit/test_{name}.py" for name in ("fit", "experts", "probes", "foreign_oracle")),
+    *(f"tests/lit/test_{name}.py" for name in ("fit", "probes", "foreign_oracle")),
     "tests/analysis/test_paired.py",
     "tests/analysis/test_scaling.py",
 ]
