@@ -29,12 +29,11 @@ from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import listen_to_interrupts, thinned
+from tests.conftest import SMALL_LAYERS, config_args, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
-LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
-CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[2] / f"conf/{name}.yaml"))]
+CONFIG = config_args(*SMALL_LAYERS)
 
 
 def run(

@@ -7,11 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
 from lightning_sv.experiments.report.write import write_tuned
@@ -19,6 +21,7 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import Budget, load_budget, load_figure
+from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.conftest import thinned
@@ -252,6 +255,31 @@ def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: 
     assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == ["3", "3", "5", "5"]
     run_jobs([job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet())
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
+
+
+ENDS = Curve(np.array([1]), np.array([3.0]))
+
+
+@pytest.mark.parametrize(("a", "b", "args", "unexpected"), [
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
+    ({"x": {}}, {}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
+    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
+])  # fmt: skip
+def test_comparability_warnings_name_unexpected_keys(
+    a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
+) -> None:
+    runs = {name: Run(Path(name), "x", config, {}, {"val/loss": ENDS}) for name, config in (("a", a), ("b", b))}
+    assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
+
+
+def test_comparability_warnings_name_a_default() -> None:
+    runs = {n: Run(Path(n), "x", {"model": {"seed": k}}, {}, {"val/loss": ENDS}) for n, k in (("a", None), ("b", 5))}
+    assert comparability_warnings(runs) == ["The configs differ in model.seed: the default against 5 (a, b)."]
 
 
 def edit(path: Path, change: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Recordings instead of runs: the same verdicts; missing runs are trained, invalid recordings are refused."""
+"""Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
 import csv
 import io
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from rich.console import Console
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, Table
 from lightning_sv.experiments.run_store import RunStore, train
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.results_csv import read_recorded
+from lightning_sv.theory.claims import CLAIMS
+from tests.conftest import ROOT
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_evaluate import cpu, plan, quiet
-from tests.experiments.test_plan import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +126,30 @@ def test_read_recorded_invalid_line_is_named(
     (tmp_path / "results.csv").write_text(text.replace(*change))
     with pytest.raises(ValueError, match=message):
         read_recorded([tmp_path], "c0ffee")
+
+
+RECORDED = ROOT / "results/theory/theory.json"
+
+
+def test_table_read_figure_11_has_the_recorded_claims() -> None:
+    (panel,) = load_figure("or-theorem", ROOT / "conf").panels
+    assert panel.file is not None and ROOT / panel.file == RECORDED
+    table = Table.read(RECORDED)
+    assert [row[0] for row in table.rows] == ["(i)", "(ii)", "(iii)", "P"]
+    assert {row[-1] for row in table.rows} == {"holds"} and "make theory" in table.note
+    (ratio,) = [str(row[3]) for row in table.rows if row[0] == "(iii)"]
+    assert ratio.startswith("0.9999")  # below 1, and not rounded to it
+
+
+def test_recorded_claims_are_the_current_ones() -> None:
+    """A new or changed claim needs a new `make theory`."""
+    recorded = [(row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())]
+    assert sorted(recorded) == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
+    assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
+def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "theory.json").write_text(text)
+    with pytest.raises(ValueError, match=r"theory\.json"):
+        Table.read(tmp_path / "theory.json")
