@@ -12,6 +12,7 @@ from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.cli.main import FILE_OF
 from lightning_sv.optim.tuned import TUNED_LR
 from tests.conftest import ROOT, SMALL_LAYERS, config_args, named, thinned
+from tests.machines import FOLDERS, LEFT_OUT
 
 PACKAGE = ROOT / "lightning_sv"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -100,6 +101,12 @@ def test_model_config_has_a_learning_rate_and_parameter_counts(path: Path, capsy
     assert main(["params", "--config", str(path), "--model.scale", "hg+dp+or"]) == 0
     out = capsys.readouterr().out
     assert "input scale" in out and "output scale" in out
+
+
+def test_machines_files_and_left_out_tests_exist() -> None:
+    for name in (*FOLDERS, *(option.partition("=")[2] for option in LEFT_OUT)):
+        file, _, test = name.partition("::")
+        assert (ROOT / file).exists() and (not test or f"def {test}(" in (ROOT / file).read_text()), name
 
 
 def test_main_help_and_wrong_command_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
