@@ -27,6 +27,7 @@ from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, config_args, named, thinned
+from tests.test_results_pages import table
 
 PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
 NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -202,12 +203,6 @@ def test_log_page_equals_the_recorded_verdicts() -> None:
         assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
 
 
-MODELS_HEAD = (
-    "model", "d_model", "layers", "heads", "d_ff", "experts", "vocabulary", "sequence", "batch", "parameters",
-    "activated", "peak lr", "the paper prints",
-)  # fmt: skip
-
-
 def models_row(path: Path) -> list[str]:
     """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
     content = yaml.safe_load(path.read_text())
@@ -222,7 +217,7 @@ def models_row(path: Path) -> list[str]:
         lr = ""
     sizes = {f.computed: f.printed for f in PAPER_FIGURES if (f.model, f.scale) == (config.name, "llama")}
     return [
-        f"`{config.name}`", f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
+        config.name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
         "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",
         f"{content['data']['seq_len']:,}", str(content["data"]["global_batch"]), f"{counted['total']:,}",
         f"{counted['activated']:,}" if config.n_expert else "", lr,
@@ -231,20 +226,13 @@ def models_row(path: Path) -> list[str]:
 
 
 def test_models_page_table_equals_the_configs() -> None:
-    text = (ROOT / "docs/models.md").read_text()
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    assert found[0] == list(MODELS_HEAD)
-    made = {line[0]: line for line in map(models_row, sorted((ROOT / "conf/model").glob("*.yaml")))}
-    assert {line[0]: line for line in found[2:]} == made
-    smallest_first = [int(line[9].replace(",", "")) for line in found[2:] if line[0].startswith("`llama")]
+    found = table((ROOT / "docs/models.md").read_text(), "| model | d_model |")
+    assert sorted(found) == sorted(map(models_row, (ROOT / "conf/model").glob("*.yaml")))
+    smallest_first = [int(line[9].replace(",", "")) for line in found if line[0].startswith("llama")]
     assert smallest_first == sorted(smallest_first)
 
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-
-
-def read(name: str) -> Any:
-    return yaml.safe_load((ROOT / name).read_text())
 
 
 def jobs(path: Path) -> list[dict[str, Any]]:
@@ -276,7 +264,7 @@ def test_workflows_have_the_oldest_and_newest_versions() -> None:
 
 
 def test_citation_has_this_version_and_the_paper() -> None:
-    citation, front = read("CITATION.cff"), (ROOT / "README.md").read_text()
+    citation, front = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (ROOT / "README.md").read_text()
     paper = citation["preferred-citation"]
     assert citation["version"] == __version__
     assert paper["url"] in front and paper["title"] in " ".join(front.split())

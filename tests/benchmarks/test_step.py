@@ -1,7 +1,6 @@
-"""The benchmark of training steps, on small models, in seconds: its output, skipped cases and counts."""
+"""The benchmark of training steps: its check of losses, its memory, and the pages of its recording."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,23 +10,12 @@ from torch import nn
 from benchmarks import step
 from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "HEADS", {32: 2, 64: 2})
-    for name, value in {"N_LAYER": 1, "VOCAB_SIZE": 64, "BATCH": 2, "SEQ_LEN": 16}.items():
+def test_step_benchmark_peer_with_different_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEADS": {32: 2}, "N_LAYER": 1, "VOCAB_SIZE": 64, "BATCH": 2, "SEQ_LEN": 16}.items():
         monkeypatch.setattr(step, name, value)
-
-    def absent(*given: object) -> Any:
-        raise ModuleNotFoundError("No module named 'litgpt'")
-
-    monkeypatch.setitem(step.BUILDERS, "litgpt", absent)
-
-
-def test_step_benchmark_peer_with_different_loss_is_refused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = PEERS["Hugging Face"]
 
     def off(*given: Any) -> Any:
