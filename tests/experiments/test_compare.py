@@ -180,13 +180,8 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
 
 def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
-    found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
-    (pair,) = found["differences"]
-    assert pair["difference"]["verdict"] == "not resolved"
-    assert pair["sentence"] == (
-        "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
-        "covers zero; 2 pairs could show a difference of about 0.191."
-    )
+    (pair,) = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)[0]["differences"]
+    assert pair["difference"]["verdict"] == "not resolved" and ", -0.196 to +0.186 nats" in pair["sentence"]
     factor = (9900 / 10000 * 10000 / 9800) ** 0.5
     assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
 
@@ -218,8 +213,7 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
 
     refused(LLAMA, LLAMA, match="'llama' is the name of two arms")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="'unified' is the name of two arms")
-    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' resolve to the same")
-    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="same configuration")
+    refused(LLAMA, UNIFIED, asked("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="--run_dir")
     refused(LLAMA, UNIFIED, words=["--seed_everything", "3", *CONFIG], match="--seed_everything")
@@ -245,9 +239,8 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
     )
-    deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("runs/*-seed1-*/hanging"))) < 2:
-        assert time.monotonic() < deadline
+        assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate(timeout=20)
@@ -336,10 +329,7 @@ WRONG = [
 
 
 @pytest.mark.usefixtures("fake")
-@pytest.mark.parametrize(
-    ("args", "message"),
-    thinned(WRONG, WRONG[::2], several=True),
-)
+@pytest.mark.parametrize(("args", "message"), thinned(WRONG, WRONG[::2], several=True))
 def test_compare_command_wrong_arguments_refused_before_training(
     args: list[str], message: str, run_args: list[str], short_corpus: Path
 ) -> None:

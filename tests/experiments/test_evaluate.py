@@ -26,9 +26,7 @@ from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.conftest import thinned
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_plan import FIGURE, conf, plan_mine
-
-__all__ = ["conf"]  # a fixture
+from tests.experiments.test_plan import FIGURE, plan_mine
 
 
 def quiet() -> Console:

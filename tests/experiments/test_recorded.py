@@ -1,11 +1,11 @@
 """Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
-import csv
 import io
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -79,12 +79,7 @@ def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_pat
 def test_read_recorded_row_without_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
     """As in older recordings."""
     report, before = trained
-    with (report / "results.csv").open(newline="") as file:
-        rows = [{**row, "curve": ""} for row in csv.DictReader(file)]
-    with (tmp_path / "results.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(tmp_path / "results.csv", index=False)
     (figure,) = plan("heterogeneity")
     (found,) = evaluate([figure], RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
     assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]

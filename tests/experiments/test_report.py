@@ -1,6 +1,5 @@
 """Reports: self-contained, safe to open, with the numbers of the event files."""
 
-import csv
 import json
 import re
 import shutil
@@ -22,7 +21,7 @@ from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict, pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.events import read_run
-from tests.experiments.fake_results import figure, write_run
+from tests.experiments.fake_results import figure, rows, write_run
 
 
 class Page(HTMLParser):
@@ -49,11 +48,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The log of verdicts: rows are only added, and reports show earlier verdicts."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +9,8 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import budget_names
-from tests.experiments.fake_results import disk_full, figure
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+from tests.experiments.fake_results import disk_full, figure, rows
 
 
 def moved(to: Figure) -> Figure:
@@ -74,10 +72,9 @@ def test_read_log_of_the_repository_has_its_reports() -> None:
         (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
     }
     for path in sorted(ROOT.glob("results/*/verdicts.csv")):
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if not row["verdict"].startswith("not testable")]
+        tested = [row for row in rows(path) if not row["verdict"].startswith("not testable")]
         budget = max((name for name in budget_names() if path.parent.name.startswith(name)), key=len)
-        ours = {(budget, row["figure"], row["verdict"], f"{float(row['estimate']):.6g}") for row in rows}
+        ours = {(budget, row["figure"], row["verdict"], f"{float(row['estimate']):.6g}") for row in tested}
         assert ours and ours <= logged, sorted(ours - logged)
 
 
