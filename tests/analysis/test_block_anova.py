@@ -134,7 +134,6 @@ def test_block_design_pair_with_larger_scatter_not_pooled() -> None:
 
 
 def test_block_design_unequal_scatter_not_pooled() -> None:
-    """Bartlett's test rejects one arm with twelve times the scatter."""
     rng = np.random.default_rng(6)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + float(rng.normal(0, 12 * RESIDUAL_SD)) for seed in range(6)}

@@ -113,7 +113,6 @@ def test_pairs_to_go_simulated_decide_in_8_of_10_cases(kind: str, gap: float) ->
     gap=st.floats(-0.1, 0.1), margin=st.floats(0, 0.05), noise=st.lists(st.floats(-0.05, 0.05), min_size=2, max_size=6)
 )
 def test_verdict_any_losses_follow_from_the_interval(gap: float, margin: float, noise: list[float]) -> None:
-    """For any losses; a claim and its opposite never hold both."""
     a, b = arm("a", gap, tuple(noise)), arm("b", noise=(0.0,) * len(noise))
     found = judge("less", a, b, margin=margin)
     if margin:
@@ -140,7 +139,6 @@ def test_verdicts_one_pair_are_not_resolved(kind: str) -> None:
 
 
 def test_widens_is_a_difference_of_differences() -> None:
-    """It has a second part, the lead at the end."""
     change, lead = judge_all("widens", arm("a", -0.04 * TOKENS / 2000), flat(), at=0.5)
     assert change.verdict == "holds" and change.estimate == pytest.approx(-0.02) and change.low == pytest.approx(-0.02)
     assert (lead.claim, lead.verdict) == ("a ends below b", "holds")
@@ -165,7 +163,6 @@ def test_widens_until_a_share_and_keeps_from_it() -> None:
 
 
 def test_leads_has_one_part_per_quarter() -> None:
-    """A lead of 0.04, also with an exception at half of the tokens."""
     found = judge_all("leads", arm("a", -0.04), flat())
     shares = [f"a is below b at {n}% of the tokens" for n in (25, 50, 75)]
     assert [v.claim for v in found] == [*shares, "a ends below b"]
@@ -241,7 +238,6 @@ def test_slope_is_that_of_the_joint_fit() -> None:
 
 
 def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
-    """1.1 times the time in the second half of the run; the interval is that of the logarithms."""
     warm = np.where(np.arange(20) < 10, 5.0, 1.0)
     arms = []
     for label, r in (("a", 1.1), ("b", 1.0)):
@@ -259,7 +255,6 @@ def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
 
 
 def test_lower_is_the_ratio_of_last_values() -> None:
-    """A ends at 0.8 times B, with the interval of the logarithms; a missing scalar is an error."""
     before = np.where(np.arange(20) < 19, 9.0, 1.0)
     log = np.log([1.01, 0.99, 1.02, 1.0])
     ends = {"a": 0.8 * np.exp(log) * 50, "b": np.full(4, 50.0)}
@@ -325,7 +320,6 @@ def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word:
 
 
 def test_verdicts_run_ends_before_crossing_not_testable() -> None:
-    """Sizes that are trained long enough are tested; a slope needs all sizes."""
     panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
     run_spec = RunSpec("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
     arms = []

@@ -57,7 +57,6 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
 
 
 def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
-    """The key does not depend on the path of the weights."""
 
     def keys(start: Path) -> set[str]:
         figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
@@ -129,7 +128,6 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
-    """Each other arm has its own pair with A, whose runs are trained once."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
@@ -149,7 +147,6 @@ def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
 
 
 def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
-    """Equal arms are not trained again, whatever their comparison and spelling; a different setting is a new run."""
     config = tmp_path / "config.yaml"
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
@@ -187,7 +184,6 @@ def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
 
 
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
-    """The error has the end of the log; complete runs are kept, the failed one restarts."""
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
     assert (run_dir(tmp_path, "hg+dnp+or+iwd", 0) / "summary.json").exists()
@@ -196,7 +192,6 @@ def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> Non
 
 
 def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> None:
-    """Different corpora are refused; unexpected differences of configs are named with both values."""
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
@@ -205,7 +200,6 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
 
 
 def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
-    """Wrong requests start nothing, and other folders stay unchanged."""
 
     def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG) -> None:
         with pytest.raises(ValueError, match=match):
@@ -252,7 +246,6 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
 
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
-    """One panel per logged scalar; `nop` has no scale vectors."""
     run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
     panels = own_figure([tmp_path]).panels[1:]
@@ -270,7 +263,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--b_args` are passed to each B and not to A; labels are strategy and arguments, or those of `--b_label`."""
     words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -301,7 +293,6 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 def test_compare_command_all_arms_have_the_tokens_of_a(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parameters of A define the tokens of each arm, which are printed."""
     sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
     steps = math.ceil(sizes["llama"] / 128)
     assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different

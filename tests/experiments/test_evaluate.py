@@ -204,7 +204,6 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
 
 @pytest.mark.long
 def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path) -> None:
-    """They are not trained again; a panel of a different kind has a warning."""
     figures = [plan_mine(conf, GRID), *plan("heterogeneity")]
     runs = RunStore(tmp_path / "out", launcher=FAKE)
     train(figures, runs, parallel=2, console=quiet())
@@ -227,7 +226,6 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
 
 
 def test_job_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module is hashed, not imported: after an edit, complete runs are not reused."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
     module.write_text("raise RuntimeError('imported')\n")
@@ -323,7 +321,6 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
 def test_paper_command_dry_run_slurm_train_report(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dry run, a SLURM script, then runs, verdicts and the report."""
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]

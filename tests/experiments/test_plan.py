@@ -30,7 +30,6 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
 
 
 def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
-    """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
     run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}

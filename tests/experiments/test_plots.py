@@ -38,7 +38,6 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
-    """Arms have the same look in both plots; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
     loss, difference = (plot.figure.axes[0] for plot in plots)
@@ -81,7 +80,6 @@ def test_with_looks_baseline_is_blue_and_solid(tmp_path: Path) -> None:
 
 
 def test_curve_plots_unpaired_arms_are_named() -> None:
-    """With different tokens, losses are drawn and the difference is not; without a baseline there is no difference."""
     panel = fake.curves_panel()
     longer = fake.arm("longer", 0.0)
     for run in longer.runs:
@@ -97,7 +95,6 @@ def test_curve_plots_unpaired_arms_are_named() -> None:
 
 @pytest.mark.long
 def test_scaling_plots_have_both_fits_and_the_difference() -> None:
-    """Means at the sizes, two laws per arm, fitted numbers in the table, an interval at each size."""
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)
     axes = fit.figure.axes[0]
@@ -138,7 +135,6 @@ def test_length_plots_have_a_difference_per_length() -> None:
 
 
 def test_grid_plots_have_a_ring_at_the_optimum() -> None:
-    """The legend has the fitted optimum; an optimum at the end of the grid has a note and no ring."""
     panel = fake.grid_panel()
     (plot,), notes = grid_plots(panel)
     axes = plot.figure.axes[0]
@@ -154,7 +150,6 @@ def test_grid_plots_have_a_ring_at_the_optimum() -> None:
 
 
 def test_branch_plots_have_one_scale() -> None:
-    """One plot per arm with Q, K and V relative to their start; arms without branch norms are named."""
     bare = fake.point("nop", 3.0)
     panel = Panel(
         PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)

@@ -36,7 +36,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
 
 
 def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """And the same curves; their report is again a recording."""
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))

@@ -58,7 +58,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_html_page_is_self_contained(report: Path) -> None:
-    """Balanced tags, embedded pictures, nothing is loaded, markup in texts is escaped."""
     text = (report / "report.html").read_text()
     page = Page(text)
     assert page.open == [] and page.tags.count("script") == 1 and "<script>alert" not in text
@@ -88,7 +87,6 @@ def test_html_page_is_self_contained(report: Path) -> None:
 
 
 def test_html_page_verdicts_counted_and_coloured(report: Path) -> None:
-    """Counts of all claims at the top; each verdict has its own colour."""
     text = (report / "report.html").read_text()
     counts = re.findall(r'<li class="verdict ([\w-]+)">(.*?): (\d+)</li>', text)
     assert counts == [
@@ -133,7 +131,6 @@ def test_html_page_any_text_is_escaped(words: str, command: str) -> None:
 
 
 def test_markdown_report_links_existing_pictures(report: Path) -> None:
-    """Relative links to PNGs, each with an SVG; tables keep their columns."""
     text = (report / "report.md").read_text()
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
     assert len(links) == 15 and {Path(link).suffix for link in links} == {".png"}
@@ -146,7 +143,6 @@ def test_markdown_report_links_existing_pictures(report: Path) -> None:
 
 
 def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
-    """One row per run, difference and claim."""
     given = figure()
     assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
     differences = rows(report / "differences.csv")
@@ -171,7 +167,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_command_numbers_are_those_of_the_event_files(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Arms by label, pairs by seed; the CSV has the last validation losses of the event files."""
     begun = runs / "begun"
     begun.mkdir()
     (begun / "config.yaml").touch()
@@ -222,7 +217,6 @@ def test_report_command_report_of_other_runs_not_replaced(
 
 
 def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path) -> None:
-    """Two arms keep their three pairs next to an arm of one run; texts and tables have the pairs of each arm."""
     ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
@@ -242,7 +236,6 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
 def test_report_command_incomparable_runs_refused(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each error is one sentence with exit code 2; different settings are a warning."""
     one, unified, empty = runs / "llama0", runs / "unified0", tmp_path / "empty"
     empty.mkdir()
     bare, cut, tokens = (write_run(tmp_path / name, "hg", 0) for name in ("bare", "cut", "tokens"))

@@ -20,7 +20,6 @@ def moved(to: Figure) -> Figure:
 
 
 def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
-    """Known rows are not added again, whatever their date; different ones are appended."""
     log, one = tmp_path / "results" / "log.csv", figure()
     assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # without the untestable one
     first = log.read_text()
@@ -38,7 +37,6 @@ def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
 
 
 def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A truncated line is named; a full disk keeps the file; a missing last line break is accepted."""
     log, one = tmp_path / "log.csv", figure()
     add_to_log(log_rows([one], "cpu"), log)
     text = log.read_text()
@@ -56,7 +54,6 @@ def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, mo
 
 
 def test_with_earlier_changed_verdicts_are_shown(tmp_path: Path) -> None:
-    """Those of the same claim and budget, without the current one."""
     log, one = tmp_path / "log.csv", figure()
     other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
     add_to_log(log_rows([one], "cpu"), log)
