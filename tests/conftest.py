@@ -44,6 +44,10 @@ def config_args(*layers: str) -> list[str]:
     return [word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
 
 
+#: the arguments of these layers
+CONFIG = config_args(*SMALL_LAYERS)
+
+
 def thinned(rows: Iterable[Any], kept: Collection[Any], *, several: bool = False) -> list[Any]:
     """Return the rows of a test matrix; `make test` runs the kept ones, `make test-all` every row.
 

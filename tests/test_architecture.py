@@ -16,7 +16,7 @@ import yaml
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.cli.main import FILE_OF
 from lightning_sv.optim.tuned import TUNED_LR
-from tests.conftest import ROOT, SMALL_LAYERS, config_args, named, thinned
+from tests.conftest import CONFIG, ROOT, SMALL_LAYERS, config_args, named, thinned
 from tests.machines import FOLDERS, LEFT_OUT
 
 PACKAGE = ROOT / "lightning_sv"
@@ -78,7 +78,6 @@ def test_files_have_no_import_cycle() -> None:
         pytest.fail(" < ".join(error.args[1]))
 
 
-CONFIG = config_args(*SMALL_LAYERS)
 HEAVY = (
     "lightning", "torchmetrics", "transformers", "litdata", "scipy.signal", "scipy.stats", "torch._dynamo", "matplotlib"
 )  # fmt: skip

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.paired import (
-    on_one_grid,
-    paired_curve,
-    paired_difference,
-    token_efficiency,
-    tokens_to_reach,
-)
+from lightning_sv.analysis.paired import on_one_grid, paired_curve, paired_difference, token_efficiency, tokens_to_reach
 from lightning_sv.analysis.verdicts import Finding, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
 

@@ -29,11 +29,10 @@ from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import SMALL_LAYERS, config_args, listen_to_interrupts, thinned
+from tests.conftest import CONFIG, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
-CONFIG = config_args(*SMALL_LAYERS)
 
 
 def run(

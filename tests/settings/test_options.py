@@ -15,8 +15,7 @@ from lightning_sv.experiments.spec import budget_names, figure_names
 from lightning_sv.settings import parse, plain_parser, yaml_file
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys
-from tests.conftest import Refused, thinned
-from tests.test_imports import CONFIG
+from tests.conftest import CONFIG, Refused, thinned
 
 
 class AbsentLogger(CSVLogger):

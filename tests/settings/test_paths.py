@@ -10,8 +10,7 @@ from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import parse_overrides
-from tests.conftest import thinned
-from tests.test_imports import CONFIG
+from tests.conftest import CONFIG, thinned
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings.parse import _keys, _parser, parse_run
 from lightning_sv.settings.yaml_file import SECTIONS, read_leaves, read_yaml
+from tests.conftest import CONFIG as LAYERS
 from tests.conftest import Refused, thinned
-from tests.test_imports import CONFIG as LAYERS
 
 
 def layer(folder: Path, text: str) -> list[str]:
