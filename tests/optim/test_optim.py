@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.optim import (
-    OPTIMIZERS,
-    OptimConfig,
-    ScheduleConfig,
-    build_optimizer,
-    group_table,
-    role_groups,
-    tuned_lr,
-)
+from lightning_sv.optim import OPTIMIZERS, OptimConfig, ScheduleConfig, build_optimizer, group_table, role_groups
+from lightning_sv.optim.tuned import tuned_lr
 from tests.conftest import EVERY_STRATEGY
 
 
