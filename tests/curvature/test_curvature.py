@@ -19,7 +19,7 @@ from lightning_sv.nn import next_token_loss
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
 from tests.conftest import perturbed, thinned
-from tests.paper_llama import ExponentialPaperLlama, PaperLlama
+from tests.paper_llama import PaperLlama
 
 CONFIG = BackboneConfig(d_model=8, n_layer=2, n_head=2, vocab_size=12, d_ff=10)
 STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS]
@@ -42,7 +42,7 @@ class Case:
             model = Backbone(CONFIG, strategy)
         self.model = perturbed(model).double()
         self.tokens = torch.randint(0, CONFIG.vocab_size, (2, 10))
-        plain = (ExponentialPaperLlama if strategy.endswith("+er") else PaperLlama)(self.model)
+        plain = PaperLlama(self.model)
         parameters = dict(plain.named_parameters())
 
         def loss_of(flat: Tensor) -> Tensor:
