@@ -17,7 +17,6 @@ from tests.experiments import fake_fit
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 

@@ -63,7 +63,6 @@ def words(kind: str, *arms: Arm, **fields: object) -> list[str]:
 
 
 def wide(label: str = "a", gap: np.ndarray | float = 0.0, times: float = 20.0) -> Arm:
-    """Return an arm with a larger scatter."""
     return arm(label, gap, tuple(times * x for x in NOISE))
 
 

@@ -46,7 +46,6 @@ def plan(*names: str) -> list[Figure]:
 
 
 def judged(figure: Figure, runs: RunStore) -> Figure:
-    """Evaluate one figure."""
     (found,) = evaluate([figure], runs)
     return found
 
@@ -80,44 +79,38 @@ def test_run_jobs_signal_is_not_a_failure(tmp_path: Path, code: str) -> None:
     assert job(tmp_path / "r", launcher=launcher).state() == "resume"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    return RunStore(tmp_path_factory.mktemp("paper"), launcher=FAKE)
-
-
-def test_train_shared_arms_once_complete_runs_skipped(shared: RunStore) -> None:
+def test_train_shared_arms_once_complete_runs_skipped(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
-    train([figure], shared, parallel=2, console=quiet())
-    assert len(list((shared.out / "runs").iterdir())) == 9
-    stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    runs = RunStore(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    assert len(list((tmp_path / "runs").iterdir())) == 9
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
     # one run is removed; qkv-dynamics adds unified, and unified with dp at the lm_head
-    gone = shared.dir(*figure.requests()[0]) / "summary.json"
+    gone = runs.dir(*figure.requests()[0]) / "summary.json"
     gone.unlink()
-    said = Console(file=io.StringIO(), width=200)
-    train(plan("heterogeneity", "qkv-dynamics"), shared, parallel=2, console=said)
+    said = quiet()
+    train(plan("heterogeneity", "qkv-dynamics"), runs, parallel=2, console=said)
     text = said.file.getvalue()  # type: ignore[attr-defined]
     assert "8 of 27 runs are complete" in text and text.count(": done in") == 19
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
     # a different torch refuses to train, and still reads the runs
     with pytest.raises(ValueError, match="torch was None, now 9"):
-        RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.requests())
-    assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
+        RunStore(tmp_path, {"torch": "9"}, FAKE).missing(figure.requests())
+    assert RunStore(tmp_path, None, FAKE).missing(figure.requests()) == []
 
 
 def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
     """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
-    said = Console(file=io.StringIO(), width=200)
-    failed = train([figure], runs, parallel=2, console=said)
+    failed = train([figure], runs, parallel=2, console=quiet())
     assert len(failed) == 3 and all("simulated failure" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
     found = judged(figure, runs)
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "seeds for which all runs are available: 3 of its runs did not finish" in warning
-    for arm in figure.panels[0].arms:
-        (runs.dir(arm.run_spec, 0) / "summary.json").unlink()
-        (runs.dir(arm.run_spec, 2) / "summary.json").unlink()
+    for summary in tmp_path.glob("runs/*/summary.json"):
+        summary.unlink()
     found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
@@ -305,15 +298,14 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    for run_spec, seed in figure.requests():
-        if run_spec.model == "tiny":
-            path = runs.dir(run_spec, seed) / "config.yaml"
-            edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
+    tiny = [runs.dir(run_spec, seed) for run_spec, seed in figure.requests() if run_spec.model == "tiny"]
+    for path in tiny:
+        data = json.loads((path / "config.yaml").read_text())["data"]
+        edit(path / "config.yaml", {"data": data | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the sizes of one law have data.seq_len 64 and 128." in warning
-    for run_spec, seed in figure.requests():
-        if run_spec.model == "tiny":
-            edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
+    for path in tiny:
+        edit(path / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="corpus_hash"):
         judged(figure, runs)
 

@@ -1,13 +1,11 @@
 """Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
-import io
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
@@ -62,7 +60,7 @@ def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_pat
     )
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
-    said = Console(file=io.StringIO(), width=200)
+    said = quiet()
     train([figure], here, parallel=2, console=said)
     assert "7 of 9 runs are complete, 7 of them as recorded" in said.file.getvalue()  # type: ignore[attr-defined]
     assert len(list((here.out / "runs").iterdir())) == 2
