@@ -42,7 +42,6 @@ VARIANTS = {
 
 
 def run(variant: dict[str, str], options: list[str]) -> int:
-    """Return pytest's exit code."""
     threads = int(variant.get("OMP_NUM_THREADS", 1))
     workers = max(1, 2 // threads)  # threads that share a core spin, and a minute becomes ten
     command = [sys.executable, "-m", "pytest", "--tb=short", "--show-capture=no", "-m", "not faults and not hf4"]

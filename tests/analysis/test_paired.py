@@ -16,7 +16,6 @@ LOSSES = st.floats(0.5, 12, allow_nan=False)
 
 
 def curve(tokens: list[int], values: list[float]) -> Curve:
-    """Return a curve from lists."""
     return Curve(np.array(tokens, dtype=np.int64), np.array(values))
 
 

@@ -39,10 +39,6 @@ def test_saved_mib_counts_each_storage_once() -> None:
     assert model.weight.grad is None
 
 
-def _said(row: dict[str, Any], digits: int) -> str:
-    return " to ".join(f"{row[key]:.{digits}f}" for key in ("low", "high")).join((f"{row['ratio']:.{digits}f} (", ")"))
-
-
 def test_speed_pages_equal_the_recorded_step_times() -> None:
     page = (ROOT / "benchmarks/SPEED.md").read_text()
     steps = json.loads((ROOT / "benchmarks/results/step.json").read_text())
@@ -55,7 +51,7 @@ def test_speed_pages_equal_the_recorded_step_times() -> None:
         modes = [f"d={width} {dtype} {mode}, 1 thread" for dtype in ("fp32", "bf16") for mode in ("eager", "compiled")]
         columns = [{row["name"]: row for row in (*steps[at]["peers"], *steps[at]["strategies"])} for at in modes]
         for name in columns[0].keys() - {"llama"}:
-            cells = " | ".join(_said(column[name], 3) for column in columns)
+            cells = " | ".join("{ratio:.3f} ({low:.3f} to {high:.3f})".format_map(column[name]) for column in columns)
             assert f"{name}` | {cells} |" in page or f"| {name} | {cells} |" in page
         milliseconds = " | ".join(f"{column['llama']['milliseconds']:.0f}" for column in columns)
         assert f"| {milliseconds} |" in page

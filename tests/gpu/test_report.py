@@ -116,11 +116,10 @@ def test_gpu_report_wrong_input_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def _on_a_page(name: str, figures: dict[str, Any]) -> str:
-    """Return the page of a complete stage; also write the page of an empty one."""
+def _on_a_page(name: str, figures: dict[str, Any]) -> None:
+    """Check the page of a complete stage; also write the page of an empty one."""
     made = {"provenance": {"machine": "m", "date": "d", "commit": "c"}, "toy": True, "seconds": 1.0}
     stage = {"state": "done", "seconds": 1.0, "figures": figures}
     text = markdown.page({"made": made, "stages": {name: stage}})
     assert f"## {name}" in text and "incomplete" not in text
     markdown.page({"made": made, "stages": {name: stage | {"figures": {}}}})
-    return text
