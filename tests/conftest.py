@@ -27,6 +27,26 @@ settings.load_profile("no deadline")
 # Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+ROOT = Path(__file__).parent.parent
+
+
+def named(path: Path) -> str:
+    """Return the name of a test case of a file of the repository."""
+    return str(path.relative_to(ROOT))
+
+
+#: the layers of a run of `tiny` on this machine
+SMALL_LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
+
+
+def config_args(*layers: str) -> list[str]:
+    """Return `--config` for each layer, the name of a file in conf/ without its suffix."""
+    return [word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+
+
+#: the arguments of these layers
+CONFIG = config_args(*SMALL_LAYERS)
+
 
 def thinned(rows: Iterable[Any], kept: Collection[Any], *, several: bool = False) -> list[Any]:
     """Return the rows of a test matrix; `make test` runs the kept ones, `make test-all` every row.

@@ -15,11 +15,10 @@ class PaperLlama(nn.Module):
     y = gamma_a * Norm(W (gamma_b * Norm(x))): which factors a branch has is read from the parameters that there are.
     """
 
-    er = False
-
     def __init__(self, model: Backbone):
         super().__init__()
         self.config, self.normalizes = model.config, model.strategy.placement == "dnp"
+        self.er = model.strategy.parameterization == "er"
         for name, parameter in model.named_parameters():
             self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach().clone()))
 
@@ -75,9 +74,3 @@ class PaperLlama(nn.Module):
         real, imaginary = z.chunk(2, -1)
         turned = torch.complex(real, imaginary) * turn
         return torch.cat([turned.real, turned.imag], -1)
-
-
-class ExponentialPaperLlama(PaperLlama):
-    """ER in place of OR."""
-
-    er = True

@@ -1,27 +1,24 @@
-"""Architecture: layers, import cycles, configs, and the links and commands of the pages."""
+"""Architecture: layers, import cycles, imports of commands, configs, arguments in docstrings."""
 
 import ast
+import json
+import os
 import re
-import shlex
-import sysconfig
+import subprocess
+import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import yaml
-from torch.nn import functional as F
 
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.cli.main import FILE_OF
-from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.optim.tuned import TUNED_LR
-from lightning_sv.settings.parse import parse_run
-from tests.conftest import thinned
+from tests.conftest import CONFIG, ROOT, SMALL_LAYERS, config_args, named, thinned
+from tests.machines import FOLDERS, LEFT_OUT
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lightning_sv"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: layer of each package; a package imports lower layers only
@@ -37,10 +34,6 @@ LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-
 MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
 FEW_MODELS = [path for path in MODELS if path.stem in ("llama-0.12b", "moe-0.25b", "gemma-0.5b", "tiny")]
 OTHER_LAYERS = [path for path in LAYERS if path not in MODELS]
-
-
-def named(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def imports(path: Path) -> set[str]:
@@ -85,15 +78,64 @@ def test_files_have_no_import_cycle() -> None:
         pytest.fail(" < ".join(error.args[1]))
 
 
+HEAVY = (
+    "lightning", "torchmetrics", "transformers", "litdata", "scipy.signal", "scipy.stats", "torch._dynamo", "matplotlib"
+)  # fmt: skip
+#: those of HEAVY that a command needs: fake tensors import torch's compiler
+NEEDED = {"report": {"matplotlib"}, "theory": {"matplotlib"}, "compare": {"matplotlib"}, "plan": {"torch._dynamo"}}
+WORDS = {name: ["--help"] for name in COMMANDS if name not in ("fit", "validate", "sweep")} | {
+    "params": CONFIG,
+    "plan": ["--gpus", "1", *CONFIG],
+    "paper": ["--dry-run", "--fig", "necessity"],
+}
+PROGRAM = """
+import json, sys
+from lightning_sv.__main__ import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as stop:
+    code = stop.code
+print("\\n" + json.dumps([code or 0, [name for name in json.loads(sys.argv[1]) if name in sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize("name", thinned(WORDS, ["params", "report"]))
+def test_command_without_training_imports_no_lightning(name: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, json.dumps(HEAVY), name, *WORDS[name]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    code, found = json.loads(done.stdout.splitlines()[-1])
+    assert (code, set(found)) == (0, NEEDED.get(name, set()))
+
+
+def test_command_without_tensors_imports_no_torch() -> None:
+    """`report` reads what runs left behind, on any machine."""
+    program = (
+        "import sys, lightning_sv.cli.report, lightning_sv.cli.theory; from lightning_sv.__main__ import main\n"
+        "main(['--help']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "0"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_cli_openmp_spin_count_is_0_unless_given(given: dict[str, str], used: str) -> None:
+    """The variable is read when torch is imported, so it is set before."""
+    program = (
+        "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv', '--version']\n"
+        "assert 'torch' not in sys.modules\n"
+        "try: cli()\n"
+        "except SystemExit: print(os.environ['GOMP_SPINCOUNT'])"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | given
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == used
+
+
 @pytest.mark.parametrize("path", thinned(LAYERS, [*FEW_MODELS[::3], *OTHER_LAYERS[::3]]), ids=named)
 def test_config_file_in_a_run_is_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nouns = ("optim", "schedule", "trainer", "data")
-    layers = {noun: next((ROOT / "conf" / noun).glob("*.yaml")) for noun in nouns}
-    layers["model"] = ROOT / "conf/model/llama-0.12b.yaml"
-    layers[path.parent.name] = path
-    args = [word for layer in (ROOT / "conf/base.yaml", *layers.values()) for word in ("--config", str(layer))]
+    layers = {layer.partition("/")[0]: layer for layer in (*SMALL_LAYERS, "model/llama-0.12b")}
+    layers[path.parent.name] = str(path.relative_to(ROOT / "conf").with_suffix(""))
     with pytest.raises(SystemExit) as stop:
-        main(["fit", *args, "--print_config"])
+        main(["fit", *config_args(*layers.values()), "--print_config"])
     assert stop.value.code == 0
     resolved = yaml.safe_load(capsys.readouterr().out)
     own = yaml.safe_load(path.read_text())
@@ -118,110 +160,50 @@ def test_model_config_has_a_learning_rate_and_parameter_counts(path: Path, capsy
     assert "input scale" in out and "output scale" in out
 
 
-PAGES = [*sorted(ROOT.glob("[!.]*.md")), ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+def entries(docstring: str, section: str) -> list[str]:
+    """Return the names of the entries of one section."""
+    lines = f"{docstring}\n".partition(f"\n{section}:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^ {4}([*\w.]+): ", lines, re.MULTILINE)
 
 
-def commands(text: str) -> list[str]:
-    """Return the commands of a page, in its blocks and in the first column of its tables."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
-    return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
+def documented() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef, str]]:
+    """Yield the place, node and docstring of every class and function that has a docstring."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}", node, docstring
 
 
-ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.read_text())})
+def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """Return the names of a function's arguments, or of a class's __init__ or fields."""
+    if isinstance(node, ast.ClassDef):
+        made = [child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"]
+        return arguments(made[0]) if made else fields(node)
+    args = node.args
+    names = [argument.arg for argument in (*args.posonlyargs, *args.args)]
+    names += [f"*{args.vararg.arg}"] if args.vararg else []
+    names += [argument.arg for argument in args.kwonlyargs] + ([f"**{args.kwarg.arg}"] if args.kwarg else [])
+    return [name for name in names if name not in ("self", "cls")]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=named)
-def test_page_links_exist(path: Path) -> None:
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        file, _, anchor = link.partition("#")
-        if re.match(r"https?:", link):
-            continue
-        target = path.parent / file if file else path
-        assert target.exists(), link
-        if anchor:
-            heads = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
+def fields(node: ast.ClassDef) -> list[str]:
+    annotated = [child.target for child in node.body if isinstance(child, ast.AnnAssign)]
+    return [target.id for target in annotated if isinstance(target, ast.Name) and not target.id.startswith("_")]
 
 
-def test_page_commands_exist_and_targets_read_their_variables() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    layered = re.findall(r"^LAYERED := (.*)$", makefile, re.MULTILINE)[0]
-    reads = dict(re.findall(r"^reads-([\w-]+) := (.*)$", makefile, re.MULTILINE))
-    targets = set(re.findall(r"^([a-z0-9_-]+):", makefile, re.MULTILINE))
-    for command in ALL_COMMANDS:
-        words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", command))  # without a variable of the environment
-        if words[0] == "make":
-            names = reads.get(words[1], "ARGS").replace("$(LAYERED)", layered).split()
-            for word in words[1:]:
-                name, is_variable, _ = word.partition("=")
-                assert name in ([*names, "PYTHON", "TORCH", "VENV"] if is_variable else targets), command
-        elif words[:2] == [".venv/bin/python", "-m"]:
-            assert find_spec(words[2]) is not None, command
-        elif words[0] not in (
-            "git", "cd", "torchrun", "pip", ".venv/bin/pip", "sbatch", "lm_eval", "aws", "nvidia-cuda-mps-control",
-        ):  # fmt: skip
-            assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
+def test_docstring_arguments_are_the_real_ones() -> None:
+    """Ruff checks functions only; this also checks classes, and the order."""
+    for where, node, docstring in documented():
+        if names := entries(docstring, "Args"):
+            assert names == arguments(node), where
+        if isinstance(node, ast.ClassDef) and not any(isinstance(c, ast.FunctionDef) for c in node.body):
+            assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
 
 
-def test_own_block_page_under_llama_equals_plain_attention() -> None:
-    code = (ROOT / "docs/own-block.md").read_text().partition("```python\n")[2].partition("```")[0]
-    assert 'parse("unified")' in code
-    defined: dict[str, Any] = {}
-    exec(code.replace("unified", "llama"), defined)
-    block, x = defined["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
-    xhat = F.rms_norm(x, (64,), eps=1e-5)
-    q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
-    k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
-    expected = block.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-12)
-
-
-RUNS = [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)]
-
-
-@pytest.mark.parametrize("command", thinned(RUNS, RUNS[::3]))
-def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
-    words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
-    default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
-    chosen = default | words
-    files = ["base", f"optim/{chosen['OPTIM']}", f"schedule/{chosen['SCHEDULE']}", "trainer/cpu", "data/stdlib"]
-    files += [f"model/{chosen['MODEL']}", *([f"probes/{chosen['PROBES']}"] if "PROBES" in chosen else [])]
-    args = [word for file in files for word in ("--config", str(ROOT / f"conf/{file}.yaml"))]
-    for scale in [chosen.get("SCALE"), chosen.get("A"), *chosen.get("B", "").split()]:
-        named = ["--model.scale", scale] if scale else []
-        module, *_ = parse_run([*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False)
-        assert module.lr > 0
-
-
-@pytest.mark.long
-def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
-    text = "files:" + ",".join(map(str, files))
-    monkeypatch.chdir(tmp_path)
-    prepare(CorpusConfig(source=text, val_fraction=0.2), progress=False)
-    (tmp_path / "conf").symlink_to(ROOT / "conf")
-    short = ["--trainer.max_steps", "4", "--data.val_sequences", "16"]
-    small = {
-        "fit": short,
-        "validate": ["--data.val_sequences", "16"],
-        "compare": ["--seeds", "1", *short],
-        "sweep": ["--seeds", "1", *short],
-        "generate": ["--tokens", "5"],
-        "plan": ["--model.backbone.n_layer", "2"],
-        "prepare": shlex.split(
-            f"--data.corpus.source {text} --data.corpus.tokenizer bpe:300 --data.corpus.val_fraction 0.2"
-        ),
-    }
-    ran = []
-    for command in commands((ROOT / "docs/commands.md").read_text()):
-        words = shlex.split(command)
-        if words[0] == "lightning-sv":
-            assert main([*words[1:], *small.get(words[1], [])]) == 0, command
-            ran.append(words[1])
-    assert set(ran) == set(COMMANDS)
+def test_machines_files_and_left_out_tests_exist() -> None:
+    for name in (*FOLDERS, *(option.partition("=")[2] for option in LEFT_OUT)):
+        file, _, test = name.partition("::")
+        assert (ROOT / file).exists() and (not test or f"def {test}(" in (ROOT / file).read_text()), name
 
 
 def test_main_help_and_wrong_command_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,11 @@
 """Run each block of docs/extend.md and use the registered object."""
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import numpy as np
@@ -23,13 +26,12 @@ SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def tables() -> Iterator[None]:
     """Rows that a block adds are gone after the test."""
-    for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS):
-        for key in ("softplus", "anp", "outputs", "sgd", "linear", "my_library::fused_linear"):
-            monkeypatch.delitem(table, key, raising=False)
-            monkeypatch.setitem(table, key, None)  # type: ignore[arg-type]
-            del table[key]  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS):
+            stack.enter_context(mock.patch.dict(table))
+        yield
 
 
 def run(word: str) -> dict[str, Any]:

@@ -40,7 +40,6 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         ("generate", "give RUN, the directory of a run"),
         ("export RUN=runs/mine", "give OUT, the folder to write"),
         ("train SEEDS=3", "make train does not read SEEDS; "),
-        ("compare SCALE=hg", "make compare does not read SCALE; "),
         ("data theory SEED=3", "make data theory does not read SEED; "),
     ],
 )

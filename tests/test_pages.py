@@ -1,4 +1,4 @@
-"""The pages' Python, tables and log; workflows, citation and the site's contents."""
+"""The pages' links, commands, Python, tables and log; workflows, citation and the site's contents."""
 
 import ast
 import os
@@ -7,29 +7,140 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch.nn import functional as F
 
 from lightning_sv import __version__
+from lightning_sv.__main__ import COMMANDS, main
+from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import tuned_lr
 from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
+from lightning_sv.settings.parse import parse_run
+from tests.conftest import ROOT, config_args, named, thinned
+from tests.test_results_pages import table
 
-ROOT = Path(__file__).parent.parent
 PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
+NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
 def blocks(page: str | Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=lambda p: str(p.relative_to(ROOT)))
+def commands(text: str) -> list[str]:
+    """Return the commands of a page, in its blocks and in the first column of its tables."""
+    lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    found = [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
+
+
+ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.read_text())})
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_page_links_exist(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        if re.match(r"https?:", link):
+            continue
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
+
+
+def check_make(*words: str) -> None:
+    """Check that make accepts these targets and variables."""
+    env = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+@NEEDS_MAKE
+def test_page_commands_exist_and_targets_read_their_variables() -> None:
+    for command in ALL_COMMANDS:
+        words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", command))  # without a variable of the environment
+        if words[0] == "make":
+            check_make(*(re.sub("^DATA=notes/?$", "DATA=docs", word) for word in words[1:]))  # the reader's folder
+        elif words[:2] == [".venv/bin/python", "-m"]:
+            assert find_spec(words[2]) is not None, command
+        elif words[0] not in (
+            "git", "cd", "torchrun", "pip", ".venv/bin/pip", "sbatch", "lm_eval", "aws", "nvidia-cuda-mps-control",
+        ):  # fmt: skip
+            assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
+
+
+def test_own_block_page_under_llama_equals_plain_attention() -> None:
+    code = blocks("docs/own-block.md")[0]
+    assert 'parse("unified")' in code
+    defined: dict[str, Any] = {}
+    exec(code.replace("unified", "llama"), defined)
+    block, x = defined["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
+    xhat = F.rms_norm(x, (64,), eps=1e-5)
+    q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
+    k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
+    expected = block.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-12)
+
+
+RUNS = [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)]
+
+
+@pytest.mark.parametrize("command", thinned(RUNS, RUNS[::3]))
+def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
+    words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
+    default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
+    chosen = default | words
+    layers = ["base", f"optim/{chosen['OPTIM']}", f"schedule/{chosen['SCHEDULE']}", "trainer/cpu", "data/stdlib"]
+    layers += [f"model/{chosen['MODEL']}", *([f"probes/{chosen['PROBES']}"] if "PROBES" in chosen else [])]
+    args = config_args(*layers)
+    for scale in [chosen.get("SCALE"), chosen.get("A"), *chosen.get("B", "").split()]:
+        named = ["--model.scale", scale] if scale else []
+        module, *_ = parse_run([*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False)
+        assert module.lr > 0
+
+
+@pytest.mark.long
+def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
+    text = "files:" + ",".join(map(str, files))
+    monkeypatch.chdir(tmp_path)
+    prepare(CorpusConfig(source=text, val_fraction=0.2), progress=False)
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    short = ["--trainer.max_steps", "4", "--data.val_sequences", "16"]
+    small = {
+        "fit": short,
+        "validate": ["--data.val_sequences", "16"],
+        "compare": ["--seeds", "1", *short],
+        "sweep": ["--seeds", "1", *short],
+        "generate": ["--tokens", "5"],
+        "plan": ["--model.backbone.n_layer", "2"],
+        "prepare": shlex.split(
+            f"--data.corpus.source {text} --data.corpus.tokenizer bpe:300 --data.corpus.val_fraction 0.2"
+        ),
+    }
+    ran = []
+    for command in commands((ROOT / "docs/commands.md").read_text()):
+        words = shlex.split(command)
+        if words[0] == "lightning-sv":
+            assert main([*words[1:], *small.get(words[1], [])]) == 0, command
+            ran.append(words[1])
+    assert set(ran) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=named)
 def test_page_python_parses_and_its_imports_exist(path: Path) -> None:
     for block in blocks(path):
         for node in ast.walk(ast.parse(block)):
@@ -70,7 +181,7 @@ def test_own_model_example_learns_under_both_strategies() -> None:
         assert example["train"](scale, rows, 30) < unigram
 
 
-@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").iterdir())], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").iterdir())], ids=named)
 def test_page_run_names_are_those_of_fit(path: Path) -> None:
     if path.is_file():
         for name in re.findall(r"runs/[\w.-]+/([\w+]+)-seed\d", path.read_text()):
@@ -92,12 +203,6 @@ def test_log_page_equals_the_recorded_verdicts() -> None:
         assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
 
 
-MODELS_HEAD = (
-    "model", "d_model", "layers", "heads", "d_ff", "experts", "vocabulary", "sequence", "batch", "parameters",
-    "activated", "peak lr", "the paper prints",
-)  # fmt: skip
-
-
 def models_row(path: Path) -> list[str]:
     """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
     content = yaml.safe_load(path.read_text())
@@ -112,7 +217,7 @@ def models_row(path: Path) -> list[str]:
         lr = ""
     sizes = {f.computed: f.printed for f in PAPER_FIGURES if (f.model, f.scale) == (config.name, "llama")}
     return [
-        f"`{config.name}`", f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
+        config.name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
         "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",
         f"{content['data']['seq_len']:,}", str(content["data"]["global_batch"]), f"{counted['total']:,}",
         f"{counted['activated']:,}" if config.n_expert else "", lr,
@@ -121,37 +226,28 @@ def models_row(path: Path) -> list[str]:
 
 
 def test_models_page_table_equals_the_configs() -> None:
-    text = (ROOT / "docs/models.md").read_text()
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    assert found[0] == list(MODELS_HEAD)
-    made = {line[0]: line for line in map(models_row, sorted((ROOT / "conf/model").glob("*.yaml")))}
-    assert {line[0]: line for line in found[2:]} == made
-    smallest_first = [int(line[9].replace(",", "")) for line in found[2:] if line[0].startswith("`llama")]
+    found = table((ROOT / "docs/models.md").read_text(), "| model | d_model |")
+    assert sorted(found) == sorted(map(models_row, (ROOT / "conf/model").glob("*.yaml")))
+    smallest_first = [int(line[9].replace(",", "")) for line in found if line[0].startswith("llama")]
     assert smallest_first == sorted(smallest_first)
 
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
-def read(name: str) -> Any:
-    return yaml.safe_load((ROOT / name).read_text())
-
-
 def jobs(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load(path.read_text())["jobs"].values())
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+@NEEDS_MAKE
+@pytest.mark.parametrize("path", WORKFLOWS, ids=named)
 def test_workflow_commands_are_make_targets(path: Path) -> None:
     commands = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
     assert commands and all("timeout-minutes" in job for job in jobs(path))
     for command in commands:
         words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "2.13.0", command))
         assert words[0] == "make", command
-        env = {"PATH": os.environ["PATH"]}
-        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, env=env)
-        assert done.returncode == 0, done.stderr
+        check_make(*words[1:])
 
 
 def test_workflows_have_the_oldest_and_newest_versions() -> None:
@@ -168,7 +264,7 @@ def test_workflows_have_the_oldest_and_newest_versions() -> None:
 
 
 def test_citation_has_this_version_and_the_paper() -> None:
-    citation, front = read("CITATION.cff"), (ROOT / "README.md").read_text()
+    citation, front = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (ROOT / "README.md").read_text()
     paper = citation["preferred-citation"]
     assert citation["version"] == __version__
     assert paper["url"] in front and paper["title"] in " ".join(front.split())
@@ -176,14 +272,8 @@ def test_citation_has_this_version_and_the_paper() -> None:
 
 
 def test_site_navigation_has_every_page() -> None:
-    def leaves(node: Any) -> list[str]:
-        if isinstance(node, str):
-            return [node]
-        return [leaf for child in (node.values() if isinstance(node, dict) else node) for leaf in leaves(child)]
-
-    _, nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:")  # the keys before have a tag of MkDocs
-    shown = leaves(yaml.safe_load(nav))
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    shown = re.findall(r": (\S+\.md)$", nav, re.MULTILINE)
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert not (pages - set(shown)), "give them a line in mkdocs.yml"
-    assert len(shown) == len(set(shown))
-    assert all((ROOT / page).exists() for page in shown if not page.startswith("api/"))
+    assert len(shown) == len(set(shown)) and all((ROOT / page).exists() for page in shown)

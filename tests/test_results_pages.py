@@ -1,13 +1,16 @@
-"""Numbers on the pages equal the recordings in results/."""
+"""Numbers on the pages equal the recordings in results/, and records are added to their page."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-ROOT = Path(__file__).parent.parent
+from tests.conftest import ROOT
+
 VERDICTS = ("holds", "contradicted", "not resolved", "not testable here")
 OWN_OPTIMUM = {"figure": "own-optimum", "panel": "Each arm at its own optimum"}
 
@@ -131,7 +134,7 @@ def test_protocol_tables_equal_the_recording() -> None:
 
 
 def test_proxy_tables_equal_the_recording() -> None:
-    """Losses of each seed, verdicts, and how well and after how many tokens each run copies."""
+    """Losses of each seed, and how well and after how many tokens each run copies."""
     runs = recorded("gpu-25/results.csv", figure="protocol").drop_duplicates(["arm", "seed"]).sort_values("seed")
     losses = runs.pivot(index="seed", columns="arm", values="val_loss")
     arms = ["llama", "nop", "hg+dp+or", "unified", "unified, dp at the lm_head"]
@@ -140,9 +143,6 @@ def test_proxy_tables_equal_the_recording() -> None:
     ]
     means = losses.mean()
     assert f"{means['unified'] - means['unified, dp at the lm_head']:.3f} lower in `mini`" in page("readings")
-    judged = recorded("gpu-25/verdicts.csv").dropna(subset="low")
-    shown = [cells[1:3] for cells in table(page("gpu-25"), "| claim |")]
-    assert shown == [list(row) for row in zip(intervals(judged), judged.corrected, strict=True)]
     for arm, (_, formed, final) in zip(arms, table(page("copying"), "| strategy | formed"), strict=True):
         points = [
             [tuple(map(float, point.split(":"))) for point in series.split()]
@@ -150,6 +150,13 @@ def test_proxy_tables_equal_the_recording() -> None:
         ]
         assert final == " ".join(f"{series[-1][1]:.2f}" for series in points)
         assert formed == " ".join(f"{next(at for at, value in series if value < -0.5) / 1e6:.1f}" for series in points)
+
+
+@pytest.mark.parametrize("folder", ["gpu-25", "cpu-largest-rate"])
+def test_claims_tables_equal_the_recording(folder: str) -> None:
+    verdicts = recorded(f"{folder}/verdicts.csv").dropna(subset="low")
+    shown = [cells[1:3] for cells in table(page(folder), "| claim")]
+    assert shown == [list(row) for row in zip(intervals(verdicts), verdicts.corrected, strict=True)]
 
 
 def test_settings_tables_equal_the_recording() -> None:
@@ -195,9 +202,6 @@ def test_largest_rate_tables_equal_the_recording() -> None:
         excess = (losses.mean(axis=1) - losses.min(axis=1)).mean()
         largest = means[means <= means.min() + 0.1].index.max()
         assert cells == [*(f"{loss:.3f}" for loss in means), f"{excess:.3f}", f"{largest:g}"]
-    verdicts = recorded("cpu-largest-rate/verdicts.csv")
-    shown = [cells[1:3] for cells in table(page("cpu-largest-rate"), "| claim: depends")]
-    assert shown == [list(row) for row in zip(intervals(verdicts), verdicts.corrected, strict=True)]
     assert recorded("cpu-largest-rate/rises.csv").rise.max() < 0.33
 
 
@@ -254,3 +258,30 @@ def test_record_is_the_recording_and_what_make_record_trains() -> None:
     assert len(challengers) == 2
     for name, found in challengers:
         assert intervals(recorded("cpu/differences.csv", **OWN_OPTIMUM, arm=name))[-1].endswith(f"({found})")
+
+
+add = runpy.run_path(str(ROOT / "results/record.py"))["add"]
+ARM = {"scale": "hg+dp+or", "args": ["--model.optim.lr=0.0065", "--trainer.max_steps=5"], "val_loss": 3.5618}
+
+
+def comparison(folder: Path, high: float, seconds: float) -> Path:
+    difference = {"mean": -0.0154, "low": -0.03, "high": high}
+    runs = [{"name": name, "summary": {"seconds": time}} for name, time in (("a-seed0", 10.0), ("b-seed0", seconds))]
+    numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": [{}, ARM], "runs": runs}
+    path = folder / "comparison.json"
+    path.write_text(json.dumps(numbers | {"differences": [{"b": "hg+dp+or", "difference": difference}]}))
+    return path
+
+
+def test_record_lower_interval_adds_the_last_row(tmp_path: Path) -> None:
+    page = tmp_path / "records.md"
+    page.write_text("# Records\n\n| a |\n|---|\n| 1 |\n\nThe end.\n")
+    add(comparison(tmp_path, high=-0.001, seconds=10.9), page)
+    row = "| 2026-11-26 | `hg+dp+or` | 0.0065, default | −0.015 (−0.030 to −0.001) | 3.562 |"
+    assert page.read_text() == f"# Records\n\n| a |\n|---|\n| 1 |\n{row}\n\nThe end.\n"
+
+
+@pytest.mark.parametrize(("high", "seconds"), [(0.001, 10.0), (-0.001, 11.1)])
+def test_record_unresolved_or_slow_challenger_exits(tmp_path: Path, high: float, seconds: float) -> None:
+    with pytest.raises(SystemExit, match="not a record"):
+        add(comparison(tmp_path, high, seconds), tmp_path / "records.md")

@@ -20,7 +20,6 @@ def losses(cliff: float = math.inf) -> np.ndarray:
 
 
 def test_fit_optimum_paraboloid_is_found_exactly() -> None:
-    """For any offsets of seeds and order of points; an axis of one value is unchanged."""
     y = losses()[:, None] + np.array([0.0, 0.3, -0.2])
     found = fit_optimum(POINTS[::-1], y[::-1])
     assert found.values == pytest.approx(BEST, rel=1e-9) and not found.why_not
@@ -55,7 +54,6 @@ def test_fit_optimum_cross_has_no_products() -> None:
     (lambda p: p in POINTS[:2] + POINTS[4:6] + POINTS[7:8], math.inf, "too few points"),
 ])  # fmt: skip
 def test_fit_optimum_end_or_cliff_has_the_lowest_point(keep: object, cliff: float, why: str) -> None:
-    """The lowest point replaces it, without errors."""
     chosen = [i for i, p in enumerate(POINTS) if keep(p)]  # type: ignore[operator]
     y = losses(cliff)[chosen, None]
     found = fit_optimum([POINTS[i] for i in chosen], y)
@@ -64,7 +62,6 @@ def test_fit_optimum_end_or_cliff_has_the_lowest_point(keep: object, cliff: floa
 
 
 def test_fit_optimum_saddle_refused() -> None:
-    """And a nearly flat line has its optimum at the lowest point."""
     z = np.log(np.array(POINTS) / BEST)
     saddle = 3.5 + 0.05 * z[:, 0] ** 2 + 0.001 * z[:, 1] ** 2 + 0.05 * z[:, 0] * z[:, 1]
     saddle[POINTS.index((0.006, 0.02))] = saddle.min() - 0.001

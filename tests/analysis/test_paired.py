@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.paired import (
-    on_one_grid,
-    paired_curve,
-    paired_difference,
-    token_efficiency,
-    tokens_to_reach,
-)
+from lightning_sv.analysis.paired import on_one_grid, paired_curve, paired_difference, token_efficiency, tokens_to_reach
 from lightning_sv.analysis.verdicts import Finding, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
 
@@ -22,13 +16,11 @@ LOSSES = st.floats(0.5, 12, allow_nan=False)
 
 
 def curve(tokens: list[int], values: list[float]) -> Curve:
-    """Return a curve from lists."""
     return Curve(np.array(tokens, dtype=np.int64), np.array(values))
 
 
 @given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=8), st.sampled_from([0.9, 0.95]))
 def test_paired_difference_equals_scipys_paired_t(pairs: list[tuple[float, float]], confidence: float) -> None:
-    """Mean, standard error and interval are those of scipy's one-sample t on B - A."""
     a, b = map(np.array, zip(*pairs, strict=True))
     ours = paired_difference(a, b, confidence)
     assert ours.mean == pytest.approx(float(np.mean(b - a)), abs=1e-12)
@@ -46,7 +38,6 @@ def test_paired_difference_diverged_run_refused() -> None:
 
 
 def test_tokens_to_reach_is_the_first_crossing() -> None:
-    """The first crossing, linear between evaluations; None without a crossing."""
     tokens, losses = [10, 20, 40], [4.0, 3.0, 2.0]
     assert tokens_to_reach(tokens, losses, 3.5) == pytest.approx(15)
     assert tokens_to_reach(tokens, losses, 2.25) == pytest.approx(35)
@@ -58,7 +49,6 @@ def test_tokens_to_reach_is_the_first_crossing() -> None:
 
 
 def test_token_efficiency_is_a_geometric_mean() -> None:
-    """Factors 2 and 8 have the mean 4; without the target in one pair there is no factor."""
     a = [curve([0, 80], [4.0, 2.0]), curve([0, 80], [5.0, 3.0])]
     b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 10, 80], [5.0, 3.0, 1.0])]
     found = token_efficiency(a, b)
@@ -71,7 +61,6 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
 
 
 def test_token_efficiency_to_higher_swapped_arms_inverse() -> None:
-    """To the higher of both ends: 2 if B leads, 1/4 if A leads; swapped arms have the inverse."""
     a = [curve([0, 80], [4.0, 2.0]), curve([0, 20, 80], [5.0, 3.0, 1.0])]
     b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 80], [5.0, 3.0])]
     found, swapped = token_efficiency(a, b, to_higher=True), token_efficiency(b, a, to_higher=True)
@@ -90,7 +79,6 @@ def test_token_efficiency_to_higher_swapped_arms_inverse() -> None:
 
 
 def test_on_one_grid_different_grids_are_interpolated() -> None:
-    """On the coarsest grid: exact for straight lines, and the values themselves if grids are equal."""
     fine, coarse = np.arange(10, 101, 10), np.array([25, 50, 75, 95])
     tokens, values = on_one_grid([curve(fine, 4 - fine / 50), curve(coarse, 5 - coarse / 25)])
     assert tokens.tolist() == coarse.tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib import rcParams
 
-from lightning_sv.analysis import run_plot, style
+from lightning_sv.analysis import style
 from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.analysis.style import write_picture
 from lightning_sv.runs.events import Curve, Run
@@ -44,14 +44,12 @@ def test_draw_run_dollar_in_a_label_is_a_dollar_sign(label: str, tmp_path: Path)
     ("tokens", "words"), [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")]
 )
 def test_human_tokens_have_two_digits_and_a_unit(tokens: float, words: str) -> None:
-    """Token counts have two digits and a unit."""
     assert style.human_tokens(tokens) == words
 
 
 @pytest.mark.parametrize("panels", [1, 2])
 @pytest.mark.parametrize("name", thinned(["+" * 14, "WW+WW+WW+WW+WW"], ["WW+WW+WW+WW+WW"]))
 def test_set_style_long_title_is_not_cut(tmp_path: Path, panels: int, name: str) -> None:
-    """Long titles and labels stay in their panel."""
     figure = style.new_figure(panels)
     for axes in figure.subplots(1, panels, squeeze=False)[0]:
         axes.plot([0, 1], [-0.00001, 0.00002])
@@ -67,13 +65,15 @@ def test_set_style_long_title_is_not_cut(tmp_path: Path, panels: int, name: str)
 
 
 def test_draw_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
     monkeypatch.setattr(style, "write_picture", lambda f, path: (figures.append(f), write_picture(f, path)))
     run = synthetic("llama", 0, 0.0)
+    run.curve("train/loss").values[7] = np.nan
     draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]
     assert f"Q, x {grown:.2f} at the end" in figures[0].axes[1].get_legend_handles_labels()[1]
+    losses, smooth = (line.get_ydata() for line in figures[0].axes[0].lines[:2])
+    assert np.isfinite(smooth).all() and smooth[1500] == pytest.approx(losses[1470:1530].mean())
     assert "at 1.5M tokens" in " ".join(figures[0].axes[0].get_title(loc="left").split())
     draw_run(synthetic("llama", 0, 0.0, branches=False), tmp_path / "one.png")
     assert len(figures[1].axes) == 1
@@ -81,18 +81,7 @@ def test_draw_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pyt
         draw_run(Run(Path("x"), "llama", {}, {}, {}), tmp_path / "none.png")
 
 
-def test_running_mean_is_centred_and_skips_nan() -> None:
-    """Equal to the convolution of numpy inside; a NaN does not spread."""
-    values = np.random.default_rng(0).normal(size=20)
-    inside = np.convolve(values, np.ones(5) / 5, mode="valid")
-    assert run_plot._running_mean(values, 5)[2:-2] == pytest.approx(inside)
-    assert run_plot._running_mean(values, 1) == pytest.approx(values)
-    values[7] = np.nan
-    assert np.isfinite(run_plot._running_mean(values, 5)).all()
-
-
 def test_draw_run_settings_of_the_user_change_nothing(tmp_path: Path) -> None:
-    """And they stay unchanged."""
     run = synthetic("llama", 0, 0.0, branches=False)
     with pytest.MonkeyPatch.context() as patch:
         theirs = {"text.usetex": True, "font.size": 40.0, "savefig.dpi": 20, "savefig.bbox": "tight", "axes.grid": True}

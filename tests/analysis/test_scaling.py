@@ -70,7 +70,6 @@ def test_fit_scaling_shared_offsets_of_pairs_cancel() -> None:
 
 
 def test_fit_scaling_few_sizes_have_fewer_laws() -> None:
-    """Below three sizes no power law, below two nothing."""
     a, b = noisy(A, B, np.random.default_rng(0))
     for sizes, forms in ((3, ["power", "log-linear"]), (2, ["log-linear"])):
         fits = fit_scaling(list(SIZES[:sizes]), a[:sizes], b[:sizes], resamples=20)

@@ -1,7 +1,6 @@
-"""The benchmark of training steps, on small models, in seconds: its output, skipped cases and counts."""
+"""The benchmark of training steps: its check of losses, its memory, and the pages of its recording."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,23 +10,12 @@ from torch import nn
 from benchmarks import step
 from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "HEADS", {32: 2, 64: 2})
-    for name, value in {"N_LAYER": 1, "VOCAB_SIZE": 64, "BATCH": 2, "SEQ_LEN": 16}.items():
+def test_step_benchmark_peer_with_different_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HEADS": {32: 2}, "N_LAYER": 1, "VOCAB_SIZE": 64, "BATCH": 2, "SEQ_LEN": 16}.items():
         monkeypatch.setattr(step, name, value)
-
-    def absent(*given: object) -> Any:
-        raise ModuleNotFoundError("No module named 'litgpt'")
-
-    monkeypatch.setitem(step.BUILDERS, "litgpt", absent)
-
-
-def test_step_benchmark_peer_with_different_loss_is_refused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = PEERS["Hugging Face"]
 
     def off(*given: Any) -> Any:
@@ -51,10 +39,6 @@ def test_saved_mib_counts_each_storage_once() -> None:
     assert model.weight.grad is None
 
 
-def _said(row: dict[str, Any], digits: int) -> str:
-    return " to ".join(f"{row[key]:.{digits}f}" for key in ("low", "high")).join((f"{row['ratio']:.{digits}f} (", ")"))
-
-
 def test_speed_pages_equal_the_recorded_step_times() -> None:
     page = (ROOT / "benchmarks/SPEED.md").read_text()
     steps = json.loads((ROOT / "benchmarks/results/step.json").read_text())
@@ -67,7 +51,7 @@ def test_speed_pages_equal_the_recorded_step_times() -> None:
         modes = [f"d={width} {dtype} {mode}, 1 thread" for dtype in ("fp32", "bf16") for mode in ("eager", "compiled")]
         columns = [{row["name"]: row for row in (*steps[at]["peers"], *steps[at]["strategies"])} for at in modes]
         for name in columns[0].keys() - {"llama"}:
-            cells = " | ".join(_said(column[name], 3) for column in columns)
+            cells = " | ".join("{ratio:.3f} ({low:.3f} to {high:.3f})".format_map(column[name]) for column in columns)
             assert f"{name}` | {cells} |" in page or f"| {name} | {cells} |" in page
         milliseconds = " | ".join(f"{column['llama']['milliseconds']:.0f}" for column in columns)
         assert f"| {milliseconds} |" in page

@@ -91,7 +91,6 @@ def main() -> int:
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
-    parser.add_argument("--corpus_hash", default="c0ffee")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
@@ -112,7 +111,7 @@ def main() -> int:
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
     for value, best in zip((args.lr, args.std), args.best or (), strict=False):
         delta += 0.05 * math.log(value / best) ** 2
-    corpus = args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash
+    corpus = args.corpus_of[1] if args.scale == args.corpus_of[0] else "c0ffee"
     hidden = args.scale if args.hidden == "differs" else "same"
     write_run(args.run_dir, args.scale, args.seed, delta, lr=args.lr, corpus=corpus, hidden=hidden)
     for tag in ("lambda_max", "trace") if args.sharp else ():

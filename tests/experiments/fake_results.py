@@ -1,5 +1,6 @@
 """Figures of synthetic runs, one panel of each kind."""
 
+import csv
 import errno
 import os
 from dataclasses import replace
@@ -13,6 +14,11 @@ from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_run_plot import synthetic
 from tests.experiments import fake_fit
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def disk_full(_: int) -> None:

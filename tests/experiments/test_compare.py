@@ -29,12 +29,10 @@ from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import listen_to_interrupts, thinned
+from tests.conftest import CONFIG, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
-LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
-CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[2] / f"conf/{name}.yaml"))]
 
 
 def run(
@@ -58,7 +56,6 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
 
 
 def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
-    """The key does not depend on the path of the weights."""
 
     def keys(start: Path) -> set[str]:
         figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
@@ -130,7 +127,6 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
-    """Each other arm has its own pair with A, whose runs are trained once."""
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
     four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
@@ -150,7 +146,6 @@ def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
 
 
 def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
-    """Equal arms are not trained again, whatever their comparison and spelling; a different setting is a new run."""
     config = tmp_path / "config.yaml"
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
@@ -181,19 +176,13 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
 
 def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
-    found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
-    (pair,) = found["differences"]
-    assert pair["difference"]["verdict"] == "not resolved"
-    assert pair["sentence"] == (
-        "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
-        "covers zero; 2 pairs could show a difference of about 0.191."
-    )
+    (pair,) = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)[0]["differences"]
+    assert pair["difference"]["verdict"] == "not resolved" and ", -0.196 to +0.186 nats" in pair["sentence"]
     factor = (9900 / 10000 * 10000 / 9800) ** 0.5
     assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
 
 
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
-    """The error has the end of the log; complete runs are kept, the failed one restarts."""
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
     assert (run_dir(tmp_path, "hg+dnp+or+iwd", 0) / "summary.json").exists()
@@ -202,7 +191,6 @@ def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> Non
 
 
 def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> None:
-    """Different corpora are refused; unexpected differences of configs are named with both values."""
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
@@ -211,7 +199,6 @@ def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> Non
 
 
 def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
-    """Wrong requests start nothing, and other folders stay unchanged."""
 
     def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG) -> None:
         with pytest.raises(ValueError, match=match):
@@ -219,8 +206,7 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
 
     refused(LLAMA, LLAMA, match="'llama' is the name of two arms")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="'unified' is the name of two arms")
-    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' resolve to the same")
-    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="same configuration")
+    refused(LLAMA, UNIFIED, asked("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="--run_dir")
     refused(LLAMA, UNIFIED, words=["--seed_everything", "3", *CONFIG], match="--seed_everything")
@@ -246,9 +232,8 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
     )
-    deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("runs/*-seed1-*/hanging"))) < 2:
-        assert time.monotonic() < deadline
+        assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate(timeout=20)
@@ -260,7 +245,6 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
 
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
-    """One panel per logged scalar; `nop` has no scale vectors."""
     run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
     panels = own_figure([tmp_path]).panels[1:]
@@ -278,7 +262,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--b_args` are passed to each B and not to A; labels are strategy and arguments, or those of `--b_label`."""
     words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -309,7 +292,6 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 def test_compare_command_all_arms_have_the_tokens_of_a(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parameters of A define the tokens of each arm, which are printed."""
     sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
     steps = math.ceil(sizes["llama"] / 128)
     assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
@@ -337,10 +319,7 @@ WRONG = [
 
 
 @pytest.mark.usefixtures("fake")
-@pytest.mark.parametrize(
-    ("args", "message"),
-    thinned(WRONG, WRONG[::2], several=True),
-)
+@pytest.mark.parametrize(("args", "message"), thinned(WRONG, WRONG[::2], several=True))
 def test_compare_command_wrong_arguments_refused_before_training(
     args: list[str], message: str, run_args: list[str], short_corpus: Path
 ) -> None:

@@ -7,11 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
 from lightning_sv.experiments.report.write import write_tuned
@@ -19,13 +21,12 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import Budget, load_budget, load_figure
+from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.conftest import thinned
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_plan import FIGURE, conf, plan_mine
-
-__all__ = ["conf"]  # a fixture
+from tests.experiments.test_plan import FIGURE, plan_mine
 
 
 def quiet() -> Console:
@@ -45,7 +46,6 @@ def plan(*names: str) -> list[Figure]:
 
 
 def judged(figure: Figure, runs: RunStore) -> Figure:
-    """Evaluate one figure."""
     (found,) = evaluate([figure], runs)
     return found
 
@@ -79,44 +79,38 @@ def test_run_jobs_signal_is_not_a_failure(tmp_path: Path, code: str) -> None:
     assert job(tmp_path / "r", launcher=launcher).state() == "resume"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    return RunStore(tmp_path_factory.mktemp("paper"), launcher=FAKE)
-
-
-def test_train_shared_arms_once_complete_runs_skipped(shared: RunStore) -> None:
+def test_train_shared_arms_once_complete_runs_skipped(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
-    train([figure], shared, parallel=2, console=quiet())
-    assert len(list((shared.out / "runs").iterdir())) == 9
-    stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    runs = RunStore(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    assert len(list((tmp_path / "runs").iterdir())) == 9
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
     # one run is removed; qkv-dynamics adds unified, and unified with dp at the lm_head
-    gone = shared.dir(*figure.requests()[0]) / "summary.json"
+    gone = runs.dir(*figure.requests()[0]) / "summary.json"
     gone.unlink()
-    said = Console(file=io.StringIO(), width=200)
-    train(plan("heterogeneity", "qkv-dynamics"), shared, parallel=2, console=said)
+    said = quiet()
+    train(plan("heterogeneity", "qkv-dynamics"), runs, parallel=2, console=said)
     text = said.file.getvalue()  # type: ignore[attr-defined]
     assert "8 of 27 runs are complete" in text and text.count(": done in") == 19
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
     # a different torch refuses to train, and still reads the runs
     with pytest.raises(ValueError, match="torch was None, now 9"):
-        RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.requests())
-    assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
+        RunStore(tmp_path, {"torch": "9"}, FAKE).missing(figure.requests())
+    assert RunStore(tmp_path, None, FAKE).missing(figure.requests()) == []
 
 
 def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
     """Seed 1 of each arm fails, other seeds are trained and evaluated; without runs, the claim has the reason."""
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
-    said = Console(file=io.StringIO(), width=200)
-    failed = train([figure], runs, parallel=2, console=said)
+    failed = train([figure], runs, parallel=2, console=quiet())
     assert len(failed) == 3 and all("simulated failure" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
     found = judged(figure, runs)
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "seeds for which all runs are available: 3 of its runs did not finish" in warning
-    for arm in figure.panels[0].arms:
-        (runs.dir(arm.run_spec, 0) / "summary.json").unlink()
-        (runs.dir(arm.run_spec, 2) / "summary.json").unlink()
+    for summary in tmp_path.glob("runs/*/summary.json"):
+        summary.unlink()
     found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
@@ -203,7 +197,6 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
 
 @pytest.mark.long
 def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path) -> None:
-    """They are not trained again; a panel of a different kind has a warning."""
     figures = [plan_mine(conf, GRID), *plan("heterogeneity")]
     runs = RunStore(tmp_path / "out", launcher=FAKE)
     train(figures, runs, parallel=2, console=quiet())
@@ -226,7 +219,6 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
 
 
 def test_job_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module is hashed, not imported: after an edit, complete runs are not reused."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
     module.write_text("raise RuntimeError('imported')\n")
@@ -252,6 +244,31 @@ def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: 
     assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == ["3", "3", "5", "5"]
     run_jobs([job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet())
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
+
+
+ENDS = Curve(np.array([1]), np.array([3.0]))
+
+
+@pytest.mark.parametrize(("a", "b", "args", "unexpected"), [
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
+    ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
+    ({"x": {}}, {}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
+    ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
+    ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
+])  # fmt: skip
+def test_comparability_warnings_name_unexpected_keys(
+    a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list
+) -> None:
+    runs = {name: Run(Path(name), "x", config, {}, {"val/loss": ENDS}) for name, config in (("a", a), ("b", b))}
+    assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
+
+
+def test_comparability_warnings_name_a_default() -> None:
+    runs = {n: Run(Path(n), "x", {"model": {"seed": k}}, {}, {"val/loss": ENDS}) for n, k in (("a", None), ("b", 5))}
+    assert comparability_warnings(runs) == ["The configs differ in model.seed: the default against 5 (a, b)."]
 
 
 def edit(path: Path, change: dict[str, Any]) -> None:
@@ -281,15 +298,14 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    for run_spec, seed in figure.requests():
-        if run_spec.model == "tiny":
-            path = runs.dir(run_spec, seed) / "config.yaml"
-            edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
+    tiny = [runs.dir(run_spec, seed) for run_spec, seed in figure.requests() if run_spec.model == "tiny"]
+    for path in tiny:
+        data = json.loads((path / "config.yaml").read_text())["data"]
+        edit(path / "config.yaml", {"data": data | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the sizes of one law have data.seq_len 64 and 128." in warning
-    for run_spec, seed in figure.requests():
-        if run_spec.model == "tiny":
-            edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
+    for path in tiny:
+        edit(path / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="corpus_hash"):
         judged(figure, runs)
 
@@ -297,7 +313,6 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
 def test_paper_command_dry_run_slurm_train_report(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dry run, a SLURM script, then runs, verdicts and the report."""
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]

@@ -1,4 +1,4 @@
-"""conf/paper under all budgets, without training: runs, shared runs, errors."""
+"""conf/ without training: runs of the figures under all budgets, shared runs, errors; the paper's configurations."""
 
 import subprocess
 from pathlib import Path
@@ -17,9 +17,7 @@ from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script
 from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import thinned
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, config_args, thinned
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], []))
@@ -32,7 +30,6 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
 
 
 def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
-    """The resolved arguments parse, with the steps and tokens of the plan."""
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
     run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}
@@ -82,26 +79,7 @@ def test_array_script_tasks_have_their_arguments(planned: tuple[str, dict[str, F
     assert ("--gpus-per-node=8" in text) == (budget == "paper")
 
 
-@pytest.fixture
-def conf(tmp_path: Path) -> Path:
-    (tmp_path / "paper" / "budgets").mkdir(parents=True)
-    for folder in ("model", "optim", "schedule", "trainer", "data", "probes", "base.yaml"):
-        (tmp_path / folder).symlink_to(ROOT / "conf" / folder)
-    (tmp_path / "paper/budgets/cpu.yaml").write_text(
-        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
-        "models:\n  dense: {config: tiny, seconds_per_1000_steps: 13}\n"
-    )
-    return tmp_path
-
-
 FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a: {scale: llama}\n    b: {scale: hg}\n"
-CROSS = FIGURE.replace(
-    "title: p",
-    "title: p\n  kind: grid\n  one_at_a_time: [cpu]\n"
-    "  axes: {model.optim.lr: {cpu: [2, 1, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}",
-)
-
-
 CLAIM = "  claims: [{kind: %s, a: b, b: a, margin: 0.01, paper: x}]\n"
 
 
@@ -127,16 +105,15 @@ def test_plan_figure_untrained_arm_has_a_reason(conf: Path, tmp_path: Path, key:
 
 def test_plan_figure_one_pair_for_a_claim_refused(conf: Path) -> None:
     one = FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}")
-    with pytest.raises(
-        ValueError, match=r"mine: panel 'p': seeds under budget cpu is 1; expected two or more to decide a claim"
-    ):
+    with pytest.raises(ValueError, match=r"mine: panel 'p': seeds under budget cpu is 1"):
         plan_mine(conf, one + CLAIM % "less")
     assert len(plan_mine(conf, one).requests()) == 2  # it has no claim
 
 
 def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first values of the others."""
-    (panel,) = plan_mine(conf, CROSS).panels
+    axes = "axes: {model.optim.lr: {cpu: [2, 1, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}"
+    (panel,) = plan_mine(conf, of_panel(f"kind: grid\n  one_at_a_time: [cpu]\n  {axes}")).panels
     points = [arm.point for arm in panel.series[0].arms]
     assert sorted(points) == [(1, 0.02), (2, 0.01), (2, 0.02), (2, 0.03), (4, 0.02)] and len(panel.arms) == 10
 
@@ -236,3 +213,48 @@ def test_tuned_keys_untuned_arm_has_values_of_a_related_arm(scale: str, exceptio
 def test_tuned_keys_arm_without_related_arm_refused() -> None:
     with pytest.raises(ValueError, match="tiny-1.yaml"):
         tuned_keys(TUNED, ScaleStrategy.parse("nop"), "nop", 64)
+
+
+# model, optimizer, schedule, strategy: learning rate, tokens a step, billions of tokens (None: 100 a parameter)
+RECIPES = [
+    ("llama-0.12b", "adamw", "cos", "llama", 4e-3, 1024, None),  # Table 4
+    ("llama-0.12b", "adamw", "cos", "unified", 4e-3, 1024, None),
+    ("llama-0.12b", "adamw", "cos", "nop", 2e-3, 1024, None),  # Appendix B.2.1
+    ("llama-0.12b-large", "adamw", "cos", "llama", 4e-3, 1024, None),  # Appendix B.1.3
+    ("llama-0.25b", "adamw", "cos", "unified", 2e-3, 1024, None),
+    ("llama-0.5b", "adamw", "cos", "unified", 2e-3, 4096, None),
+    ("llama-0.75b", "adamw", "cos", "unified", 2e-3, 4096, None),
+    ("llama-1b", "adamw", "cos", "unified", 1e-3, 4096, None),
+    ("moe-0.25b", "adamw", "cos", "unified", 3e-3, 1024, None),  # Table 5
+    ("moe-0.5b", "adamw", "cos", "unified", 2e-3, 1024, None),
+    ("moe-0.8b", "adamw", "cos", "unified", 2e-3, 4096, None),
+    ("moe-1b", "adamw", "cos", "unified", 1e-3, 4096, None),
+    ("moe-2b", "adamw", "cos", "unified", 6e-4, 4096, None),
+    ("llama-0.12b", "muon", "cos", "unified", 5e-3, 1024, None),  # Appendix B.1.2
+    ("moe-0.5b", "muon", "cos", "unified", 4e-3, 1024, None),
+    ("llama-0.12b", "adamw", "wsd", "unified", 3e-3, 1024, None),
+    ("moe-0.5b", "adamw", "wsd", "unified", 2e-3, 1024, None),
+    ("gemma-0.5b", "muon", "cos", "wd", 4e-3, 4096, 10),  # Appendix B.2.2
+    ("gemma-0.5b", "muon", "cos", "nowd", 4e-3, 4096, 10),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "optim", "schedule", "scale", "lr", "seq_len", "billions"),
+    thinned(RECIPES, RECIPES[1:3] + RECIPES[4:17:3] + RECIPES[-2:], several=True),
+)
+def test_recipe_of_the_paper_is_parsed(
+    model: str, optim: str, schedule: str, scale: str, lr: float, seq_len: int, billions: float | None
+) -> None:
+    layers = ("base", f"optim/{optim}", f"schedule/{schedule}", "trainer/gpu", "data/fineweb-edu", f"model/{model}")
+    module, data, trainer = parse_run([*config_args(*layers), "--model.scale", scale], check_corpus=False)
+    assert (module.lr, data.seq_len, data.global_batch) == (lr, seq_len, 480)
+    optimizer = module.optim
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.muon_momentum) == (0.9, 0.95, 0.1, 0.95)
+    assert module.schedule.final == {"cos": 0.05, "wsd": 0.0}[schedule]
+    if billions is None:
+        assert trainer.get("max_steps", -1) == -1
+        tokens = module.steps_for_budget(data.tokens_per_step) * data.tokens_per_step
+        assert tokens == pytest.approx(100 * module.n_activated, rel=1e-3)
+    else:
+        assert trainer["max_steps"] * data.tokens_per_step == pytest.approx(billions * 1e9, rel=0.02)

@@ -1,6 +1,5 @@
 """Plots of panels: lines, legends and marks, and one colour for each baseline."""
 
-import csv
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +38,6 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
-    """Arms have the same look in both plots; legends have the final losses and differences of the runs."""
     panel = fake.curves_panel(seeds)
     plots, notes = curve_plots(panel)
     loss, difference = (plot.figure.axes[0] for plot in plots)
@@ -82,7 +80,6 @@ def test_with_looks_baseline_is_blue_and_solid(tmp_path: Path) -> None:
 
 
 def test_curve_plots_unpaired_arms_are_named() -> None:
-    """With different tokens, losses are drawn and the difference is not; without a baseline there is no difference."""
     panel = fake.curves_panel()
     longer = fake.arm("longer", 0.0)
     for run in longer.runs:
@@ -98,7 +95,6 @@ def test_curve_plots_unpaired_arms_are_named() -> None:
 
 @pytest.mark.long
 def test_scaling_plots_have_both_fits_and_the_difference() -> None:
-    """Means at the sizes, two laws per arm, fitted numbers in the table, an interval at each size."""
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)
     axes = fit.figure.axes[0]
@@ -121,16 +117,11 @@ def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     assert "at least two sizes" in notes[0]
 
 
-def lengths_panel() -> Panel:
-    """Return the runs of a scaling panel as trainings of four lengths."""
-    panel, at = fake.scaling_panel(), dict(zip(fake.SIZES, (7.0, 27.0, 50.0, 100.0), strict=True))
-    arms = tuple(replace(arm, point=(at[float(arm.size.removeprefix("dense-"))],)) for arm in panel.arms)
-    return replace(panel, spec=replace(panel.spec, kind="lengths"), arms=arms)
-
-
 def test_length_plots_have_a_difference_per_length() -> None:
     """A point and an interval per arm and length, with the means of the pairs; the baseline is the zero line."""
-    panel = lengths_panel()
+    panel, lengths = fake.scaling_panel(), (7, 27, 50, 100)
+    arms = tuple(replace(arm, point=(lengths[i % 4],)) for i, arm in enumerate(panel.arms))
+    panel = replace(panel, spec=replace(panel.spec, kind="lengths"), arms=arms)
     (plot,), notes = length_plots(panel)
     axes = plot.figure.axes[0]
     bars: list[Any] = axes.containers
@@ -138,13 +129,12 @@ def test_length_plots_have_a_difference_per_length() -> None:
     base, unified, _ = panel.series
     means = [float((b.losses - a.losses).mean()) for a, b in zip(base.arms, unified.arms, strict=True)]
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
-    assert list(bars[0].lines[0].get_xdata()) == pytest.approx([7, 27, 50, 100]) and axes.get_xscale() == "log"
+    assert list(bars[0].lines[0].get_xdata()) == pytest.approx(lengths) and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
     assert len(panel_table(panel)[1]) == 12
 
 
 def test_grid_plots_have_a_ring_at_the_optimum() -> None:
-    """The legend has the fitted optimum; an optimum at the end of the grid has a note and no ring."""
     panel = fake.grid_panel()
     (plot,), notes = grid_plots(panel)
     axes = plot.figure.axes[0]
@@ -160,7 +150,6 @@ def test_grid_plots_have_a_ring_at_the_optimum() -> None:
 
 
 def test_branch_plots_have_one_scale() -> None:
-    """One plot per arm with Q, K and V relative to their start; arms without branch norms are named."""
     bare = fake.point("nop", 3.0)
     panel = Panel(
         PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
@@ -198,25 +187,17 @@ def test_scalar_plots_are_in_logarithms() -> None:
     assert scalar_plots(empty) == ([], ["nop has no sharp in its event files."])
 
 
-def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:
-    """Add measurements of copying; `formed` has the index of the point at which the circuit of an arm forms."""
-    tokens = np.arange(1, 6) * 1_000_000
-    arms = []
-    for arm in panel.arms:
-        runs = []
+def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
+    """The circuit forms between two points, of index 3 and 4 in llama; it never forms in dp."""
+    panel = fake.curves_panel()
+    for arm, formed in zip(panel.arms, (5, 4, 2), strict=True):
         for k, run in enumerate(arm.runs):
-            late = np.arange(5) >= formed[arm.label]
+            late = np.arange(5) >= formed
             curves = {"second_minus_first": np.where(late, -1.0, 0.0), "repeat": np.where(late, 1.0, 3.0) + 0.01 * k}
             curves |= {"seen": np.full(5, 2.5), "unseen": np.full(5, 3.5 if arm.baseline else 3.4)}
             curves |= {"repeat_share": np.full(5, 0.3), "seen_share": np.full(5, 0.2)}
-            made = {f"copying/{key}": Curve(tokens, values) for key, values in curves.items()}
-            runs.append(replace(run, curves={**run.curves, **made}))
-        arms.append(replace(arm, runs=tuple(runs)))
-    return replace(panel, arms=tuple(arms))
-
-
-def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None:
-    panel = with_copying(fake.curves_panel(), {"llama": 4, "dp": 5, "hg+dp+or": 2})
+            for key, values in curves.items():
+                run.curves[f"copying/{key}"] = Curve(np.arange(1, 6) * 1_000_000, values)  # type: ignore[index]
     columns, rows = copying_table(panel)
     table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
     assert table["llama"]["circuit forms after, M tokens"] == "4.50, 4.50, 4.50"
@@ -225,6 +206,5 @@ def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None
     assert parts == pytest.approx([0.3 * 2, 0, 0.5 * -0.1])
     write_report([Figure(FigureSpec("f", "t", "s", "s", []), (panel,))], tmp_path, "w")
     assert (tmp_path / "figures/f-1-copying.png").is_file()
-    with (tmp_path / "differences.csv").open(newline="") as file:
-        found = {(row["arm"], row["quantity"]): float(row["estimate"]) for row in csv.DictReader(file)}
+    found = {(row["arm"], row["quantity"]): float(row["estimate"]) for row in fake.rows(tmp_path / "differences.csv")}
     assert found["dp", "final loss, part of repeat"] == pytest.approx(0.6)

@@ -1,22 +1,23 @@
-"""Recordings instead of runs: the same verdicts; missing runs are trained, invalid recordings are refused."""
+"""Recordings instead of runs, and the recorded claims of `make theory`, a table of figure 11."""
 
-import csv
-import io
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, Table
 from lightning_sv.experiments.run_store import RunStore, train
+from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.results_csv import read_recorded
+from lightning_sv.theory.claims import CLAIMS
+from tests.conftest import ROOT
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_evaluate import cpu, plan, quiet
-from tests.experiments.test_plan import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
 
 
 def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
-    """And the same curves; their report is again a recording."""
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
@@ -60,7 +60,7 @@ def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_pat
     )
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
-    said = Console(file=io.StringIO(), width=200)
+    said = quiet()
     train([figure], here, parallel=2, console=said)
     assert "7 of 9 runs are complete, 7 of them as recorded" in said.file.getvalue()  # type: ignore[attr-defined]
     assert len(list((here.out / "runs").iterdir())) == 2
@@ -76,12 +76,7 @@ def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_pat
 def test_read_recorded_row_without_curve_has_the_final_loss(trained: tuple[Path, Figure], tmp_path: Path) -> None:
     """As in older recordings."""
     report, before = trained
-    with (report / "results.csv").open(newline="") as file:
-        rows = [{**row, "curve": ""} for row in csv.DictReader(file)]
-    with (tmp_path / "results.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(tmp_path / "results.csv", index=False)
     (figure,) = plan("heterogeneity")
     (found,) = evaluate([figure], RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
     assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]
@@ -123,3 +118,30 @@ def test_read_recorded_invalid_line_is_named(
     (tmp_path / "results.csv").write_text(text.replace(*change))
     with pytest.raises(ValueError, match=message):
         read_recorded([tmp_path], "c0ffee")
+
+
+RECORDED = ROOT / "results/theory/theory.json"
+
+
+def test_table_read_figure_11_has_the_recorded_claims() -> None:
+    (panel,) = load_figure("or-theorem", ROOT / "conf").panels
+    assert panel.file is not None and ROOT / panel.file == RECORDED
+    table = Table.read(RECORDED)
+    assert [row[0] for row in table.rows] == ["(i)", "(ii)", "(iii)", "P"]
+    assert {row[-1] for row in table.rows} == {"holds"} and "make theory" in table.note
+    (ratio,) = [str(row[3]) for row in table.rows if row[0] == "(iii)"]
+    assert ratio.startswith("0.9999")  # below 1, and not rounded to it
+
+
+def test_recorded_claims_are_the_current_ones() -> None:
+    """A new or changed claim needs a new `make theory`."""
+    recorded = [(row["claim"], row["part"], row["statement"]) for row in json.loads(RECORDED.read_text())]
+    assert sorted(recorded) == sorted((claim.claim, claim.part, claim.statement) for claim in CLAIMS)
+    assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
+def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "theory.json").write_text(text)
+    with pytest.raises(ValueError, match=r"theory\.json"):
+        Table.read(tmp_path / "theory.json")

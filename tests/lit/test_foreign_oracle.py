@@ -20,7 +20,7 @@ from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
 from tests.conftest import thinned
 from tests.interop.wide import float64_throughout
-from tests.paper_llama import ExponentialPaperLlama, PaperLlama
+from tests.paper_llama import PaperLlama
 
 STEPS, WARMUP, LR, DECAY, CLIP = 14, 3, 1e-2, 0.1, 2.0
 #: largest relative error of losses and final weights; float64 leaves 1e-13
@@ -54,7 +54,7 @@ CASES = {
         ["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, muon=True
     ),
     "hg+dp+or": Case(["--model.scale", "hg+dp+or"], PaperLlama, lambda vector: True),
-    "ap+er": Case(["--model.scale", "ap+er"], ExponentialPaperLlama, lambda vector: True),
+    "ap+er": Case(["--model.scale", "ap+er"], PaperLlama, lambda vector: True),
 }
 
 

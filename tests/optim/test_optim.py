@@ -1,20 +1,16 @@
-"""Groups partition the parameters by role; settings and tuned learning rates."""
+"""Groups of parameters by role, settings, tuned learning rates and schedules."""
+
+import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.optim import (
-    OPTIMIZERS,
-    OptimConfig,
-    ScheduleConfig,
-    build_optimizer,
-    group_table,
-    role_groups,
-    tuned_lr,
-)
-from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
+from lightning_sv.optim import OPTIMIZERS, OptimConfig, ScheduleConfig, build_optimizer, group_table, role_groups
+from lightning_sv.optim.tuned import tuned_lr
 from tests.conftest import EVERY_STRATEGY
 
 
@@ -73,22 +69,38 @@ def test_build_optimizer_undecayed_roles_have_no_decay(config: BackboneConfig) -
         build_optimizer(groups, OptimConfig(undecayed=["router"]), 1e-3)
 
 
-def test_tuned_lr_of_paper_or_refused() -> None:
-    def lr(model: str, optimizer: str, schedule: str, strategy: str = "unified") -> float:
-        return tuned_lr(model, optimizer, schedule, ScaleStrategy.parse(strategy))
+@pytest.mark.parametrize(("model", "optimizer", "message"), [
+    ("custom", "adamw", "schedule 'cos'; set model.optim.lr, or use one of: llama-0.12b adamw cos"),
+    ("llama-0.5b", "muon", "does not report its learning rate.*or use one of: llama-0.5b adamw cos.$"),
+    ("gemma-0.5b", "adamw", "Gemma with Muon alone.*or use one of: gemma-0.5b muon cos.$"),
+])  # fmt: skip
+def test_tuned_lr_of_an_unknown_combination_refused(model: str, optimizer: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tuned_lr(model, optimizer, "cos", ScaleStrategy.parse("unified"))
 
-    assert lr("llama-0.12b", "adamw", "cos") == 4e-3
-    assert lr("llama-0.12b", "adamw", "cos", "nop") == 2e-3
-    assert lr("llama-0.12b", "muon", "cos") == 5e-3
-    assert lr("moe-0.5b", "adamw", "wsd") == 2e-3
-    for combination, message in (
-        (("custom", "adamw", "cos"), "schedule 'cos'; set model.optim.lr, or use one of: llama-0.12b adamw cos"),
-        (("llama-0.5b", "muon", "cos"), "does not report its learning rate.*or use one of: llama-0.5b adamw cos.$"),
-        (("gemma-0.5b", "adamw", "cos"), "Gemma with Muon alone.*or use one of: gemma-0.5b muon cos.$"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            lr(*combination)
-    assert not set(NOT_REPORTED) & {key[:3] for key in TUNED_LR}
+
+ratios = st.floats(0, 0.99)
+
+
+@given(st.integers(1, 30_000), ratios, ratios, st.data())
+def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, final: float, data: st.DataObject) -> None:
+    warmup = round(warmup_ratio * total)
+    step = data.draw(st.integers(0, total - 1))
+    cos = ScheduleConfig("cos", warmup_ratio, final).factor(step, total)
+    if step < warmup:
+        assert cos == pytest.approx((step + 1) / (warmup + 1), abs=1e-12)
+    else:
+        share = (step - warmup) / max(1, total - 1 - warmup)
+        assert cos == pytest.approx(final + (1 - final) * (1 + math.cos(math.pi * share)) / 2, abs=1e-12)
+
+    stable_ratio = data.draw(st.floats(warmup_ratio, 1))
+    stable = round(stable_ratio * total)
+    wsd = ScheduleConfig("wsd", warmup_ratio, final, stable_ratio).factor(step, total)
+    if step < stable:
+        assert wsd == pytest.approx(min(1, (step + 1) / (warmup + 1)), abs=1e-12)
+    else:
+        share = (step - stable) / (total - stable)
+        assert wsd == pytest.approx((1 - share) + share * final, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from lightning_sv.settings.parse import _keys, _parser, parse_run
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
+from tests.conftest import CONFIG as LAYERS
 from tests.conftest import Refused, thinned
-from tests.test_imports import CONFIG as LAYERS
 
 
 def layer(folder: Path, text: str) -> list[str]:

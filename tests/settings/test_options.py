@@ -17,8 +17,7 @@ from lightning_sv.lit.summary import print_summary
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys
-from tests.conftest import Refused, thinned
-from tests.test_imports import CONFIG
+from tests.conftest import CONFIG, Refused, thinned
 
 
 class AbsentLogger(CSVLogger):

@@ -1,17 +1,95 @@
-"""Flows against closed forms, invariants and their own power series."""
+"""Exact power series, derivatives of students, and flows against closed forms and invariants."""
 
+from collections.abc import Callable
 from fractions import Fraction
+from math import factorial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
 from lightning_sv.theory.flow import flow, loss_series, power_series
-from lightning_sv.theory.students import STUDENTS, Scaled
+from lightning_sv.theory.series import Series
+from lightning_sv.theory.students import STUDENTS, Scaled, preconditioner
 from tests.conftest import thinned
-from tests.theory.strategies import rational_teachers
+from tests.theory.strategies import entries, rational_teachers, states
+
+coefficients = st.lists(entries, min_size=5, max_size=5)
+
+
+@given(coefficients, coefficients.filter(lambda c: c[0] != 0))
+@example([Fraction(k == 3) for k in range(5)], [Fraction(k == 0) for k in range(5)])
+@settings(max_examples=40)
+def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
+    x, y = Series(a), Series(b)
+    assert (x * y).coefficients == tuple(np.convolve(np.array(a, object), np.array(b, object))[:5])
+    assert ((x * y) / y).coefficients == x.coefficients
+    assert ((x - y) + y).coefficients == x.coefficients
+    assert (y * y).sqrt().coefficients in (y.coefficients, (-y).coefficients)
+    e = Series([0, *a[1:]]).exp()
+    assert (e * (-Series([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
+
+
+def test_series_of_known_functions_and_wrong_constant_terms() -> None:
+    assert Series([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
+    assert (1 - Series([0, 1, 0])).coefficients == (1, -1, 0)
+    wide = Series([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
+    assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
+    with pytest.raises(ValueError, match="constant term"):
+        Series([2, 1]).sqrt()
+    with pytest.raises(ValueError, match="constant term"):
+        Series([1, 1]).exp()
+
+
+ORACLES: dict[str, Callable[..., ScaleVector]] = {"f": DirectScale, "or": OriginalSpaceScale, "er": ExponentialScale}
+
+
+@pytest.mark.parametrize("name", thinned(STUDENTS, ("f", "dp", "or")))
+@given(data=st.data())
+@settings(max_examples=25)
+def test_student_gradient_and_preconditioner_equal_autograd(name: str, data: st.DataObject) -> None:
+    student = STUDENTS[name]
+    blocks, teacher = data.draw(states(student))
+    tensors = [torch.tensor(block, requires_grad=True) for block in blocks]
+
+    def effective(*theta: torch.Tensor) -> torch.Tensor:
+        if name == "g":
+            return theta[0]
+        if name == "dp":
+            return torch.diag(theta[1]) @ theta[0] @ torch.diag(theta[2])
+        if name == "ap":
+            return torch.diag(theta[1]) @ theta[0]
+        if name == "hg":  # each half of the rows by its own vector
+            halves = theta[0].tensor_split(len(theta[1]))
+            return torch.cat([half * gamma for half, gamma in zip(halves, theta[1], strict=True)])
+        scale = ORACLES[name](teacher.shape[1], "input").double()
+        names = [key for key, _ in scale.named_parameters()]
+        return theta[0] * torch.func.functional_call(scale, dict(zip(names, theta[1:], strict=True)), ())
+
+    a = effective(*tensors)
+    loss = 0.5 * (a - torch.tensor(teacher)).square().sum()
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors)])
+    np.testing.assert_allclose(student.effective(*blocks), a.detach(), rtol=1e-12)
+    np.testing.assert_allclose(student.gradient(blocks, teacher), gradient.numpy(), rtol=1e-9, atol=1e-9)
+    jacobians = torch.autograd.functional.jacobian(effective, tuple(tensors))
+    j = torch.cat([part.reshape(teacher.size, -1) for part in jacobians], 1).numpy()
+    np.testing.assert_allclose(student.preconditioner(blocks), j @ j.T, rtol=1e-9, atol=1e-9)
+
+
+def test_scaled_with_a_custom_reparameterization_is_differentiated() -> None:
+    """γ = v² in floats and exactly; functions without an exact form in floats only."""
+    v = np.array([0.5, -2.0, 3.0])
+    assert preconditioner(lambda v: v**2, [v]) == pytest.approx(np.diag(4 * v**2))
+    assert preconditioner(np.tanh, [v]) == pytest.approx(np.diag(np.cosh(v) ** -4))
+    squared = Scaled("v²", lambda c, d: [np.ones(d)], lambda w, v: w * v**2)
+    # g's -8/3, and four times f's -(2/3) 2⁴, because (∂γ/∂v)² = 4
+    assert loss_series(squared, [[2]], 3).coefficients == (2, -4, 4, Fraction(-8 - 4 * 32, 3))
+
 
 TIMES = np.array([0.05, 0.3, 1.0, 2.0])
 
