@@ -28,16 +28,10 @@ _RESIDUAL = "after its norm, it is added to the residual stream, without a matri
 _SILU = "its norm is followed by SiLU, which is not linear"
 #: reason why the vector after a norm cannot be folded, by the last part of the norm's path
 _STAYS = {
-    "q_proj": _SCORES,
-    "k_proj": _SCORES,
-    "q_norm": _SCORES,
-    "k_norm": _SCORES,
-    "gate_proj": _SILU,
-    "shared_gate_proj": _SILU,
-    "expert_gate_proj": _SILU,
+    **dict.fromkeys(("q_proj", "k_proj", "q_norm", "k_norm"), _SCORES),
+    **dict.fromkeys(("gate_proj", "shared_gate_proj", "expert_gate_proj"), _SILU),
+    **dict.fromkeys(("attn_post_norm", "ffn_post_norm"), _RESIDUAL),
     "lm_head": "its norm returns the logits, without a further matrix",
-    "attn_post_norm": _RESIDUAL,
-    "ffn_post_norm": _RESIDUAL,
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.groups import unwrapped
@@ -225,11 +225,8 @@ class Weights:
         with _opened(self.file_of[key]) as file:
             stored = file.get_slice(key)
             shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-        if dtype not in _NUMBERS:
-            raise ConfigError(
-                f"{self.file_of[key]}: {key} is stored as {dtype}; expected one of {' '.join(_NUMBERS)}. "
-                "Inspect the model before quantization."
-            )
+        wanted = f"one of {' '.join(_NUMBERS)}. Inspect the model before quantization."
+        expect(dtype in _NUMBERS, f"{self.file_of[key]}: the dtype of {key}", dtype, wanted)
         return shape
 
     def read(self, key: str, index: tuple[int, ...] = (), start: int = 0, end: int | None = None) -> Tensor:
@@ -347,8 +344,8 @@ def _sums(
     by_pattern: dict[str, Tensor] = {}
     for piece in stored:
         part = weights.shape(piece.key)
-        if len(part) != 2 or part[axis] != shape[axis]:
-            raise ConfigError(f"the shape of {piece.key} is {list(part)}; expected a part of {name}, {list(shape)}.")
+        fits = len(part) == 2 and part[axis] == shape[axis]
+        expect(fits, f"the shape of {piece.key}", list(part), f"a part of {name}, {list(shape)}.")
         (squares,) = channel_squares(partial(weights.read, piece.key), part, axis, (part[-3 - axis],))
         key = f"{name} ({piece.pattern})"
         by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares

@@ -81,8 +81,9 @@ class Change:
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
         handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
-        if self._weights:
-            handles += _guard_state_dict(model, next(iter(self._weights)))
+        if first := next(iter(self._weights), ""):
+            handles.append(model.register_state_dict_post_hook(partial(_add_guard, first)))
+            handles.append(model.register_load_state_dict_pre_hook(partial(_drop_guard, first)))
         for handle in handles:
             undo.callback(handle.remove)
         setattr(model, APPLIED, Applied(self._frozen, frozenset([*self._weights, *self.outputs]), handles))
@@ -376,18 +377,13 @@ def _remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: b
             owner._parameters[name] = owner._parameters.pop(name)
 
 
-def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
-    """Add an empty tensor under `name` to the state dict, so that loading it into the plain model fails.
+def _add_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Add an empty tensor to a state dict, so that loading it into the plain model fails.
 
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
-    hooks = partial(_save_guard, name), partial(_load_guard, name)
-    return [model.register_state_dict_post_hook(hooks[0]), model.register_load_state_dict_pre_hook(hooks[1])]
-
-
-def _save_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     state[prefix + name] = torch.zeros(0)
 
 
-def _load_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _drop_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     state.pop(prefix + name, None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.roles.fake import transformers
@@ -85,11 +85,8 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
         ConfigError: no family of transformers has these norms or this router
     """
     normalized = frozenset(path.rpartition(".")[2] for path in (folded.outputs if folded else ()))
-    if config.router.balance == "bias":
-        raise ConfigError(
-            "model.backbone.router.balance is bias, which transformers' mixtures of experts do not support; expected "
-            "loss or none."
-        )
+    usable = "loss or none, which transformers' mixtures of experts support."
+    expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
     if (config.post_norm and (not config.qk_norm or config.n_expert)) or (
         config.qk_norm and config.n_expert and config.n_expert_shared
     ):
@@ -155,7 +152,16 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
     if to.output_norms:
         shared["output_norms"] = _widths(config, to.output_norms)
     if config.n_expert:
-        shared |= _expert_arguments(config)
+        shared |= ways_to_load(config) | {
+            "qkv_bias": False,
+            "num_experts": config.n_expert,
+            "num_experts_per_tok": config.n_expert_active,
+            "moe_intermediate_size": config.expert_width,
+            "shared_expert_intermediate_size": config.ffn_width,
+            "norm_topk_prob": config.router.renormalize,
+            # theirs is k when balanced
+            "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
+        }
     if to.family == "Llama":
         shared["mlp_bias"] = False
     if to.family == "Gemma3":
@@ -195,19 +201,6 @@ def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
     if "num_local_experts" in written:
         renamed["num_experts"] = written["num_local_experts"]
     return renamed
-
-
-def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
-    return ways_to_load(config) | {
-        "qkv_bias": False,
-        "num_experts": config.n_expert,
-        "num_experts_per_tok": config.n_expert_active,
-        "moe_intermediate_size": config.expert_width,
-        "shared_expert_intermediate_size": config.ffn_width,
-        "norm_topk_prob": config.router.renormalize,
-        # theirs is k when balanced
-        "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
-    }
 
 
 def _widths(config: BackboneConfig, names: frozenset[str]) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from tokenizers import processors
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import Folding
 from lightning_sv.interop.hf.convert import names_in_version_4, to_hugging_face, ways_to_load
 from lightning_sv.nn import Backbone
@@ -71,10 +71,9 @@ def check_unused(folder: Path) -> None:
     Raises:
         ConfigError: it is not empty, is a file, or is the current directory, which cannot be replaced
     """
-    if folder.resolve() == Path.cwd():
-        raise ConfigError(f"{folder} is the current directory; expected a folder inside it.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; expected a new or an empty folder.")
+    expect(folder.resolve() != Path.cwd(), str(folder), "the current directory", "a folder inside it.")
+    unused = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    expect(unused, str(folder), "not empty", "a new or an empty folder.")
 
 
 def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
