@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import measuring, write_scalars
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids
 from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
@@ -28,8 +28,7 @@ class HeldOutProbe(L.Callback):
     def __init__(self, points: int, sequences: int, model: str | None):
         self.name = type(self).__name__
         for key, value in (("points", points), ("sequences", sequences)):
-            if value < 1:
-                raise ConfigError(f"{key} of {self.name} is {value}; expected at least 1.")
+            expect(value >= 1, f"{key} of {self.name}", value, "at least 1.")
         self.points, self.sequences, self.model = points, sequences, model
         self._clock = StepTrigger(self.name)
         self._block: Tensor | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.inspect import VectorStatistics, statistics, vectors_of_backbone, vectors_of_folder
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
@@ -76,10 +76,8 @@ def _read(
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", list(map(statistics, vectors_of_backbone(model))), []
-    if path.is_file():
-        raise ConfigError(
-            f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
-        )
+    wanted = "a run directory, or a folder with config.json and *.safetensors."
+    expect(not path.is_file(), str(path), "a file", wanted)
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
@@ -55,10 +55,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     )  # fmt: skip
     parser.add_argument("--no_log", action="store_true", help=f"Do not record the verdicts in {LOG}.")
     options, rest = parser.parse_known_args(argv)
-    if options.json and (options.dry_run or options.slurm):
-        raise ConfigError("paper: --json is set; expected neither --dry_run nor --slurm, which print no verdicts.")
-    if options.submit and not options.slurm:
-        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
+    wanted = "neither --dry_run nor --slurm, which print no verdicts."
+    expect(not (options.json and (options.dry_run or options.slurm)), "paper: --json", "set", wanted)
+    expect(options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
     names = dict.fromkeys(options.fig or budget.figures or figure_names())

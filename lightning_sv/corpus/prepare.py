@@ -21,7 +21,7 @@ from lightning_sv.corpus.sources.hub import hub_source
 from lightning_sv.corpus.sources.stdlib import python_source
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: kind of a source -> function that returns its documents; `CorpusConfig` checks the kind
 SOURCES: dict[str, Callable[[CorpusConfig], Source]] = {
@@ -54,10 +54,8 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
             other content, or a corpus whose text has changed since
     """
-    if is_remote(config.dir):
-        raise ConfigError(
-            f"dir is {config.dir}; expected a local folder. Prepare the corpus there and copy it to the store."
-        )
+    wanted = "a local folder. Prepare the corpus there and copy it to the store."
+    expect(not is_remote(config.dir), "dir", config.dir, wanted)
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is None:

@@ -17,7 +17,7 @@ from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import bpe_size, read_file
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
@@ -61,11 +61,9 @@ def check_corpus(
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)
-    if vocab_size is not None and vocab_size < manifest.vocab_size:
-        raise ConfigError(
-            f"vocab_size is {vocab_size}; expected at least {manifest.vocab_size}, for the corpus in {dir}. "
-            f"Set model.backbone.vocab_size{_by_layer(root)}."
-        )
+    hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
+    wanted = f"at least {manifest.vocab_size}, for the corpus in {dir}. {hint}"
+    expect(vocab_size is None or vocab_size >= manifest.vocab_size, "vocab_size", vocab_size, wanted)
     for name in SPLITS:
         _check_split(manifest, root, name)
         split = manifest.splits[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
@@ -50,11 +50,8 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
     """
     for (before, expected), (name, values) in pairwise(facts.items()):
         for key, value in values.items():
-            if value != expected[key]:
-                raise ConfigError(
-                    f"{key} of {name} is {value}; expected {expected[key]}, that of {before}. Compare {what} of one "
-                    "corpus, tokenizer and validation set."
-                )
+            wanted = f"{expected[key]}, that of {before}. Compare {what} of one corpus, tokenizer and validation set."
+            expect(value == expected[key], f"{key} of {name}", value, wanted)
 
 
 def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:

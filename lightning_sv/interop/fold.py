@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
@@ -206,11 +206,9 @@ def check_no_norm(model: Backbone) -> None:
         ConfigError: the strategy normalizes outputs
     """
     for path, branch, _ in scaled_linears(model):
-        if branch.norm_width is not None:
-            raise ConfigError(
-                f"the strategy is {str(model.strategy)!r}, which normalizes the output of {path} and "
-                "changes the imported function; expected one without dnp, for instance hg+dp+or+iwd."
-            )
+        value = f"{str(model.strategy)!r}, which normalizes the output of {path} and changes the imported function"
+        keeps = branch.norm_width is None
+        expect(keeps, "the strategy", value, "one without dnp, for instance hg+dp+or+iwd.")
 
 
 def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: the resolved config, which repeats the run
 CONFIG = "config.yaml"
@@ -105,8 +105,8 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
         return {}
     found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
     for name in ("model", "data", "trainer"):
-        if not isinstance(found.get(name), dict | None):
-            raise ConfigError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
+        section = found.get(name)
+        expect(isinstance(section, dict | None), f"{path}: {name}", f"{section!r:.80}", "keys and values.")
     return found
 
 
