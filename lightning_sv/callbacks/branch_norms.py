@@ -100,9 +100,7 @@ class BranchCallback(L.Callback):
         if trainer.global_step == 0:
             self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write if the batch completed a step that is due."""
         if self._clock.ended(trainer) and self._is_due(trainer.global_step):
             self._write(trainer)

@@ -53,9 +53,7 @@ class HeldOutProbe(L.Callback):
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Measure when due, on every device, because a sharded model needs all of them."""
         if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
             return

@@ -273,9 +273,7 @@ class Sharpness(L.Callback):
                 batch += f", of their first {length:,} tokens (math attention on {data.seq_len:,} is too large)"
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Probe when due."""
         if self._clock.ended(trainer) and trainer.global_step in self._steps:
             self._probe(trainer, pl_module)

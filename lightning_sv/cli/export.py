@@ -50,7 +50,6 @@ def run(argv: list[str]) -> int:
 
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
-    """Return the rows of the model card."""
     summary, config = trained.summary, trained.config
     return {
         "scale vectors": f"`{trained.label}`",

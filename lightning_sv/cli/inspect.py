@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +58,7 @@ def run(argv: list[str]) -> int:
 
         draw_vectors(name, families, options.png)
     if options.json:
-        print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
+        print(json.dumps({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}, indent=2))
         return 0
     print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
     if options.png is not None:

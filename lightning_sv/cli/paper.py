@@ -185,7 +185,6 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
-    """Print the SLURM array of the missing runs; submit it if asked."""
     missing = runs.missing(requests_of(figures))
     if not missing:
         console.print("all runs are complete; call without --slurm for the verdicts.")

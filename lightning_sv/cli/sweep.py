@@ -70,7 +70,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
 
 def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
-    """Return the losses of an arm and its optimum as JSON types."""
     best, keys = series.optimum, list(panel.spec.axes)
     points = [{**dict(zip(keys, arm.point, strict=True)), "losses": arm.losses.tolist()} for arm in series.arms]
     return {

@@ -180,12 +180,7 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return an instance; unknown keys are ignored.
-
-    Raises:
-        KeyError: a key is missing
-        TypeError: a value has the wrong type, or a number is below 0 or above 64 bits
-    """
+    """Return an instance, ignoring unknown keys; raise KeyError or TypeError for a missing or a wrong value."""
     known = fields(cls)  # type: ignore[arg-type]
     for entry in known:
         kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)

@@ -214,7 +214,6 @@ def _batches(documents: SplitDocuments) -> Iterator[list[tuple[Document, bool]]]
 
 
 def _check_lost(lost: int, n_bytes: int, tokenizer: str) -> None:
-    """Check that a tokenizer drops at most `MOST_LOST` of `n_bytes` of text."""
     if lost > MOST_LOST * n_bytes:
         raise ConfigError(
             f"tokenizer={tokenizer} drops {lost / n_bytes:.0%} of this text; expected at most {MOST_LOST:.0%}. Use one "

@@ -240,11 +240,7 @@ def _split(label: str) -> tuple[str, frozenset[str]]:
 
 @cache
 def _content(init_from: str) -> str:
-    """Return the hash of the checkpoint that a run starts from, because the file at its path may change.
-
-    Raises:
-        ConfigError: the file does not exist
-    """
+    """Return the hash of the checkpoint that a run starts from, because the file at its path may change."""
     path = Path(init_from) / LAST if Path(init_from).is_dir() else Path(init_from)
     expect(path.is_file(), "model.init_from", init_from, f"a checkpoint at {path}. Set it to RUN/{LAST}.")
     return file_sha256(path)

@@ -6,11 +6,10 @@ The files are a folder of transformers (configuration and safetensors), or a run
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,7 @@ _STACKED = {"MergeModulelist", "Concatenate"}
 ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
 
 
-@dataclass(frozen=True)
-class StoredVector:
+class StoredVector(NamedTuple):
     """A scale vector as stored in a file."""
 
     name: str  #: name of the parameter, or of our module
@@ -55,8 +53,7 @@ class StoredVector:
     shared: bool  #: True if the matrices are branches that read one vector
 
 
-@dataclass(frozen=True)
-class VectorStatistics:
+class VectorStatistics(NamedTuple):
     """Statistics of a scale vector gamma."""
 
     name: str  #: name of the parameter, or of our module
@@ -186,8 +183,7 @@ def _blocks(low: int, high: int, columns: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, high)) for start in range(low, high, step))
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A stored tensor that becomes a parameter, or a part of one."""
 
     key: str  #: key in the file
@@ -273,8 +269,7 @@ def _opened(path: Path) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class FoundVectors:
+class FoundVectors(NamedTuple):
     """Scale vectors of a folder."""
 
     model: str  #: name of the model's class

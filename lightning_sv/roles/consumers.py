@@ -2,8 +2,7 @@
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ class UnknownConsumerError(ConfigError):
     """A value is read by an operation whose linearity is unknown."""
 
 
-@dataclass(frozen=True)
-class Consumer:
+class Consumer(NamedTuple):
     """An operation that consumes a value."""
 
     node: Node

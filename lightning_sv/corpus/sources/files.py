@@ -209,7 +209,6 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Open a file, decompressed."""
     file: IO[bytes] = _OPENERS[_parts(path)[1]](path)
     return file
 

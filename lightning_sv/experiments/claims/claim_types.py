@@ -6,7 +6,7 @@ arms of their pool (`pooling`). A claim with several statements has several part
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -219,12 +219,7 @@ def _not_below(d: PairedDifference, margin: float) -> Finding:
     return opposite(directed_or_equal(d, -margin))
 
 
-def _outside(d: PairedDifference, margin: float) -> Finding:
-    return opposite(equivalent(d, margin))
-
-
-@dataclass(frozen=True)
-class ClaimType:
+class ClaimType(NamedTuple):
     """One kind of claim.
 
     Attributes:
@@ -289,7 +284,7 @@ KINDS: dict[str, ClaimType] = {
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
-        _outside,
+        lambda d, margin: opposite(equivalent(d, margin)),
         ("qkv",),
         _two_tags_apart,
     ),

@@ -91,7 +91,6 @@ def _seeds(n: int) -> str:
 
 
 def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
-    """Plan a figure of one panel under the arguments of a command line."""
     files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
     given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]

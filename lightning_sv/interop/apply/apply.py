@@ -4,8 +4,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,7 @@ _ROUNDING_SHORT = 0.1
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """Result of `apply_strategy`.
 
     Attributes:
@@ -160,11 +158,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _outputs(traced: TracedModel) -> list[Tensor]:
-    """Return the model's logits in eval mode, or all its outputs if none are called logits.
-
-    Raises:
-        ConfigError: the model has no finite floating-point output
-    """
+    """Return the model's logits in eval mode, or all its outputs if none are called logits."""
     model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)

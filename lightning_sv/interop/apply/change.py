@@ -349,11 +349,7 @@ def scaled_weights(module: nn.Module) -> dict[str, Any]:
 
 
 def _check_complete(model: nn.Module, args: Any) -> None:
-    """Check in training that no module with scale vectors was replaced.
-
-    Raises:
-        ConfigError: vectors are missing
-    """
+    """Check in training that no module with scale vectors was replaced."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     present = {module.site for module in model.modules() if isinstance(module, Scaled)}

@@ -74,17 +74,17 @@ class Target(NamedTuple):
     qk_of_outputs: bool = False  #: whether the gammas of q_norm and k_norm are those after the branches' outputs
 
 
-def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
+def target(config: BackboneConfig, folded: Folded) -> Target:
     """Choose the family, with a plain model if one has the remaining norms.
 
     Args:
         config: sizes of the backbone
-        folded: the folded model, for its normalized branches; None for none
+        folded: the folded model, for its normalized branches
 
     Raises:
         ConfigError: no family of transformers has these norms or this router
     """
-    normalized = frozenset(path.rpartition(".")[2] for path in (folded.outputs if folded else ()))
+    normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
     usable = "loss or none, which transformers' mixtures of experts support."
     expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
     if (config.post_norm and (not config.qk_norm or config.n_expert)) or (
@@ -100,8 +100,7 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
     if config.qk_norm:
         return Target(f"Qwen3{experts}", normalized)
     plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
-    gammas = folded.outputs.values() if folded else ()
-    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in gammas):
+    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in folded.outputs.values()):
         return Target(f"Qwen3{experts}", qk_of_outputs=True)
     return Target("Qwen2Moe" if experts else "Llama", normalized)
 
@@ -249,7 +248,6 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
 
 
 def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: float) -> dict[str, Tensor]:
-    """Return the state dict of the transformers model."""
     ours, like = dict(folded.weights), folded.weights["embed.weight"]
     width = {"q_norm": config.head_width, "k_norm": config.head_width}
     norms = dict(folded.norms)
