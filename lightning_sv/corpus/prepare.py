@@ -84,11 +84,9 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     """Return the corpus in `target` if it matches the config, or None if there is none."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
-    if not (target / FILENAME).is_file():
-        raise ConfigError(
-            f"dir is {config.dir}, which contains no prepared corpus; expected a new folder. Choose a different one, "
-            "or delete it."
-        )
+    value = f"{config.dir}, which contains no prepared corpus"
+    wanted = "a new folder. Choose a different one, or delete it."
+    expect((target / FILENAME).is_file(), "dir", value, wanted)
     manifest = Manifest.load(target)
     differing = [
         f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
