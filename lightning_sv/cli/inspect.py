@@ -41,9 +41,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
-    parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that a run may import."
-    )
+    trusted = "Modules that a run may import."
+    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")

@@ -49,14 +49,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     ways.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
     ways.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
-    parser.add_argument(
-        "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
-        help="Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu.",
-    )  # fmt: skip
+    recordings = "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
+    parser.add_argument("--results_from", nargs="+", type=Path, default=[], metavar="PATH", help=recordings)
     parser.add_argument("--no_log", action="store_true", help=f"Do not record the verdicts in {LOG}.")
     options, rest = parser.parse_known_args(argv)
-    wanted = "neither --dry_run nor --slurm, which print no verdicts."
-    expect(not (options.json and (options.dry_run or options.slurm)), "paper: --json", "set", wanted)
+    judging = "neither --dry_run nor --slurm, which print no verdicts."
+    expect(not (options.json and (options.dry_run or options.slurm)), "paper: --json", "set", judging)
     expect(options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))

@@ -372,8 +372,8 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
         entries[norm.scale] = {"matrices": {}, "shared": False, "why": foldings[f"{path}.scale"].why}
     names = {module: name for name, module in model.named_modules()}
     return [
-        StoredVector(names[vector], vector.role, _gamma(vector), 0.0, **entry)
-        for vector, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
+        StoredVector(names[v], v.role, v.vector() if isinstance(v, HeadShared) else v(), 0.0, **entry)
+        for v, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
     ]
 
 
@@ -381,8 +381,3 @@ def _squares(weight: nn.Parameter, axis: int) -> Tensor:
     widths = (weight.shape[-3 - axis],)
     (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis, widths)
     return squares
-
-
-def _gamma(vector: ScaleVector) -> Tensor:
-    gamma: Tensor = vector.vector() if isinstance(vector, HeadShared) else vector()
-    return gamma

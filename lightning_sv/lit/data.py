@@ -104,22 +104,18 @@ class TokenDataModule(L.LightningDataModule):
         """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
-    @property
-    def _seed(self) -> int:
-        """Return the seed of the order; not torch's, which differs between processes until one is set."""
-        seed = self.batches.seed
-        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
-
     def train_dataloader(self) -> TokenLoader:
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
 
         With the Trainer's overfit_batches, every epoch has the same order.
         """
         batches, trainer = self.batches, self.trainer
+        # not torch's seed, which differs between processes until one is set
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
         return TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
-            seed=self._seed % 2**31,
+            seed=seed % 2**31,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again

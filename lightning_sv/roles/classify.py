@@ -79,11 +79,7 @@ RULES = (
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
     Rule("norm's statistics", None, lambda use: use.part == "norm weight"),
     Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1),
-    Rule(
-        "attention's mask",
-        "bias",
-        lambda use: use.node.op in ops.ATTENTION and use.argument in ("attn_mask", "attn_bias"),
-    ),
+    Rule("attention's mask", "bias", lambda use: use.node.op in ops.ATTENTION and use.argument in ops.MASKS),
     Rule("argument of attention", "other", lambda use: use.node.op in ops.ATTENTION),
     Rule("single factor", "other", lambda use: use.part == "factor"),
     Rule("joined", "other", lambda use: use.node.op in ops.JOINS),

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,13 +63,11 @@ def transformers() -> ModuleType:
         ConfigError: transformers is not installed
     """
     try:
-        import transformers
+        return import_module("transformers")
     except ImportError as error:
         raise ConfigError(
             f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
         ) from error
-    module: ModuleType = transformers
-    return module
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:

@@ -208,9 +208,8 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
         yield Document.from_text(value, where)
 
 
-def _open(path: Path) -> IO[bytes]:
-    file: IO[bytes] = _OPENERS[_parts(path)[1]](path)
-    return file
+def _open(path: Path) -> Any:
+    return _OPENERS[_parts(path)[1]](path)
 
 
 def _open_zstd(path: Path) -> IO[bytes]:

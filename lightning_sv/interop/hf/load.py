@@ -160,10 +160,8 @@ def _config(folder: Path) -> tuple[str, Any]:
         ) from error
 
 
-def _rope(theirs: Any) -> dict[str, Any]:
-    rope = theirs.rope_parameters
-    chosen: dict[str, Any] = rope.get("full_attention", rope)
-    return chosen
+def _rope(theirs: Any) -> Any:
+    return theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
 
 
 def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
