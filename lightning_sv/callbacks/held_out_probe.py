@@ -1,5 +1,6 @@
 """Measurements of a model on held-out sequences during a run: their base, and sizes in the residual stream."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -87,7 +88,6 @@ def residual_ratios(
     """
     ratios: dict[str, Tensor] = {}
     stream = torch.empty(0)
-    handles = []
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         nonlocal stream
@@ -102,16 +102,13 @@ def residual_ratios(
 
         return hook
 
-    for i, block in enumerate(_blocks(model)):
-        handles.append(block.register_forward_pre_hook(enter))
-        for sublayer in SUBLAYERS:
-            norm = getattr(block, f"{sublayer}_post_norm")
-            handles.append(norm.register_forward_hook(add(f"layer{i}/{sublayer}/ratio")))
-    try:
+    with ExitStack() as hooks:
+        for i, block in enumerate(_blocks(model)):
+            hooks.enter_context(block.register_forward_pre_hook(enter))
+            for sublayer in SUBLAYERS:
+                norm = getattr(block, f"{sublayer}_post_norm")
+                hooks.enter_context(norm.register_forward_hook(add(f"layer{i}/{sublayer}/ratio")))
         model(tokens, *(() if documents is None else (documents,)))
-    finally:
-        for handle in handles:
-            handle.remove()
     means = {f"mean/{s}/ratio": [r.log() for name, r in ratios.items() if f"/{s}/" in name] for s in SUBLAYERS}
     return ratios | {name: torch.stack(logs).mean().exp() for name, logs in means.items()}
 

@@ -40,11 +40,9 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"dir": str(options.dir), **done._asdict()}))
         return 0
-    print(
-        f"{options.dir}: {done.kind}, "
-        + ("with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers")
-        + f"; its logits differ from the run's by {done.difference:.1g} of their norm"
-    )
+    code = "with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers"
+    difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"
+    print(f"{options.dir}: {done.kind}, {code}; {difference}")
     return 0
 
 

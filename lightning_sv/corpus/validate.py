@@ -67,12 +67,10 @@ def check_corpus(
     for name in SPLITS:
         _check_split(manifest, root, name)
         split = manifest.splits[name]
-        if seq_len is not None and not split.sequences(seq_len):
-            longest = max((shard.tokens for shard in split.shards), default=0)
-            raise ConfigError(
-                f"{root / name}: seq_len is {seq_len}; expected at most {longest - 1}, the largest shard minus 1. "
-                "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
-            )
+        longest = max((shard.tokens for shard in split.shards), default=0)
+        hint = "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
+        wanted = f"at most {longest - 1}, the largest shard minus 1. {hint}"
+        expect(seq_len is None or split.sequences(seq_len) > 0, f"{root / name}: seq_len", seq_len, wanted)
     if checksums:
         _check_contents(manifest, root)
 
@@ -84,11 +82,9 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if spec is None or spec == manifest.tokenizer:
         return
     is_file = spec != "gpt2" and bpe_size(spec) is None
-    if not is_file or hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
-        raise ConfigError(
-            f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
-            f"Use that one{_by_layer(root)}, or prepare a different folder."
-        )
+    same = is_file and hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() == manifest.tokenizer_sha256
+    hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
+    expect(same, "tokenizer", spec, f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}")
 
 
 def _by_layer(root: Path) -> str:

@@ -19,6 +19,7 @@ VALIDATION_KEYS = ("val_sequences", "seq_len")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
+_COMMIT = re.compile("^([^,]{10})[^,]*")
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -68,9 +69,7 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     facts: dict[str, Callable[[Run], Any]] = {
         "end at different tokens": lambda run: run.tokens,
         "used different versions of torch": lambda run: run.summary.get("torch"),
-        "were trained by different commits of the code": lambda run: re.sub(
-            "^([^,]{10})[^,]*", r"\1", str(run.summary.get("commit"))
-        ),
+        "were trained by different commits of the code": lambda run: _COMMIT.sub(r"\1", str(run.summary.get("commit"))),
         "are from different machines": lambda run: (run.summary.get("machine") or "one not stated").partition(
             ", torch "
         )[0],

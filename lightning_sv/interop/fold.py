@@ -154,7 +154,6 @@ def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
 
 
 def _reader(branch: str) -> str | None:
-    """Return the path of the matrix in `_READERS`; None if there is none."""
     group, _, name = branch.rpartition(".")
     return f"{group.rpartition('.')[0]}.{_READERS[name]}" if name in _READERS else None
 

@@ -48,9 +48,8 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            raise ConfigError(
-                f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
-            ) from error
+            why = f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
+            raise ConfigError(why) from error
     entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
     for key in (CHECKPOINT_KEY, "state_dict"):
         if not isinstance(entries.get(key), dict):

@@ -32,7 +32,7 @@ COMMAND = "command.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
 #: key of summary.json -> type of its value, which may be None
-_TYPES: dict[str, type] = {
+SUMMARY_TYPES: dict[str, type] = {
     **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
     **dict.fromkeys(("commit", "date", "machine"), str),
     **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
@@ -86,7 +86,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
         raise ConfigError(f"{path} is not a JSON object; remove {run_dir} and train it again.")
-    for key, kind in _TYPES.items():
+    for key, kind in SUMMARY_TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:
             continue

@@ -61,11 +61,9 @@ class Run:
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
-            if self.recorded:
-                raise NotTestableError(
-                    f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here."
-                )
-            raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
+            lacking = f"{self.dir} logged no scalar named {tag!r}; it has {known}."
+            recorded = f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here."
+            raise NotTestableError(recorded if self.recorded else lacking)
         return self.curves[tag]
 
     @property

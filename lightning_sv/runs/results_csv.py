@@ -5,24 +5,19 @@ A row has validation losses, copying measurements and their provenance, but no o
 """
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.runs.directory import printable
+from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
 
 #: file of a report with one row per run
 RESULTS = "results.csv"
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
-#: column -> type; other columns are text
-_TYPES: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("seed", "steps", "tokens", "parameters", "activated_parameters"), int),
-    **dict.fromkeys(("val_loss", "lr", "seconds"), float),
-}
 
 
 def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
@@ -76,7 +71,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
     try:
         for key, text in printable(dict(row)).items():
             if text:
-                summary[key] = _TYPES.get(key, str)(text)
+                summary[key] = SUMMARY_TYPES.get(key, str)(text)
         lacking = [name for name in _NEEDED if name not in summary]
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}

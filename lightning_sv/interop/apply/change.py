@@ -101,11 +101,10 @@ class Change:
                 self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
             for name in site.unfit:
                 self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
+        partly = "contains several interleaved matrices that share their vectors: hg is partial"
         for matrix in site.matrices:
             if matrix.mixed and self.strategy.per_branch:
-                self._note(
-                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
-                )
+                self._note(matrix.weight, partly)
 
     def _bare_site(self, site: Site) -> None:
         """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
@@ -215,11 +214,8 @@ class Change:
             why = "it holds several matrices" if several else f"its layer is a {type(layer).__name__}, not an nn.Linear"
             self._note(matrix.weight, f"dp instead of dnp, because {why}")
             return False
-        norm = OutputNorm(
-            self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
-            matrix.head_width or weight.shape[0],
-            self.eps,
-        )
+        vector = self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output")
+        norm = OutputNorm(vector, matrix.head_width or weight.shape[0], self.eps)
         layer.add_module("output_norm", norm)
         self.undo.callback(layer.__delattr__, "output_norm")
         self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)

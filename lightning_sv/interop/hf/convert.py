@@ -1,7 +1,4 @@
-"""Conversion of a backbone to a transformers model with the same logits.
-
-The model family is one with the norms that remain after folding.
-"""
+"""Conversion of a backbone to a transformers model with the same logits."""
 
 from collections.abc import Mapping
 from importlib import import_module

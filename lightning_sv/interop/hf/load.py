@@ -128,9 +128,8 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     family, config = _config(folder)
     theirs = _open(folder, family)
     state = theirs.state_dict()
-    ours: dict[str, Tensor] = {
-        mine: state[hers].clone() for mine, hers in keys(family, config.num_hidden_layers).items()
-    }
+    names = keys(family, config.num_hidden_layers)
+    ours: dict[str, Tensor] = {mine: state[hers].clone() for mine, hers in names.items()}
     norms = {name: ours.pop(name) for name in list(ours) if not name.endswith(".weight")}
     if family == "Gemma3":  # 1 + w, and a factor on the embedding
         norms = {name: 1 + value for name, value in norms.items()}
@@ -155,9 +154,8 @@ def _config(folder: Path) -> tuple[str, Any]:
     try:
         return family, config_of.from_pretrained(folder)
     except Exception as error:  # the checks of a configuration can raise anything
-        raise ConfigError(
-            f"{path} is not a valid config of {family} ({' '.join(str(error).split())[:300]})."
-        ) from error
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path} is not a valid config of {family} ({why}).") from error
 
 
 def _rope(theirs: Any) -> Any:

@@ -109,9 +109,8 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         config = partial / "config.json"
         written = json.loads(config.read_text())
         config.write_text(json.dumps(written | names_in_version_4(written), indent=2, sort_keys=True) + "\n")
-        (partial / "README.md").write_text(
-            card.replace("{kind}", type(theirs).__name__).replace("{load}", load), encoding="utf-8"
-        )
+        text = card.replace("{kind}", type(theirs).__name__).replace("{load}", load)
+        (partial / "README.md").write_text(text, encoding="utf-8")
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
     return Exported(type(theirs).__name__, own_code, difference)
 
@@ -156,10 +155,9 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
         ConfigError: the difference is larger than rounding
     """
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
-    tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(
-        model.embed.weight.device
-    )
-    ours, logits = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
+    like = model.embed.weight
+    tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(like.device)
+    ours, logits = model(tokens), theirs.eval()(tokens).logits.to(like.dtype)
     difference = float((logits - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
         raise ConfigError(

@@ -50,9 +50,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except BaseException as error:
             cause = writer.error if writer is not None and writer.error is not None else error
             if isinstance(cause, OSError):
-                raise OSError(
-                    cause.errno, f"could not write {final} ({cause.strerror}); its previous content is unchanged"
-                ) from error
+                why = f"could not write {final} ({cause.strerror}); its previous content is unchanged"
+                raise OSError(cause.errno, why) from error
             raise
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
