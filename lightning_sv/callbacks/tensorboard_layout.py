@@ -61,6 +61,6 @@ def chart_layout(norms: Iterable[str]) -> Pages:
                 pages.setdefault(page, {})[title] = ["Multiline", tags]
     mixtures = [place for place in places if f"{place}/expert_up_proj/effective/expert0" in keys]
     for side in ("gate", "up") if mixtures else ():  # one curve per expert
-        tags = {place: f"branch_norm/{place}/expert_{side}_proj/effective/expert.*" for place in mixtures}
-        pages[f"experts, {side}"] = {place: ["Multiline", [pattern]] for place, pattern in tags.items()}
+        patterns = {place: f"branch_norm/{place}/expert_{side}_proj/effective/expert.*" for place in mixtures}
+        pages[f"experts, {side}"] = {place: ["Multiline", [pattern]] for place, pattern in patterns.items()}
     return pages

@@ -151,9 +151,8 @@ class StopSignals:
         announced, interrupted, hung_up = (self.received == number for number in kinds)
         announced |= self.received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
         if trainer.world_size > 1:  # processes receive the signal at different times
-            announced, interrupted, hung_up = (
-                trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)
-            )
+            decide = trainer.strategy.reduce_boolean_decision
+            announced, interrupted, hung_up = (decide(kind, all=False) for kind in (announced, interrupted, hung_up))
         code = INTERRUPTED if interrupted else HUNG_UP if hung_up else STOPPED
         raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
 

@@ -276,9 +276,8 @@ class PretrainModule(L.LightningModule):
         if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: settings.schedule.factor(min(step, steps - 1), steps)
-        )
+        factor = settings.schedule.factor
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(

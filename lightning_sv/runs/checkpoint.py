@@ -136,11 +136,9 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
         ("data.seq_len", config_value(saved, "data.seq_len"), config_value(config, "data.seq_len")),
         ("model.scale", own_tokens(saved["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):
-        if None not in (then, now) and then != now:
-            then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
-            raise ConfigError(
-                f"{run_dir}: {key} is {now!r}; expected {then!r}, as in its checkpoint. They belong to different runs."
-            )
+        then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
+        wanted = f"{then!r}, as in its checkpoint. They belong to different runs."
+        expect(None in (then, now) or then == now, f"{run_dir}: {key}", repr(now), wanted)
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:

@@ -176,9 +176,8 @@ def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
         last = max(arm.point[0] for arm, mean in zip(each.arms, means, strict=True) if mean <= means.min() + STABLE)
         stable.append(f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}")
     d = paired_difference(raised[1], raised[0], CONFIDENCE)
-    return Estimate(
-        d, f"mean excess over the lowest loss: {'; '.join(stable)}; {interval(d, f'{a.label} - {b.label}')}"
-    )
+    gap = interval(d, f"{a.label} - {b.label}")
+    return Estimate(d, f"mean excess over the lowest loss: {'; '.join(stable)}; {gap}")
 
 
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:

@@ -127,9 +127,8 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     """
     converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
-    pieces = processors.TemplateProcessing(
-        single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
-    )
+    ends = [(end, tokenizer.eot)]
+    pieces = processors.TemplateProcessing(single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=ends)
     converted.post_processor = pieces
     converted.no_truncation()
     converted.no_padding()

@@ -70,9 +70,8 @@ def check_settings(
         wanted = f"{then}, as in the checkpoint. Resume with the same settings, or start a new run."
         expect(then == now, where, now, wanted)
     if training and not own_optimizer:
-        _check_optimizer_state(
-            checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
-        )
+        optimizer = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
+        _check_optimizer_state(checkpoint, optimizer)
 
 
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
