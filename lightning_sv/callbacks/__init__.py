@@ -11,17 +11,6 @@ from lightning_sv.callbacks.sharpness import Sharpness
 from lightning_sv.callbacks.training_monitor import TrainingMonitor, write_scalars
 
 __all__ = [
-    "BranchNorms",
-    "CopyingMonitor",
-    "Preconditioner",
-    "ResidualMonitor",
-    "RouterMonitor",
-    "RunProgress",
-    "Sharpness",
-    "TrainingMonitor",
-    "branch_norms",
-    "preconditioner_figures",
-    "residual_ratios",
-    "tokens_seen",
-    "write_scalars",
-]
+    "BranchNorms", "CopyingMonitor", "Preconditioner", "ResidualMonitor", "RouterMonitor", "RunProgress", "Sharpness",
+    "TrainingMonitor", "branch_norms", "preconditioner_figures", "residual_ratios", "tokens_seen", "write_scalars",
+]  # fmt: skip

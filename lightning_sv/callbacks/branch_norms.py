@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from lightning_sv.callbacks.run_state import StepTrigger, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
 from lightning_sv.callbacks.training_monitor import write_scalars
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
 from lightning_sv.scale.fold import effective_weight
@@ -88,11 +88,10 @@ class BranchCallback(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the model and check that it has scale vectors."""
         model = self._model = model_of(pl_module, self.model)
-        if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
-            raise ConfigError(
-                f"the model of {type(self).__name__} is {type(model).__name__}, without scale vectors; expected a "
-                "Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
-            )
+        scaled = any(branch.vectors or branch.weight is not None for branch in scaled_branches(model))
+        value = f"{type(model).__name__}, without scale vectors"
+        wanted = "a Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
+        expect(scaled, f"the model of {type(self).__name__}", value, wanted)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the initial figures, unless the run is resumed."""
@@ -100,9 +99,7 @@ class BranchCallback(L.Callback):
         if trainer.global_step == 0:
             self._write(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write if the batch completed a step that is due."""
         if self._clock.ended(trainer) and self._is_due(trainer.global_step):
             self._write(trainer)

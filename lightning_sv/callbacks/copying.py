@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
 
@@ -113,11 +113,9 @@ class CopyingMonitor(HeldOutProbe):
         """Check before training that the data are token batches and that the repeated text fits into a sequence."""
         super().setup(trainer, pl_module, stage)
         data, length = data_of(trainer), self.repeat_length or 2
-        if stage == "fit" and data is not None and data.seq_len < 2 * length - 1:
-            raise ConfigError(
-                f"data.seq_len is {data.seq_len}; expected at least {2 * length - 1} for a repeat_length of {length} "
-                "tokens in CopyingMonitor."
-            )
+        if stage == "fit" and data is not None:
+            wanted = f"at least {2 * length - 1} for a repeat_length of {length} tokens in CopyingMonitor."
+            expect(data.seq_len >= 2 * length - 1, "data.seq_len", data.seq_len, wanted)
 
     def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return `copying_losses`."""

@@ -1,5 +1,6 @@
 """Measurements of a model on held-out sequences during a run: their base, and sizes in the residual stream."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import measuring, write_scalars
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids
 from lightning_sv.nn.backbone import Block
 from lightning_sv.scale.shapes import Int
@@ -28,8 +29,7 @@ class HeldOutProbe(L.Callback):
     def __init__(self, points: int, sequences: int, model: str | None):
         self.name = type(self).__name__
         for key, value in (("points", points), ("sequences", sequences)):
-            if value < 1:
-                raise ConfigError(f"{key} of {self.name} is {value}; expected at least 1.")
+            expect(value >= 1, f"{key} of {self.name}", value, "at least 1.")
         self.points, self.sequences, self.model = points, sequences, model
         self._clock = StepTrigger(self.name)
         self._block: Tensor | None = None
@@ -54,9 +54,7 @@ class HeldOutProbe(L.Callback):
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Measure when due, on every device, because a sharded model needs all of them."""
         if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
             return
@@ -90,7 +88,6 @@ def residual_ratios(
     """
     ratios: dict[str, Tensor] = {}
     stream = torch.empty(0)
-    handles = []
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         nonlocal stream
@@ -105,16 +102,13 @@ def residual_ratios(
 
         return hook
 
-    for i, block in enumerate(_blocks(model)):
-        handles.append(block.register_forward_pre_hook(enter))
-        for sublayer in SUBLAYERS:
-            norm = getattr(block, f"{sublayer}_post_norm")
-            handles.append(norm.register_forward_hook(add(f"layer{i}/{sublayer}/ratio")))
-    try:
+    with ExitStack() as hooks:
+        for i, block in enumerate(_blocks(model)):
+            hooks.enter_context(block.register_forward_pre_hook(enter))
+            for sublayer in SUBLAYERS:
+                norm = getattr(block, f"{sublayer}_post_norm")
+                hooks.enter_context(norm.register_forward_hook(add(f"layer{i}/{sublayer}/ratio")))
         model(tokens, *(() if documents is None else (documents,)))
-    finally:
-        for handle in handles:
-            handle.remove()
     means = {f"mean/{s}/ratio": [r.log() for name, r in ratios.items() if f"/{s}/" in name] for s in SUBLAYERS}
     return ratios | {name: torch.stack(logs).mean().exp() for name, logs in means.items()}
 

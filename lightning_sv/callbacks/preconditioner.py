@@ -11,7 +11,7 @@ from lightning_sv.callbacks.branch_norms import BranchCallback, ScaledBranch, me
 from lightning_sv.callbacks.run_state import known_steps, log_spaced
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
 
@@ -149,8 +149,7 @@ class Preconditioner(BranchCallback):
     """
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
-        if histograms < 2:
-            raise ConfigError(f"histograms of Preconditioner is {histograms}; expected at least 2.")
+        expect(histograms >= 2, "histograms of Preconditioner", histograms, "at least 2.")
         super().__init__("every_n_steps of Preconditioner", every_n_steps, model)
         self.histograms = histograms
         self._gradients: dict[str, Tensor] = {}

@@ -60,9 +60,7 @@ class RunProgress(ProgressBar):
         self._task = self._bar.add_task("fit", total=self._clock.last, completed=trainer.global_step, text="")
         self._bar.start()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Update the bar, or print a line."""
         if not self._enabled or not self._clock.ended(trainer):
             return

@@ -74,9 +74,7 @@ class RouterMonitor(MetricAccumulator):
         if module.training:
             self._seen[name] = output[1].detach()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last step."""
         routings = outputs.get("routings") if isinstance(outputs, dict) else None
         if routings is None:

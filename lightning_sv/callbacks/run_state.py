@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
@@ -98,8 +98,7 @@ class StepTrigger:
     """
 
     def __init__(self, key: str, every_n_steps: int = 1):
-        if every_n_steps < 1:
-            raise ConfigError(f"{key} is {every_n_steps}; expected at least 1.")
+        expect(every_n_steps >= 1, key, every_n_steps, "at least 1.")
         self.every = every_n_steps
         #: last completed step
         self.step = 0

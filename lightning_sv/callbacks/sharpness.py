@@ -16,7 +16,7 @@ from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, 
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -192,12 +192,9 @@ class Sharpness(L.Callback):
         minima = {"probes": (probes, 2), "sequences": (sequences, 1)}
         minima |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in minima.items():
-            if value is not None and value < least:
-                raise ConfigError(f"{key} of Sharpness is {value}; expected at least {least}.")
-        if not 0 < budget <= 1:
-            raise ConfigError(f"budget of Sharpness is {budget}; expected a fraction of the run, above 0 up to 1.")
-        if not subsets:
-            raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
+            expect(value is None or value >= least, f"{key} of Sharpness", value, f"at least {least}.")
+        expect(0 < budget <= 1, "budget of Sharpness", budget, "a fraction of the run, above 0 up to 1.")
+        expect(bool(subsets), "subsets of Sharpness", "empty", "at least one, for instance all.")
         self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
@@ -276,9 +273,7 @@ class Sharpness(L.Callback):
                 batch += f", of their first {length:,} tokens (math attention on {data.seq_len:,} is too large)"
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Probe when due."""
         if self._clock.ended(trainer) and trainer.global_step in self._steps:
             self._probe(trainer, pl_module)

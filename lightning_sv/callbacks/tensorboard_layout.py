@@ -25,11 +25,6 @@ BRANCH_PAGES = {
     "experts, mean": ("expert_gate_proj", "expert_up_proj"),
     "output norms": ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm"),
 }
-#: page -> pattern of the curves (one per expert) of a layer's chart
-EXPERT_PAGES = {
-    "experts, gate": "branch_norm/{layer}/expert_gate_proj/effective/expert.*",
-    "experts, up": "branch_norm/{layer}/expert_up_proj/effective/expert.*",
-}
 
 
 def lay_out(trainer: L.Trainer) -> None:
@@ -65,6 +60,7 @@ def chart_layout(norms: Iterable[str]) -> Pages:
             if tags := [f"branch_norm/{key}" for key in wanted if key in keys]:
                 pages.setdefault(page, {})[title] = ["Multiline", tags]
     mixtures = [place for place in places if f"{place}/expert_up_proj/effective/expert0" in keys]
-    for page, pattern in EXPERT_PAGES.items() if mixtures else ():
-        pages[page] = {place: ["Multiline", [pattern.format(layer=place)]] for place in mixtures}
+    for side in ("gate", "up") if mixtures else ():  # one curve per expert
+        patterns = {place: f"branch_norm/{place}/expert_{side}_proj/effective/expert.*" for place in mixtures}
+        pages[f"experts, {side}"] = {place: ["Multiline", [pattern]] for place, pattern in patterns.items()}
     return pages

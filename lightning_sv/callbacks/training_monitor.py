@@ -123,9 +123,7 @@ class TrainingMonitor(MetricAccumulator):
             peak = peak_flops(device, precision) or measured_flops(device, precision)
             self._peak = peak * trainer.world_size
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
         n = len(batch) if isinstance(batch, Tensor) else 1
         given = outputs if isinstance(outputs, dict) else {"loss": outputs}
@@ -135,11 +133,10 @@ class TrainingMonitor(MetricAccumulator):
         if self.add({"loss": loss.detach() * n}, n, keep=not was_skipped(pl_module)):
             self._write(trainer, pl_module)
 
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _write(self, trainer: L.Trainer, module: Any) -> None:
         sums, n = self.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         speed = steps / max(1e-9, now - self._since[0] - self.idle)
-        module: Any = pl_module
         scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
         if hasattr(module, "grad_norm"):
             scalars["grad_norm"] = module.grad_norm
@@ -149,7 +146,7 @@ class TrainingMonitor(MetricAccumulator):
             self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens = speed * self._tokens
             if self._flops is not None:
                 scalars["throughput/mfu"] = tokens * self._flops / self._peak
-        scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
+        scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):

@@ -25,9 +25,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
-    parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that the run may import."
-    )
+    trusted = "Modules that the run may import."
+    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
     check_unused(options.dir)
     quiet = transformers().utils.logging
@@ -41,16 +40,13 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"dir": str(options.dir), **done._asdict()}))
         return 0
-    print(
-        f"{options.dir}: {done.kind}, "
-        + ("with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers")
-        + f"; its logits differ from the run's by {done.difference:.1g} of their norm"
-    )
+    code = "with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers"
+    difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"
+    print(f"{options.dir}: {done.kind}, {code}; {difference}")
     return 0
 
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
-    """Return the rows of the model card."""
     summary, config = trained.summary, trained.config
     return {
         "scale vectors": f"`{trained.label}`",

@@ -3,12 +3,11 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.inspect import VectorStatistics, statistics, vectors_of_backbone, vectors_of_folder
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
@@ -42,9 +41,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
-    parser.add_argument(
-        "--trust_module", nargs="+", default=[], metavar="MODULE", help="Modules that a run may import."
-    )
+    trusted = "Modules that a run may import."
+    parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
@@ -59,7 +57,7 @@ def run(argv: list[str]) -> int:
 
         draw_vectors(name, families, options.png)
     if options.json:
-        print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
+        print(json.dumps({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}, indent=2))
         return 0
     print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
     if options.png is not None:
@@ -76,10 +74,8 @@ def _read(
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", list(map(statistics, vectors_of_backbone(model))), []
-    if path.is_file():
-        raise ConfigError(
-            f"{path} is a file; expected a run directory, or a folder with config.json and *.safetensors."
-        )
+    wanted = "a run directory, or a folder with config.json and *.safetensors."
+    expect(not path.is_file(), str(path), "a file", wanted)
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
@@ -49,16 +49,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     ways.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
     ways.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
-    parser.add_argument(
-        "--results_from", nargs="+", type=Path, default=[], metavar="PATH",
-        help="Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu.",
-    )  # fmt: skip
+    recordings = "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
+    parser.add_argument("--results_from", nargs="+", type=Path, default=[], metavar="PATH", help=recordings)
     parser.add_argument("--no_log", action="store_true", help=f"Do not record the verdicts in {LOG}.")
     options, rest = parser.parse_known_args(argv)
-    if options.json and (options.dry_run or options.slurm):
-        raise ConfigError("paper: --json is set; expected neither --dry_run nor --slurm, which print no verdicts.")
-    if options.submit and not options.slurm:
-        raise ConfigError("--submit is set without --slurm; expected both. Add --slurm.")
+    judging = "neither --dry_run nor --slurm, which print no verdicts."
+    expect(not (options.json and (options.dry_run or options.slurm)), "paper: --json", "set", judging)
+    expect(options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
     names = dict.fromkeys(options.fig or budget.figures or figure_names())
@@ -186,7 +183,6 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
-    """Print the SLURM array of the missing runs; submit it if asked."""
     missing = runs.missing(requests_of(figures))
     if not missing:
         console.print("all runs are complete; call without --slurm for the verdicts.")

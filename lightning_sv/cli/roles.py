@@ -4,9 +4,9 @@ import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
 from lightning_sv.roles.types import Pattern
@@ -47,11 +47,9 @@ def run(argv: list[str]) -> int:
 
 
 def _known(word: str) -> tuple[str, ModelRole]:
-    name, _, text = word.partition("=")
-    for role in MODEL_ROLES:
-        if role == text:
-            return name, role
-    raise ConfigError(f"--role is {word}; expected NAME=ROLE with a role of {' '.join(MODEL_ROLES)}.")
+    name, _, role = word.partition("=")
+    expect(role in MODEL_ROLES, "--role", word, f"NAME=ROLE with a role of {' '.join(MODEL_ROLES)}.")
+    return name, cast(ModelRole, role)
 
 
 def print_roles(name: str, roles: Roles, policy: str) -> None:

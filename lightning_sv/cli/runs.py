@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.directory import config_value, is_begun, is_complete, printable, read_config, read_summary
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -25,8 +25,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     rows = []
     for folder in options.folder:
-        if not folder.is_dir():
-            raise ConfigError(f"folder is {folder}; expected a folder of runs. Train one with make train.")
+        expect(folder.is_dir(), "folder", folder, "a folder of runs. Train one with make train.")
         for run_dir in _run_dirs(folder):
             try:
                 rows.append(_row(run_dir))

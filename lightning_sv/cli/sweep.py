@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
@@ -46,10 +46,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if not axes:
         raise ConfigError("sweep: --lr and --init_std are not set; expected several values for one of them.")
     for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
-        if key in axes:
-            raise ConfigError(
-                f"--{key} is {value}; expected no value, because --{AXES[key]} is set. Remove one of them."
-            )
+        wanted = f"no value, because --{AXES.get(key)} is set. Remove one of them."
+        expect(key not in axes, f"--{key}", value, wanted)
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # needed to parse a run
     arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     figure = swept_figure(arms, axes, shared, options.seeds, model)
@@ -72,7 +70,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
 
 def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
-    """Return the losses of an arm and its optimum as JSON types."""
     best, keys = series.optimum, list(panel.spec.axes)
     points = [{**dict(zip(keys, arm.point, strict=True)), "losses": arm.losses.tolist()} for arm in series.arms]
     return {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_sv.analysis.theory_plots import draw_panels
 from lightning_sv.atomic import check_writable, write_atomically
@@ -59,9 +59,8 @@ def save(results: Sequence[Result], out: Path) -> None:
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
     """Print one row per claim, with its note."""
-    table = Table(title="The paper's claims, checked", title_justify="left", show_lines=True)
-    for name in ("claim", "statement, conditions, figures", "verdict"):
-        table.add_column(name, overflow="fold")
+    columns = (Column(name, overflow="fold") for name in ("claim", "statement, conditions, figures", "verdict"))
+    table = Table(*columns, title="The paper's claims, checked", title_justify="left", show_lines=True)
     for result in results:
         claim, finding = result.claim, result.finding
         text = f"{claim.statement}\n[dim]{claim.conditions}; {claim.source}[/dim]"

@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -59,22 +59,15 @@ class CorpusConfig:
     chunk_bytes: str = "64MB"
 
     def __post_init__(self) -> None:
-        if not self.dir.strip():
-            raise ConfigError("dir is empty; expected the folder of the corpus, for example dir=data/stdlib.")
+        expect(bool(self.dir.strip()), "dir", "empty", "the folder of the corpus, for example dir=data/stdlib.")
         kind, _, rest = self.source.partition(":")
-        if not (self.source in ("stdlib", "installed") or (kind in ("files", "hf") and rest.strip())):
-            raise ConfigError(
-                f"source is {self.source!r}; expected 'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
-            )
-        if not 0.0 < self.val_fraction < 1.0:
-            raise ConfigError(
-                f"val_fraction is {self.val_fraction}; expected a number between 0 and 1, both excluded, "
-                "because training and validation need documents."
-            )
+        known = self.source in ("stdlib", "installed") or (kind in ("files", "hf") and bool(rest.strip()))
+        expect(known, "source", repr(self.source), "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'.")
+        wanted = "a number between 0 and 1, both excluded, because training and validation need documents."
+        expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, wanted)
         if self.errors not in get_args(Errors):
             raise ConfigError(unknown("errors", self.errors, get_args(Errors)))
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise ConfigError(f"max_bytes is {self.max_bytes}; expected at least 1, or null.")
+        expect(self.max_bytes is None or self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1, or null.")
         _ = self.chunk_size  # check the value early
 
     @property
@@ -93,10 +86,8 @@ class CorpusConfig:
         match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(self.chunk_bytes), re.IGNORECASE)
         size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
         # Offsets inside a shard are 32-bit in litdata's format.
-        if not 0 < size <= 2 << 30:
-            raise ConfigError(
-                f"chunk_bytes is {self.chunk_bytes!r}; expected a size from 1 byte to 2 GB, for example '64MB'."
-            )
+        wanted = "a size from 1 byte to 2 GB, for example '64MB'."
+        expect(0 < size <= 2 << 30, "chunk_bytes", repr(self.chunk_bytes), wanted)
         return size
 
     def settings(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
@@ -136,10 +136,8 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: invalid JSON ({error}); delete {dir} and prepare it again.") from None
         version = data.get("version") if isinstance(data, dict) else None
-        if version != FORMAT_VERSION:
-            raise ConfigError(
-                f"{path}: version is {version!r}; expected {FORMAT_VERSION}. Delete {dir} and prepare it again."
-            )
+        again = f"{FORMAT_VERSION}. Delete {dir} and prepare it again."
+        expect(version == FORMAT_VERSION, f"{path}: version", repr(version), again)
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
             manifest = _build(cls, data | {"splits": splits})
@@ -182,12 +180,7 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return an instance; unknown keys are ignored.
-
-    Raises:
-        KeyError: a key is missing
-        TypeError: a value has the wrong type, or a number is below 0 or above 64 bits
-    """
+    """Return an instance, ignoring unknown keys; raise KeyError or TypeError for a missing or a wrong value."""
     known = fields(cls)  # type: ignore[arg-type]
     for entry in known:
         kinds = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)

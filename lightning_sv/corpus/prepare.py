@@ -21,7 +21,7 @@ from lightning_sv.corpus.sources.hub import hub_source
 from lightning_sv.corpus.sources.stdlib import python_source
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: kind of a source -> function that returns its documents; `CorpusConfig` checks the kind
 SOURCES: dict[str, Callable[[CorpusConfig], Source]] = {
@@ -54,10 +54,8 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
             other content, or a corpus whose text has changed since
     """
-    if is_remote(config.dir):
-        raise ConfigError(
-            f"dir is {config.dir}; expected a local folder. Prepare the corpus there and copy it to the store."
-        )
+    wanted = "a local folder. Prepare the corpus there and copy it to the store."
+    expect(not is_remote(config.dir), "dir", config.dir, wanted)
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is None:
@@ -86,11 +84,9 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     """Return the corpus in `target` if it matches the config, or None if there is none."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
-    if not (target / FILENAME).is_file():
-        raise ConfigError(
-            f"dir is {config.dir}, which contains no prepared corpus; expected a new folder. Choose a different one, "
-            "or delete it."
-        )
+    value = f"{config.dir}, which contains no prepared corpus"
+    wanted = "a new folder. Choose a different one, or delete it."
+    expect((target / FILENAME).is_file(), "dir", value, wanted)
     manifest = Manifest.load(target)
     differing = [
         f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
@@ -216,7 +212,6 @@ def _batches(documents: SplitDocuments) -> Iterator[list[tuple[Document, bool]]]
 
 
 def _check_lost(lost: int, n_bytes: int, tokenizer: str) -> None:
-    """Check that a tokenizer drops at most `MOST_LOST` of `n_bytes` of text."""
     if lost > MOST_LOST * n_bytes:
         raise ConfigError(
             f"tokenizer={tokenizer} drops {lost / n_bytes:.0%} of this text; expected at most {MOST_LOST:.0%}. Use one "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from lightning_sv.corpus.shards import Sequences
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import ConfigError, RunError, expect
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,8 @@ class TokenLoader(DataLoader[Tensor]):
         if set(state) != set(current):
             raise ConfigError("the checkpoint's data position has a different format; start a new run.")
         for name in ("corpus_hash", "seed", "seq_len", "global_batch"):
-            if state[name] != current[name]:
-                raise ConfigError(
-                    f"data.{name} is {current[name]}; expected {state[name]}, as in the checkpoint. "
-                    "Resume with the same value, or start a new run."
-                )
+            wanted = f"{state[name]}, as in the checkpoint. Resume with the same value, or start a new run."
+            expect(state[name] == current[name], f"data.{name}", current[name], wanted)
         share = self.order.share
         if state["sequences"] % share.global_batch:
             raise ConfigError("the checkpoint was saved inside an optimizer step; resume from one saved after a step.")

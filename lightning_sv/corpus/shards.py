@@ -103,9 +103,8 @@ class Sequences(Dataset[Tensor]):
         from litdata import StreamingDataset
         from litdata.streaming.item_loader import TokensLoader
 
-        self._stream = StreamingDataset(
-            str(folder), item_loader=TokensLoader(block_size=seq_len + 1), shuffle=False, drop_last=False
-        )
+        loader = TokensLoader(block_size=seq_len + 1)
+        self._stream = StreamingDataset(str(folder), item_loader=loader, shuffle=False, drop_last=False)
 
     def __len__(self) -> int:
         return self._n

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in published tokenizers. The first match is used if neither
@@ -81,11 +81,9 @@ class Tokenizer:
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        if (size := tokenizer.get_vocab_size()) < vocab_size:
-            raise ConfigError(
-                f"tokenizer is bpe:{vocab_size}; expected at most bpe:{size}, which is all that this text supports. "
-                "Add text or use a smaller size."
-            )
+        size = tokenizer.get_vocab_size()
+        wanted = f"at most bpe:{size}, which is all that this text supports. Add text or use a smaller size."
+        expect(size >= vocab_size, "tokenizer", f"bpe:{vocab_size}", wanted)
         return cls(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
 
     @classmethod
@@ -156,8 +154,7 @@ def bpe_size(spec: str) -> int | None:
         return None
     number = spec.removeprefix("bpe:")
     size = int(number) if number.isdecimal() else 0
-    if not 257 <= size <= 1 << 20:
-        raise ConfigError(f"tokenizer is {spec!r}; expected a size from 257 (all bytes) to 1,048,576.")
+    expect(257 <= size <= 1 << 20, "tokenizer", repr(spec), "a size from 257 (all bytes) to 1,048,576.")
     return size
 
 
@@ -200,8 +197,7 @@ def _named_end(folder: Path) -> str | None:
 
 def read_file(path: Path) -> bytes:
     """Return the bytes of a tokenizer file."""
-    if not path.is_file():
-        raise ConfigError(f"tokenizer is {path}; expected 'bpe:N', 'gpt2' or the path of an existing file.")
+    expect(path.is_file(), "tokenizer", path, "'bpe:N', 'gpt2' or the path of an existing file.")
     return path.read_bytes()
 
 

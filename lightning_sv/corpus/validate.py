@@ -17,7 +17,7 @@ from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import bpe_size, read_file
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
@@ -61,20 +61,16 @@ def check_corpus(
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)
-    if vocab_size is not None and vocab_size < manifest.vocab_size:
-        raise ConfigError(
-            f"vocab_size is {vocab_size}; expected at least {manifest.vocab_size}, for the corpus in {dir}. "
-            f"Set model.backbone.vocab_size{_by_layer(root)}."
-        )
+    hint = f"Set model.backbone.vocab_size{_by_layer(root)}."
+    wanted = f"at least {manifest.vocab_size}, for the corpus in {dir}. {hint}"
+    expect(vocab_size is None or vocab_size >= manifest.vocab_size, "vocab_size", vocab_size, wanted)
     for name in SPLITS:
         _check_split(manifest, root, name)
         split = manifest.splits[name]
-        if seq_len is not None and not split.sequences(seq_len):
-            longest = max((shard.tokens for shard in split.shards), default=0)
-            raise ConfigError(
-                f"{root / name}: seq_len is {seq_len}; expected at most {longest - 1}, the largest shard minus 1. "
-                "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
-            )
+        longest = max((shard.tokens for shard in split.shards), default=0)
+        hint = "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
+        wanted = f"at most {longest - 1}, the largest shard minus 1. {hint}"
+        expect(seq_len is None or split.sequences(seq_len) > 0, f"{root / name}: seq_len", seq_len, wanted)
     if checksums:
         _check_contents(manifest, root)
 
@@ -86,11 +82,9 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if spec is None or spec == manifest.tokenizer:
         return
     is_file = spec != "gpt2" and bpe_size(spec) is None
-    if not is_file or hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() != manifest.tokenizer_sha256:
-        raise ConfigError(
-            f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
-            f"Use that one{_by_layer(root)}, or prepare a different folder."
-        )
+    same = is_file and hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() == manifest.tokenizer_sha256
+    hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
+    expect(same, "tokenizer", spec, f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}")
 
 
 def _by_layer(root: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
@@ -19,6 +19,7 @@ VALIDATION_KEYS = ("val_sequences", "seq_len")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
+_COMMIT = re.compile("^([^,]{10})[^,]*")
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
@@ -50,11 +51,8 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
     """
     for (before, expected), (name, values) in pairwise(facts.items()):
         for key, value in values.items():
-            if value != expected[key]:
-                raise ConfigError(
-                    f"{key} of {name} is {value}; expected {expected[key]}, that of {before}. Compare {what} of one "
-                    "corpus, tokenizer and validation set."
-                )
+            wanted = f"{expected[key]}, that of {before}. Compare {what} of one corpus, tokenizer and validation set."
+            expect(value == expected[key], f"{key} of {name}", value, wanted)
 
 
 def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
@@ -71,9 +69,7 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     facts: dict[str, Callable[[Run], Any]] = {
         "end at different tokens": lambda run: run.tokens,
         "used different versions of torch": lambda run: run.summary.get("torch"),
-        "were trained by different commits of the code": lambda run: re.sub(
-            "^([^,]{10})[^,]*", r"\1", str(run.summary.get("commit"))
-        ),
+        "were trained by different commits of the code": lambda run: _COMMIT.sub(r"\1", str(run.summary.get("commit"))),
         "are from different machines": lambda run: (run.summary.get("machine") or "one not stated").partition(
             ", torch "
         )[0],

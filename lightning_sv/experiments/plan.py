@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_spec import RunResolver
@@ -53,11 +53,9 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    if len(seeds) < 2 and _claims_at(panel, resolver.budget):
-        raise ConfigError(
-            f"{where}: seeds under budget {budget} is {len(seeds)}; expected two or more to decide a claim. Increase "
-            f"it, or give its claims `skip_under: {{{budget}: why}}`."
-        )
+    enough = len(seeds) > 1 or not _claims_at(panel, resolver.budget)
+    hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
+    expect(enough, f"{where}: seeds under budget {budget}", len(seeds), f"two or more to decide a claim. {hint}")
     given = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
     arms = [
         replace(arm, ours=spec.not_in_paper, baseline=spec.baseline, seeds=seeds)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,8 +131,7 @@ def fit_series(a: Series, b: Series) -> list[ScalingFit]:
     return fit_scaling([float(size) for size in a.values], *losses)
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Content of a panel of the kind `table`, with a note on its source."""
 
     columns: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.atomic import file_sha256
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Tuned, load_tuned, rounded
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
@@ -240,12 +240,7 @@ def _split(label: str) -> tuple[str, frozenset[str]]:
 
 @cache
 def _content(init_from: str) -> str:
-    """Return the hash of the checkpoint that a run starts from, because the file at its path may change.
-
-    Raises:
-        ConfigError: the file does not exist
-    """
+    """Return the hash of the checkpoint that a run starts from, because the file at its path may change."""
     path = Path(init_from) / LAST if Path(init_from).is_dir() else Path(init_from)
-    if not path.is_file():
-        raise ConfigError(f"model.init_from is {init_from}; expected a checkpoint at {path}. Set it to RUN/{LAST}.")
+    expect(path.is_file(), "model.init_from", init_from, f"a checkpoint at {path}. Set it to RUN/{LAST}.")
     return file_sha256(path)

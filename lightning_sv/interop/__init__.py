@@ -7,18 +7,6 @@ from lightning_sv.interop.hf import from_hugging_face, to_hugging_face
 from lightning_sv.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [
-    "Folding",
-    "ModelParameter",
-    "Report",
-    "Roles",
-    "apply_strategy",
-    "decayed_names",
-    "fake_model",
-    "fold",
-    "fold_applied",
-    "foldable",
-    "from_hugging_face",
-    "param_groups",
-    "to_hugging_face",
-    "weight_decay_roles",
-]
+    "Folding", "ModelParameter", "Report", "Roles", "apply_strategy", "decayed_names", "fake_model", "fold",
+    "fold_applied", "foldable", "from_hugging_face", "param_groups", "to_hugging_face", "weight_decay_roles",
+]  # fmt: skip

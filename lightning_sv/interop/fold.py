@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
@@ -28,16 +28,10 @@ _RESIDUAL = "after its norm, it is added to the residual stream, without a matri
 _SILU = "its norm is followed by SiLU, which is not linear"
 #: reason why the vector after a norm cannot be folded, by the last part of the norm's path
 _STAYS = {
-    "q_proj": _SCORES,
-    "k_proj": _SCORES,
-    "q_norm": _SCORES,
-    "k_norm": _SCORES,
-    "gate_proj": _SILU,
-    "shared_gate_proj": _SILU,
-    "expert_gate_proj": _SILU,
+    **dict.fromkeys(("q_proj", "k_proj", "q_norm", "k_norm"), _SCORES),
+    **dict.fromkeys(("gate_proj", "shared_gate_proj", "expert_gate_proj"), _SILU),
+    **dict.fromkeys(("attn_post_norm", "ffn_post_norm"), _RESIDUAL),
     "lm_head": "its norm returns the logits, without a further matrix",
-    "attn_post_norm": _RESIDUAL,
-    "ffn_post_norm": _RESIDUAL,
 }
 
 
@@ -160,7 +154,6 @@ def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
 
 
 def _reader(branch: str) -> str | None:
-    """Return the path of the matrix in `_READERS`; None if there is none."""
     group, _, name = branch.rpartition(".")
     return f"{group.rpartition('.')[0]}.{_READERS[name]}" if name in _READERS else None
 
@@ -212,11 +205,9 @@ def check_no_norm(model: Backbone) -> None:
         ConfigError: the strategy normalizes outputs
     """
     for path, branch, _ in scaled_linears(model):
-        if branch.norm_width is not None:
-            raise ConfigError(
-                f"the strategy is {str(model.strategy)!r}, which normalizes the output of {path} and "
-                "changes the imported function; expected one without dnp, for instance hg+dp+or+iwd."
-            )
+        value = f"{str(model.strategy)!r}, which normalizes the output of {path} and changes the imported function"
+        keeps = branch.norm_width is None
+        expect(keeps, "the strategy", value, "one without dnp, for instance hg+dp+or+iwd.")
 
 
 def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.roles import Roles, weight_decay_roles
 from lightning_sv.scale.strategy import DECAYS
 
@@ -44,8 +44,7 @@ def param_groups(
             usable = 0 <= value < math.inf
         except TypeError:
             usable = False
-        if not usable:
-            raise ConfigError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
+        expect(usable, name, f"{value!r:.40}", "a finite number of at least 0.")
     decayed = set(decayed_names(model, policy, example, roles))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [

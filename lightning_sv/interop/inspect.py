@@ -6,17 +6,16 @@ The files are a folder of transformers (configuration and safetensors), or a run
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.groups import unwrapped
@@ -40,8 +39,7 @@ _STACKED = {"MergeModulelist", "Concatenate"}
 ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
 
 
-@dataclass(frozen=True)
-class StoredVector:
+class StoredVector(NamedTuple):
     """A scale vector as stored in a file."""
 
     name: str  #: name of the parameter, or of our module
@@ -55,8 +53,7 @@ class StoredVector:
     shared: bool  #: True if the matrices are branches that read one vector
 
 
-@dataclass(frozen=True)
-class VectorStatistics:
+class VectorStatistics(NamedTuple):
     """Statistics of a scale vector gamma."""
 
     name: str  #: name of the parameter, or of our module
@@ -186,8 +183,7 @@ def _blocks(low: int, high: int, columns: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, high)) for start in range(low, high, step))
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A stored tensor that becomes a parameter, or a part of one."""
 
     key: str  #: key in the file
@@ -225,11 +221,8 @@ class Weights:
         with _opened(self.file_of[key]) as file:
             stored = file.get_slice(key)
             shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-        if dtype not in _NUMBERS:
-            raise ConfigError(
-                f"{self.file_of[key]}: {key} is stored as {dtype}; expected one of {' '.join(_NUMBERS)}. "
-                "Inspect the model before quantization."
-            )
+        wanted = f"one of {' '.join(_NUMBERS)}. Inspect the model before quantization."
+        expect(dtype in _NUMBERS, f"{self.file_of[key]}: the dtype of {key}", dtype, wanted)
         return shape
 
     def read(self, key: str, index: tuple[int, ...] = (), start: int = 0, end: int | None = None) -> Tensor:
@@ -276,8 +269,7 @@ def _opened(path: Path) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class FoundVectors:
+class FoundVectors(NamedTuple):
     """Scale vectors of a folder."""
 
     model: str  #: name of the model's class
@@ -347,8 +339,8 @@ def _sums(
     by_pattern: dict[str, Tensor] = {}
     for piece in stored:
         part = weights.shape(piece.key)
-        if len(part) != 2 or part[axis] != shape[axis]:
-            raise ConfigError(f"the shape of {piece.key} is {list(part)}; expected a part of {name}, {list(shape)}.")
+        fits = len(part) == 2 and part[axis] == shape[axis]
+        expect(fits, f"the shape of {piece.key}", list(part), f"a part of {name}, {list(shape)}.")
         (squares,) = channel_squares(partial(weights.read, piece.key), part, axis, (part[-3 - axis],))
         key = f"{name} ({piece.pattern})"
         by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares
@@ -380,8 +372,8 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
         entries[norm.scale] = {"matrices": {}, "shared": False, "why": foldings[f"{path}.scale"].why}
     names = {module: name for name, module in model.named_modules()}
     return [
-        StoredVector(names[vector], vector.role, _gamma(vector), 0.0, **entry)
-        for vector, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
+        StoredVector(names[v], v.role, v.vector() if isinstance(v, HeadShared) else v(), 0.0, **entry)
+        for v, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
     ]
 
 
@@ -389,8 +381,3 @@ def _squares(weight: nn.Parameter, axis: int) -> Tensor:
     widths = (weight.shape[-3 - axis],)
     (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis, widths)
     return squares
-
-
-def _gamma(vector: ScaleVector) -> Tensor:
-    gamma: Tensor = vector.vector() if isinstance(vector, HeadShared) else vector()
-    return gamma

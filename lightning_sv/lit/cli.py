@@ -22,7 +22,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
-from lightning_sv.errors import ConfigError, StoppedError, unknown
+from lightning_sv.errors import ConfigError, StoppedError, expect, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
@@ -237,8 +237,8 @@ class PretrainCLI(LightningCLI):
         ckpt_path, may_jump = (self.config[key] for key in ("ckpt_path", "allow_lr_jump"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         checksums = trainer.local_rank == 0
-        if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
-            raise ConfigError("model.compile is model; expected block or none for a sharded model.")
+        whole = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
+        expect(not whole, "model.compile", "model", "block or none for a sharded model.")
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
@@ -333,8 +333,7 @@ class PretrainCLI(LightningCLI):
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
-        if not path:
-            raise ConfigError(f"ckpt_path is not set; expected a checkpoint to validate. Add --ckpt_path RUN/{LAST}.")
+        expect(bool(path), "ckpt_path", "not set", f"a checkpoint to validate. Add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
         self.batches.check(self.model.settings.backbone.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()

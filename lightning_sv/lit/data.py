@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
@@ -88,16 +88,15 @@ class TokenDataModule(L.LightningDataModule):
         if settings is not None:
             batches.check(settings.backbone.vocab_size, checksums=False)  # the command line checks the hashes
         self._share = batches.share(devices, trainer.global_rank)
-        if stage == "fit" and self._share.accumulate != accumulate:
-            raise ConfigError(
-                f"trainer.accumulate_grad_batches is {accumulate}; expected {self._share.accumulate}, because "
-                f"global_batch is {batches.global_batch} on {devices} devices of batch_size {self._share.micro_batch}."
-            )
-        if devices > 1 and trainer._accelerator_connector.use_distributed_sampler:
-            raise ConfigError(
-                "use_distributed_sampler is True; expected False, because TokenDataModule splits the batch over the "
-                "devices. Pass use_distributed_sampler=False to the Trainer."
-            )
+        share = self._share
+        why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."
+        wanted = f"{share.accumulate}, because {why}"
+        fits = stage != "fit" or share.accumulate == accumulate
+        expect(fits, "trainer.accumulate_grad_batches", accumulate, wanted)
+        samples = devices > 1 and trainer._accelerator_connector.use_distributed_sampler
+        hint = "Pass use_distributed_sampler=False to the Trainer."
+        wanted = f"False, because TokenDataModule splits the batch over the devices. {hint}"
+        expect(not samples, "use_distributed_sampler", samples, wanted)
         batches.check_validation(devices)
 
     @property
@@ -105,22 +104,18 @@ class TokenDataModule(L.LightningDataModule):
         """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
-    @property
-    def _seed(self) -> int:
-        """Return the seed of the order; not torch's, which differs between processes until one is set."""
-        seed = self.batches.seed
-        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
-
     def train_dataloader(self) -> TokenLoader:
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
 
         With the Trainer's overfit_batches, every epoch has the same order.
         """
         batches, trainer = self.batches, self.trainer
+        # not torch's seed, which differs between processes until one is set
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
         return TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
-            seed=self._seed % 2**31,
+            seed=seed % 2**31,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again

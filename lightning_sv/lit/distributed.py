@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
 from torch.distributed.constants import default_pg_timeout
 
-from lightning_sv.errors import ConfigError, StoppedError
+from lightning_sv.errors import StoppedError, expect
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,10 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     devices, nodes = trainer.num_devices, trainer.num_nodes
-    if trainer.world_size != devices * nodes:
-        raise ConfigError(
-            f"trainer.devices x trainer.num_nodes is {devices} x {nodes}; expected {trainer.world_size}, the processes "
-            f"that were started. Start one per device: srun --ntasks-per-node={devices} (under SLURM), or torchrun "
-            f"--nproc-per-node={devices}."
-        )
+    programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}."
+    wanted = f"{trainer.world_size}, the processes that were started. Start one per device: {programs}"
+    started = trainer.world_size == devices * nodes
+    expect(started, "trainer.devices x trainer.num_nodes", f"{devices} x {nodes}", wanted)
     strategy: object = trainer.strategy
     if isinstance(strategy, FullyShardedStrategy):
         strategy.check_replicas()
@@ -84,12 +82,9 @@ def check_same_start(start: tuple[str | None, int]) -> None:
     starts: list[tuple[str | None, int]] = [start] * distributed.get_world_size()
     distributed.all_gather_object(starts, start)
     for number, other in enumerate(starts):
-        if other != starts[0]:
-            first, wrong = (f"{path} at step {step}" if path else "none" for path, step in (starts[0], other))
-            raise ConfigError(
-                f"ckpt_path is {wrong} on rank {number}; expected {first}, as on rank 0. Start again when every node "
-                "reads the same checkpoint."
-            )
+        first, here = (f"{path} at step {step}" if path else "none" for path, step in (starts[0], other))
+        wanted = f"{first}, as on rank 0. Start again when every node reads the same checkpoint."
+        expect(other == starts[0], "ckpt_path", f"{here} on rank {number}", wanted)
 
 
 def end_at_once(code: int) -> None:
@@ -156,9 +151,8 @@ class StopSignals:
         announced, interrupted, hung_up = (self.received == number for number in kinds)
         announced |= self.received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
         if trainer.world_size > 1:  # processes receive the signal at different times
-            announced, interrupted, hung_up = (
-                trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)
-            )
+            decide = trainer.strategy.reduce_boolean_decision
+            announced, interrupted, hung_up = (decide(kind, all=False) for kind in (announced, interrupted, hung_up))
         code = INTERRUPTED if interrupted else HUNG_UP if hung_up else STOPPED
         raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from lightning_sv.atomic import partial_of, remove
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
@@ -102,11 +102,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
             ConfigError: the number of replicas does not divide it
         """
         devices = self.num_nodes * self.num_processes
-        if self.replicas < 1 or devices % self.replicas:
-            raise ConfigError(
-                f"trainer.strategy.init_args.replicas is {self.replicas}; expected a divisor of {devices}, the number "
-                "of devices."
-            )
+        divides = self.replicas >= 1 and devices % self.replicas == 0
+        wanted = f"a divisor of {devices}, the number of devices."
+        expect(divides, "trainer.strategy.init_args.replicas", self.replicas, wanted)
         return devices
 
     def setup_environment(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone
 
 
@@ -31,12 +31,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigError(f"tokens is {self.tokens}; expected at least 1.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k is {self.top_k}; expected at least 1.")
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature}; expected a finite number of at least 0.")
+        expect(self.tokens >= 1, "tokens", self.tokens, "at least 1.")
+        expect(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1.")
+        finite = 0 <= self.temperature < math.inf
+        expect(finite, "temperature", self.temperature, "a finite number of at least 0.")
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """LightningModule: backbone, loss, optimizer and schedule."""
 
 import logging
-import math
 from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 from inspect import currentframe
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.progress import RunProgress
-from lightning_sv.callbacks.run_state import data_of
+from lightning_sv.callbacks.run_state import data_of, total_steps
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
@@ -252,14 +251,8 @@ class PretrainModule(L.LightningModule):
         return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self) -> None:
-        """Log val/loss, nats per token, and val/perplexity."""
-        self._log_held_out("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log test/loss, nats per token, and test/perplexity."""
-        self._log_held_out("test")
-
-    def _log_held_out(self, split: str) -> None:
+        """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
+        split = "test" if self.trainer.testing else "val"
         loss = self.val_nats.compute() / self.val_tokens.compute()
         monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
         to_loggers = bool(self.trainer.loggers) and not monitored
@@ -270,6 +263,8 @@ class PretrainModule(L.LightningModule):
             self.val_nats.reset()
             self.val_tokens.reset()
 
+    on_test_epoch_end = on_validation_epoch_end
+
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
         settings = self.settings
@@ -277,14 +272,12 @@ class PretrainModule(L.LightningModule):
         trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
             log.warning("%s is not part of the backbone and is not trained; override configure_optimizers", left[0])
-        total = self.trainer.estimated_stepping_batches
-        if not math.isfinite(total) or total < 0:
+        steps = total_steps(self.trainer)
+        if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
-        steps = int(total)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: settings.schedule.factor(min(step, steps - 1), steps)
-        )
+        factor = settings.schedule.factor
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(

@@ -6,7 +6,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
 from lightning_sv.callbacks.training_monitor import axis, measuring
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.nn import Backbone
 
@@ -27,8 +27,7 @@ class TextSamples(L.Callback):
     """
 
     def __init__(self, tokens: int = 0, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
-        if tokens < 0:
-            raise ConfigError(f"samples.tokens is {tokens}; expected the number of tokens per sample, or 0 for none.")
+        expect(tokens >= 0, "samples.tokens", tokens, "the number of tokens per sample, or 0 for none.")
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 

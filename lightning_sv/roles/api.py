@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width
 from lightning_sv.roles.dataflow import Dataflow, value_at
@@ -65,9 +65,8 @@ class TracedModel:
     ):
         self.inputs, self.known, self.named = example_of(model, example), known or {}, dict(model.named_parameters())
         for name, role in self.known.items():
-            if name not in self.named or role not in MODEL_ROLES:
-                expected = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}"
-                raise ConfigError(f"known[{name!r}] is {role!r}; expected {expected}.")
+            wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."
+            expect(name in self.named and role in MODEL_ROLES, f"known[{name!r}]", repr(role), wanted)
         self.model, self.flow = model, Dataflow(trace(model, *self.inputs))
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)

@@ -6,19 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import lightning_sv.roles.ops as ops
 from lightning_sv.roles.consumers import is_head, is_router
 from lightning_sv.roles.dataflow import Dataflow
-from lightning_sv.roles.ops import (
-    ADDENDS,
-    ATTENTION,
-    CHOICES_OF_ROWS,
-    JOINS,
-    LOOKUPS,
-    MULTIPLIED,
-    NORMS,
-    PRODUCTS,
-    SUMS,
-)
 from lightning_sv.roles.trace import CONST, PARAM, Node
 from lightning_sv.roles.types import ModelRole
 
@@ -36,13 +26,13 @@ class Use:
     def part(self) -> str:
         """Part of the value in the operation: 'operand' of a product, 'factor', 'addend', 'norm weight' or ''."""
         op, argument = self.node.op, self.argument
-        if argument in PRODUCTS.get(op, ()):
+        if argument in ops.PRODUCTS.get(op, ()):
             return "operand"
-        if op in NORMS and argument in NORMS[op][1:]:
-            return "norm weight" if argument == NORMS[op][1] else "addend"
-        if op in SUMS or (op in PRODUCTS and argument in ADDENDS):
+        if op in ops.NORMS and argument in ops.NORMS[op][1:]:
+            return "norm weight" if argument == ops.NORMS[op][1] else "addend"
+        if op in ops.SUMS or (op in ops.PRODUCTS and argument in ops.ADDENDS):
             return "addend"
-        return "factor" if argument in MULTIPLIED.get(op, ()) else ""
+        return "factor" if argument in ops.MULTIPLIED.get(op, ()) else ""
 
     @cached_property
     def scaled(self) -> list[Node]:
@@ -71,17 +61,17 @@ RULES = (
     Rule(
         "learned queries' matrix",
         "matrix",
-        lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == PRODUCTS[use.node.op][1],
+        lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == ops.PRODUCTS[use.node.op][1],
     ),
     Rule(
         "learned queries' bias",
         "bias",
-        lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
+        lambda use: use.node.kind == PARAM and use.node.op in ops.PRODUCTS and use.part == "addend",
     ),
     Rule("parameters alone", None, lambda use: use.node.kind == PARAM),
-    Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS),
-    Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self"),
-    Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables),
+    Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS),
+    Rule("chosen rows", "embedding", lambda use: use.node.op in ops.CHOICES_OF_ROWS and use.argument == "self"),
+    Rule("added table", "embedding", lambda use: use.node.op in ops.SUMS and use.value in use.flow.tables),
     Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node)),
     Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs)),
     Rule("matrix", "matrix", lambda use: use.part == "operand"),
@@ -89,12 +79,10 @@ RULES = (
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
     Rule("norm's statistics", None, lambda use: use.part == "norm weight"),
     Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1),
-    Rule(
-        "attention's mask", "bias", lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias")
-    ),
-    Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION),
+    Rule("attention's mask", "bias", lambda use: use.node.op in ops.ATTENTION and use.argument in ops.MASKS),
+    Rule("argument of attention", "other", lambda use: use.node.op in ops.ATTENTION),
     Rule("single factor", "other", lambda use: use.part == "factor"),
-    Rule("joined", "other", lambda use: use.node.op in JOINS),
+    Rule("joined", "other", lambda use: use.node.op in ops.JOINS),
     Rule("elementwise", "other", lambda use: use.node.pointwise),
 )
 

@@ -2,32 +2,17 @@
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.dataflow import contraction, moved, plain
-from lightning_sv.roles.ops import (
-    ADDING_ROWS,
-    ATTENTION,
-    CHOICES,
-    CHOICES_OF_ROWS,
-    LOSSES,
-    MIXING,
-    NORMS,
-    PRODUCTS,
-    QUANTIZES,
-    ROWS,
-    SCORES,
-    SUMS,
-    TERMS,
-)
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 
-_KNOWN = MIXING | frozenset(PRODUCTS) | frozenset(ROWS) | frozenset(TERMS)
+_KNOWN = ops.MIXING | frozenset(ops.PRODUCTS) | frozenset(ops.ROWS) | frozenset(ops.TERMS)
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 _BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 
@@ -39,8 +24,7 @@ class UnknownConsumerError(ConfigError):
     """A value is read by an operation whose linearity is unknown."""
 
 
-@dataclass(frozen=True)
-class Consumer:
+class Consumer(NamedTuple):
     """An operation that consumes a value."""
 
     node: Node
@@ -76,7 +60,7 @@ def consumers(
         if user is last or user in reached or user.kind == CONST:
             continue
         last = user
-        if user.output and user.op in ATTENTION | frozenset(NORMS):  # statistics
+        if user.output and user.op in ops.ATTENTION | frozenset(ops.NORMS):  # statistics
             continue
         linear_inputs = [(argument, value) for argument, value in user.inputs if value in reached]
         for argument, value in list(linear_inputs):
@@ -95,7 +79,7 @@ def consumers(
             for _, following in user.users:
                 heapq.heappush(pending, (following.order, following))
             continue
-        if user.op in QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
+        if user.op in ops.QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
             raise UnknownConsumerError(
                 f"{name} scales a value read by {user.op!r}, and it is unknown whether that is a linear "
                 "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
@@ -105,16 +89,16 @@ def consumers(
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:
-    if start.op in NORMS and ("group" in start.op or "batch" in start.op):
+    if start.op in ops.NORMS and ("group" in start.op or "batch" in start.op):
         return frozenset({1})
     shift = len(start.shape) - len(factor.shape)
-    rows = 1 if plain(factor).op in CHOICES_OF_ROWS else 0  # one expert's vector per row
+    rows = 1 if plain(factor).op in ops.CHOICES_OF_ROWS else 0  # one expert's vector per row
     return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
 
 
 def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
     """Return the parameter operand of a product that is linear in `argument`; None if there is none."""
-    operands = PRODUCTS.get(user.op, ())
+    operands = ops.PRODUCTS.get(user.op, ())
     others = [other for name in operands if name != argument and (other := user.argument(name)) is not None]
     if argument not in operands or any(other in reached for other in others):
         return None
@@ -130,23 +114,23 @@ def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: b
     if user.moves:
         value = given[0][1]
         return moved(value, user, reached[value])
-    if op in ATTENTION or op in PRODUCTS:
+    if op in ops.ATTENTION or op in ops.PRODUCTS:
         (argument, value), *more = given
         if more or not _averages(user, argument, value, reached[value], gates):
             return None
         return reached[value]
-    if op in ROWS:
-        row_arguments = (*ROWS[op], *(() if op in CHOICES_OF_ROWS else ("self",)))
+    if op in ops.ROWS:
+        row_arguments = (*ops.ROWS[op], *(() if op in ops.CHOICES_OF_ROWS else ("self",)))
         if any(argument not in row_arguments for argument, _ in given):
             return None
-        if op in ADDING_ROWS and not all(
+        if op in ops.ADDING_ROWS and not all(
             value in reached or value.kind == CONST for argument, value in user.inputs if argument in row_arguments
         ):
             return None
         return _agreed(user, given, reached)
-    if op in TERMS:
+    if op in ops.TERMS:
         after = _agreed(user, given, reached)
-        linear = after is not None and all(_is_linear(user, term, reached, after, gates) for term in TERMS[op])
+        linear = after is not None and all(_is_linear(user, term, reached, after, gates) for term in ops.TERMS[op])
         return after if linear else None
     return channels_of_result(user, reached[given[0][1]]) if is_measurable(user) else None
 
@@ -163,7 +147,7 @@ def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> froz
 def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int], gates: bool) -> bool:
     """Return True if a term of a sum contains the vector once, in its numerator, or neither vector nor data.
 
-    `term` is an entry of `TERMS`; `channels` are the axes of the vector's channels in the result. With
+    `term` is an entry of `ops.TERMS`; `channels` are the axes of the vector's channels in the result. With
     `gates` the vector's coefficients may be any data.
     """
     above, _, below = term.partition("/")
@@ -181,9 +165,9 @@ def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int]
 
 def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], gates: bool) -> bool:
     """Return True if a product averages a value over positions, with weights independent of it."""
-    if user.op in ATTENTION:
+    if user.op in ops.ATTENTION:
         return gates and argument == "value" and user.output == 0
-    if argument not in PRODUCTS[user.op] or contraction(user, argument, value) in channels:
+    if argument not in ops.PRODUCTS[user.op] or contraction(user, argument, value) in channels:
         return False
     return user.op in ("mm", "bmm") and (gates or all(other.kind != DATA for other in user.others(value)))
 
@@ -198,10 +182,10 @@ def is_router(product: Node) -> bool:
     """Return True if a linear map's result reaches a selection (top-k, sort, argmax) as scores."""
     walk = Walk(product)
     for value, argument, user in walk:
-        if user.op in CHOICES and argument == "self":
+        if user.op in ops.CHOICES and argument == "self":
             return True
         factors = user.op not in ("mul", "div", "add", "sub") or user.is_alone(value, walk.seen)
-        if user.moves or (user.op in SCORES and factors):
+        if user.moves or (user.op in ops.SCORES and factors):
             walk.follow(user)
     return False
 
@@ -213,8 +197,8 @@ def is_head(product: Node, outputs: set[Node]) -> bool:
         if user.kind == CONST or user in walk.seen:
             continue
         factors = user.op in ("where", "masked_fill") or user.is_alone(value, walk.seen)
-        moves = user.moves or argument in ROWS.get(user.op, ())
-        if not (moves or (user.op in SCORES and factors) or user.op in LOSSES or user.op in NORMS):
+        moves = user.moves or argument in ops.ROWS.get(user.op, ())
+        if not (moves or (user.op in ops.SCORES and factors) or user.op in ops.LOSSES or user.op in ops.NORMS):
             return False
         walk.follow(user)
     return bool(walk.seen & outputs)
@@ -230,7 +214,7 @@ def head_width(product: Node) -> int | None:
             width = value.shape[-1] if value.shape else 0
             if len(user.shape) > 1 and user.shape[-1] < width == user.shape[-1] * user.shape[-2]:
                 return user.shape[-1]
-        elif user.op not in SUMS or not user.is_alone(value):
+        elif user.op not in ops.SUMS or not user.is_alone(value):
             continue
         walk.follow(user)
     return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.trace import run_method
 
@@ -47,8 +47,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
 
 def check_module(model: object) -> None:
     """Check that `model` is a module, not its class or its name."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {model!r}; expected an nn.Module, not its class or its name.")
+    expect(isinstance(model, nn.Module), "model", repr(model), "an nn.Module, not its class or its name.")
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:

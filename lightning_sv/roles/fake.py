@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
@@ -62,13 +63,11 @@ def transformers() -> ModuleType:
         ConfigError: transformers is not installed
     """
     try:
-        import transformers
+        return import_module("transformers")
     except ImportError as error:
         raise ConfigError(
             f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
         ) from error
-    module: ModuleType = transformers
-    return module
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
@@ -83,8 +82,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             that is not trusted
     """
     file = path / "config.json" if path.is_dir() else path
-    if file.suffix != ".json":
-        raise ConfigError(f"{file} is not a .json file; expected a model's directory or its config.json.")
+    expect(file.suffix == ".json", str(file), "not a .json file", "a model's directory or its config.json.")
     try:
         written = json.loads(regular(file).read_text(encoding="utf-8"))
         kind = str(written.get("model_type"))

@@ -37,6 +37,8 @@ ATTENTION = frozenset(
         "_scaled_dot_product_attention_math_for_mps",
     }
 )  # fmt: skip
+#: arguments of attention that it adds to the scores
+MASKS = frozenset({"attn_mask", "attn_bias"})
 
 #: operations that keep the values, at a different position or precision
 COPIES = frozenset(

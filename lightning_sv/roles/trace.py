@@ -95,8 +95,7 @@ class Walk:
             self._waiting.append(user)
 
 
-@dataclass
-class Graph:
+class Graph(NamedTuple):
     """Nodes in the order of the pass, parameters by name, and the outputs that define the model's function."""
 
     nodes: list[Node]
@@ -137,6 +136,8 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` and record it."""
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
         op, kwargs = _operation(func), kwargs or {}
         if not op.recorded:
             return func(*args, **kwargs)
@@ -145,7 +146,9 @@ class Tracer(TorchDispatchMode):
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
-        out = _run_real(func, args, kwargs)
+        real = not any(isinstance(t, FakeTensor) for values in tensors.values() for t in values)
+        with unset_fake_temporarily() if real else nullcontext():  # what only real tensors decide stays real
+            out = func(*args, **kwargs)
         common = {
             "scalars": {name: value for name, value in arguments.items() if name not in tensors},
             "kind": _joined(op.name, inputs),
@@ -176,16 +179,6 @@ class Tracer(TorchDispatchMode):
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
-
-
-def _run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation, outside the fake mode if no tensor is fake, so that its values are real."""
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-
-    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, kwargs))):
-        return func(*args, **kwargs)
-    with unset_fake_temporarily():
-        return func(*args, **kwargs)
 
 
 class _Operation(NamedTuple):

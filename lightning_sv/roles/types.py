@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from typing import Literal, get_args
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.scale import ScaleStrategy
 
 #: in the order of priority for parameters with several uses
@@ -96,8 +96,7 @@ class Roles:
         Raises:
             ConfigError: an unknown kind
         """
-        if kind not in ("regex", "glob"):
-            raise ConfigError(f"kind is {kind!r}; expected 'regex' or 'glob'.")
+        expect(kind in ("regex", "glob"), "kind", repr(kind), "'regex' or 'glob'.")
         matches = re.search if kind == "regex" else lambda pattern, name: fnmatchcase(name, pattern)
         rest = [p.name for p in self.parameters if p.decays(policy)]
         patterns: list[str] = []

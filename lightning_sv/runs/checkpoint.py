@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_sv.atomic import regular
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_dir_of
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
@@ -48,18 +48,16 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         try:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            raise ConfigError(
-                f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
-            ) from error
+            why = f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
+            raise ConfigError(why) from error
     entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
     for key in (CHECKPOINT_KEY, "state_dict"):
         if not isinstance(entries.get(key), dict):
             raise ConfigError(f"{path} has no valid {key!r} entry; expected a checkpoint of lightning_sv.")
     written = entries[CHECKPOINT_KEY].get("format")
-    if type(written) is not int or written != FORMAT:
-        raise ConfigError(
-            f"{path} is of format {written!r:.80}; expected {FORMAT}. Use the version of lightning_sv that wrote it."
-        )
+    current = type(written) is int and written == FORMAT
+    wanted = f"{FORMAT}. Use the version of lightning_sv that wrote it."
+    expect(current, path, f"of format {written!r:.80}", wanted)
     return entries
 
 
@@ -138,11 +136,9 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
         ("data.seq_len", config_value(saved, "data.seq_len"), config_value(config, "data.seq_len")),
         ("model.scale", own_tokens(saved["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):
-        if None not in (then, now) and then != now:
-            then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
-            raise ConfigError(
-                f"{run_dir}: {key} is {now!r}; expected {then!r}, as in its checkpoint. They belong to different runs."
-            )
+        then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
+        wanted = f"{then!r}, as in its checkpoint. They belong to different runs."
+        expect(None in (then, now) or then == now, f"{run_dir}: {key}", repr(now), wanted)
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
@@ -173,11 +169,8 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
     actual = {name: list(value.shape) for name, value in weights.items()}
     for name in {**expected, **actual}:
         here, there = (shapes.get(name, "absent") for shapes in (actual, expected))
-        if here != there:
-            raise ConfigError(
-                f"{path}: the weight {name!r} is {here}; expected {there} for the described model. Use a different "
-                "checkpoint."
-            )
+        wanted = f"{there} for the described model. Use a different checkpoint."
+        expect(here == there, f"{path}: the weight {name!r}", here, wanted)
     return LoadedCheckpoint(*description, weights, checkpoint)
 
 

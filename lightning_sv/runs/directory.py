@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: the resolved config, which repeats the run
 CONFIG = "config.yaml"
@@ -32,7 +32,7 @@ COMMAND = "command.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
 #: key of summary.json -> type of its value, which may be None
-_TYPES: dict[str, type] = {
+SUMMARY_TYPES: dict[str, type] = {
     **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
     **dict.fromkeys(("commit", "date", "machine"), str),
     **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
@@ -86,7 +86,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
         raise ConfigError(f"{path} is not a JSON object; remove {run_dir} and train it again.")
-    for key, kind in _TYPES.items():
+    for key, kind in SUMMARY_TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:
             continue
@@ -105,8 +105,8 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
         return {}
     found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
     for name in ("model", "data", "trainer"):
-        if not isinstance(found.get(name), dict | None):
-            raise ConfigError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
+        section = found.get(name)
+        expect(isinstance(section, dict | None), f"{path}: {name}", f"{section!r:.80}", "keys and values.")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError, expect
 from lightning_sv.runs.directory import CONFIG, SUMMARY, config_value, event_files, read_config, read_summary
 
 log = logging.getLogger(__name__)
@@ -61,11 +61,9 @@ class Run:
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
-            if self.recorded:
-                raise NotTestableError(
-                    f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here."
-                )
-            raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
+            lacking = f"{self.dir} logged no scalar named {tag!r}; it has {known}."
+            recorded = f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here."
+            raise NotTestableError(recorded if self.recorded else lacking)
         return self.curves[tag]
 
     @property
@@ -101,8 +99,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         DamagedEventsError: (``complete``) events are missing or contradict the summary; otherwise a warning is logged
     """
     directory = Path(run_dir)
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a folder; expected the directory of a run. Check the path.")
+    expect(directory.is_dir(), str(directory), "not a folder", "the directory of a run. Check the path.")
     for name in (SUMMARY, CONFIG) if complete else ():
         if not (directory / name).is_file():
             raise ConfigError(f"{directory} has no {name}; expected a complete run. Check the path, or resume the run.")

@@ -80,8 +80,6 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
 
 
 class _Child:
-    """A running job with its process and progress bar."""
-
     def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
         job.prepare()
         self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()

@@ -5,38 +5,35 @@ A row has validation losses, copying measurements and their provenance, but no o
 """
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_sv.errors import ConfigError
-from lightning_sv.runs.directory import printable
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
 
 #: file of a report with one row per run
 RESULTS = "results.csv"
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
-#: column -> type; other columns are text
-_TYPES: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("seed", "steps", "tokens", "parameters", "activated_parameters"), int),
-    **dict.fromkeys(("val_loss", "lr", "seconds"), float),
-}
 
 
-@contextmanager
-def csv_rows(path: Path) -> Iterator["csv.DictReader[str]"]:
-    """Open a CSV file; raise ConfigError for a damaged line, e.g. with a cell of more than 128 kB."""
+def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
+    """Return the columns of a CSV file, and line -> row; raise ConfigError for a damaged line."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
+        reader, rows = csv.DictReader(file), dict[int, dict[str, str]]()
         try:
-            yield reader
-        except csv.Error as error:
-            raise ConfigError(
-                f"{path}, line {reader.line_num} is damaged ({error}); restore or omit the file."
-            ) from error
+            for row in reader:
+                rows[reader.line_num] = row
+        except csv.Error as error:  # e.g. a cell of more than 128 kB
+            why = f"{path}, line {reader.line_num} is damaged ({error}); restore or omit the file."
+            raise ConfigError(why) from error
+    for line, row in rows.items():
+        if None in row or None in row.values():  # csv marks too many or too few cells this way
+            raise ConfigError(f"{path}, line {line}: the number of cells differs from the header; restore the file.")
+    return tuple(reader.fieldnames or ()), rows
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
@@ -56,31 +53,25 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
             raise ConfigError(
                 f"--results_from: {path} does not exist; expected the folder of a report, e.g. results/cpu."
             )
-        with csv_rows(path) as reader:
-            if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-                raise ConfigError(
-                    f"--results_from: {path} has no column {lacking[0]}; expected a report of this version."
-                )
-            for row in reader:
-                run = _run(row, f"--results_from: {path}, line {reader.line_num}")
-                if corpus_hash not in (None, run.summary["corpus_hash"]):
-                    raise ConfigError(
-                        f"--results_from: the corpus of {path} is {run.summary['corpus_hash'][:12]}; expected "
-                        f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
-                    )
-                found.setdefault(run.dir.name, run)
+        columns, rows = read_csv(path)
+        if lacking := [name for name in _NEEDED if name not in columns]:
+            raise ConfigError(f"--results_from: {path} has no column {lacking[0]}; expected a report of this version.")
+        for line, row in rows.items():
+            run = _run(row, f"--results_from: {path}, line {line}")
+            corpus = run.summary["corpus_hash"]
+            wanted = f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
+            expect(corpus_hash in (None, corpus), f"--results_from: the corpus of {path}", corpus[:12], wanted)
+            found.setdefault(run.dir.name, run)
     return found
 
 
-def _run(row: Mapping[str | None, str | None], where: str) -> Run:
+def _run(row: Mapping[str, str], where: str) -> Run:
     """Return a row as a run without config."""
-    if None in row or None in row.values():  # csv marks too many or too few cells this way
-        raise ConfigError(f"{where}: the number of cells differs from the header.")
     summary: dict[str, Any] = {}
     try:
         for key, text in printable(dict(row)).items():
-            if key and text:
-                summary[key] = _TYPES.get(key, str)(text)
+            if text:
+                summary[key] = SUMMARY_TYPES.get(key, str)(text)
         lacking = [name for name in _NEEDED if name not in summary]
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}

@@ -302,7 +302,7 @@ def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, mo
     add_to_log(log_rows([one], "cpu"), log)
     text = log.read_text()
     log.write_text(text[: text.rindex(",cpu,") + 20])
-    with pytest.raises(ValueError, match=r"log\.csv, line 4 "):
+    with pytest.raises(ValueError, match=r"log\.csv, line 4\b"):
         add_to_log(log_rows([one], "gpu"), log)
     log.write_text(text.rstrip("\n"))
     with monkeypatch.context() as full:

@@ -17,7 +17,7 @@ from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Source
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
@@ -64,11 +64,9 @@ def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
                     files.add(path)
                 else:
                     skipped["".join(path.suffixes[-2:]) or "no suffix"] += 1
-        if not files:
-            rest = f" (skipped: {counted(skipped)})" if skipped else ""
-            raise ConfigError(
-                f"source is files:{part}, which matches no file{rest}; expected the suffixes {known}. Check the path."
-            )
+        rest = f" (skipped: {counted(skipped)})" if skipped else ""
+        value = f"files:{part}, which matches no file{rest}"
+        expect(len(files) > 0, "source", value, f"the suffixes {known}. Check the path.")
         paths.update(dict.fromkeys(sorted(files)))
         left_out += skipped
     return list(paths), left_out
@@ -200,18 +198,14 @@ def record_documents(record: Any, where: str, text_field: str) -> Iterator[Docum
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
     """Yield one document for a text, none for an empty text; reject values that are not texts."""
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Change text_field."
-        )
+    kind = f"of type {type(value).__name__}"
+    expect(isinstance(value, str), f"{where}: {text_field!r}", kind, "text. Change text_field.")
     if value.removeprefix(BYTE_ORDER_MARK):
         yield Document.from_text(value, where)
 
 
-def _open(path: Path) -> IO[bytes]:
-    """Open a file, decompressed."""
-    file: IO[bytes] = _OPENERS[_parts(path)[1]](path)
-    return file
+def _open(path: Path) -> Any:
+    return _OPENERS[_parts(path)[1]](path)
 
 
 def _open_zstd(path: Path) -> IO[bytes]:

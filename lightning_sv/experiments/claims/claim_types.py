@@ -6,7 +6,7 @@ arms of their pool (`pooling`). A claim with several statements has several part
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -176,9 +176,8 @@ def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
         last = max(arm.point[0] for arm, mean in zip(each.arms, means, strict=True) if mean <= means.min() + STABLE)
         stable.append(f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}")
     d = paired_difference(raised[1], raised[0], CONFIDENCE)
-    return Estimate(
-        d, f"mean excess over the lowest loss: {'; '.join(stable)}; {interval(d, f'{a.label} - {b.label}')}"
-    )
+    gap = interval(d, f"{a.label} - {b.label}")
+    return Estimate(d, f"mean excess over the lowest loss: {'; '.join(stable)}; {gap}")
 
 
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
@@ -219,12 +218,7 @@ def _not_below(d: PairedDifference, margin: float) -> Finding:
     return opposite(directed_or_equal(d, -margin))
 
 
-def _outside(d: PairedDifference, margin: float) -> Finding:
-    return opposite(equivalent(d, margin))
-
-
-@dataclass(frozen=True)
-class ClaimType:
+class ClaimType(NamedTuple):
     """One kind of claim.
 
     Attributes:
@@ -289,7 +283,7 @@ KINDS: dict[str, ClaimType] = {
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
-        _outside,
+        lambda d, margin: opposite(equivalent(d, margin)),
         ("qkv",),
         _two_tags_apart,
     ),

@@ -58,7 +58,6 @@ def markdown_report(
 
 
 def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
-    """Return the cells of a claim in these columns."""
     texts = {
         "figure": figure.spec.title,
         "claim": figure.claim(v),

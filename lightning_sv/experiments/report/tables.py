@@ -15,7 +15,7 @@ from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
-from lightning_sv.runs.results_csv import RESULTS, csv_rows, curve_text
+from lightning_sv.runs.results_csv import RESULTS, curve_text, read_csv
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
@@ -136,10 +136,10 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     found = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
     known, runs = {path.resolve() for path in ours}, list[Path]()
     if RESULTS in found:
-        with csv_rows(out / RESULTS) as reader:
-            runs = [Path(row["run"]) for row in reader if row.get("run")]
-            if not reader.fieldnames:  # a report without runs
-                return
+        columns, rows = read_csv(out / RESULTS)
+        if not columns:  # a report without runs
+            return
+        runs = [Path(row["run"]) for row in rows.values() if row.get("run")]
     if found and not any({run.resolve(), run.resolve().parent} & known for run in runs):
         what = f"a report of other runs ({runs[0]})" if runs else f"a {found[0]} that lightning-sv did not write"
         raise ConfigError(f"{out} contains {what}; choose a different --out.")

@@ -6,10 +6,10 @@ from itertools import groupby
 from pathlib import Path
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.results import Figure, Verdict
-from lightning_sv.runs.results_csv import csv_rows
+from lightning_sv.runs.results_csv import read_csv
 
 LOG = Path("results/log.csv")
 _COLUMNS = (
@@ -42,18 +42,9 @@ def read_log(path: Path = LOG) -> list[Row]:
     """
     if not path.is_file():
         return []
-    with csv_rows(path) as reader:
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ConfigError(f"{path} is not a log of verdicts; expected the columns {', '.join(_COLUMNS)}. Move it.")
-        rows = []
-        for row in reader:
-            if None in row or None in row.values():  # marks of the csv module for a wrong number of columns
-                raise ConfigError(
-                    f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
-                    f"Restore the file (git checkout {path}) or remove that line."
-                )
-            rows.append(row)
-        return rows
+    columns, rows = read_csv(path)
+    expect(columns == _COLUMNS, str(path), "not a log of verdicts", f"the columns {', '.join(_COLUMNS)}. Move it.")
+    return list(rows.values())
 
 
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:

@@ -14,7 +14,6 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report import plots, tables
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.plots import Plot
-from lightning_sv.experiments.report.tables import PAGES, measured, write_csv
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind, rounded
 from lightning_sv.runs.provenance import Provenance
@@ -61,7 +60,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([s for i, panel in enumerate(figure.panels, 1) for s in _sections(panel, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
-    for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
+    for name, page in zip(tables.PAGES, (text, html_page(text, out)), strict=True):
         write_atomically(out / name, page)
     write_tuned(figures, out)
     for name, rows in (
@@ -69,7 +68,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         ("differences.csv", tables.difference_rows),
         ("verdicts.csv", tables.verdict_rows),
     ):
-        write_csv(out / name, rows(figures))
+        tables.write_csv(out / name, rows(figures))
 
 
 def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
@@ -80,7 +79,7 @@ def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
         drawn, notes = [], [f"This panel cannot be drawn: {error}"]
     pictures = _saved(drawn, out, stem)
     sections = [Section(panel.title, pictures, *tables.panel_table(panel), (*notes, *panel.notes))]
-    if panel.kind == "curves" and measured(panel.arms):
+    if panel.kind == "curves" and tables.measured(panel.arms):
         pictures, title = _saved([plots.copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
         sections.append(Section(title, pictures, *tables.copying_table(panel), [COPYING_NOTE]))
     return sections

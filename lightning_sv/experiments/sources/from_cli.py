@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
@@ -91,15 +91,12 @@ def _seeds(n: int) -> str:
 
 
 def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
-    """Plan a figure of one panel under the arguments of a command line."""
     files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
     given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
     for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
-        if key in _RESERVED:
-            raise ConfigError(
-                f"--{key} is set; expected no value, because it differs between runs. Use the command's own options."
-            )
+        wanted = "no value, because it differs between runs. Use the command's own options."
+        expect(key not in _RESERVED, f"--{key}", "set", wanted)
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)  # the time is not estimated
     budget = Budget(_BUDGET, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
     return plan_figure(figure, RunResolver(budget, {}, files=files))
@@ -146,11 +143,9 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
             ("trainer.max_steps", steps_differ),
             ("model.tokens_per_param", model.tokens_per_param != first.tokens_per_param),
         ):
-            if settled and differs and key in arm.overrides:
-                raise ConfigError(
-                    f"{key} of {label!r} is {arm.overrides[key]}; expected {of} for all arms. Remove it, or set it for "
-                    "all arms."
-                )
+            if settled and key in arm.overrides:
+                wanted = f"{of} for all arms. Remove it, or set it for all arms."
+                expect(not differs, f"{key} of {label!r}", arm.overrides[key], wanted)
         if tokens % own:
             raise ConfigError(
                 f"{of} are not a whole number of steps of {label!r}, {own:,} tokens each; set trainer.max_steps "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
@@ -54,8 +54,7 @@ def own_figure(
                 "--labels."
             )
     first = baseline or next(iter(arms))
-    if first not in arms:
-        raise ConfigError(f"--baseline is {first!r}; expected one of {', '.join(arms)}.")
+    expect(first in arms, "--baseline", repr(first), f"one of {', '.join(arms)}.")
     checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
     if len(checked) > 1:
         check_same_corpus(checked)

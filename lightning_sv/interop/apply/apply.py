@@ -4,14 +4,13 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.change import Change, uncompiled
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.interop.apply.weights import Scaled
@@ -29,8 +28,7 @@ _ROUNDING_SHORT = 0.1
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """Result of `apply_strategy`.
 
     Attributes:
@@ -99,8 +97,7 @@ def apply_strategy(
         called: set[str] = set()
         with ExitStack() as hooks:
             for path, norm in change.outputs.items():
-                handle = norm.register_forward_hook(lambda *_, path=path: called.add(path))
-                hooks.callback(handle.remove)
+                hooks.enter_context(norm.register_forward_hook(lambda *_, path=path: called.add(path)))
             after = _outputs(traced)
         for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
@@ -143,16 +140,12 @@ def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name, kinds = type(model).__name__, [type(module) for module in model.modules()]
-    if isinstance(model, Backbone):
-        raise ConfigError(
-            "model is a Backbone; expected a different class. Build it with its strategy: Backbone(config, strategy)."
-        )
+    wanted = "a different class. Build it with its strategy: Backbone(config, strategy)."
+    expect(not isinstance(model, Backbone), "model", "a Backbone", wanted)
     if any(isinstance(module, Scaled) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
-    if wrappers := [kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS]:
-        raise ConfigError(
-            f"model is wrapped in {wrappers[0]}; expected the model inside. Apply the strategy, then wrap it."
-        )
+    wrapper = next((kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS), None)
+    expect(wrapper is None, "model", f"wrapped in {wrapper}", "the model inside. Apply the strategy, then wrap it.")
     if any(kind.__module__.split(".")[0] == "peft" for kind in kinds):
         raise ConfigError(f"this {name} has PEFT layers; apply the strategy before PEFT.")
     if getattr(model, "is_quantized", False):
@@ -160,11 +153,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _outputs(traced: TracedModel) -> list[Tensor]:
-    """Return the model's logits in eval mode, or all its outputs if none are called logits.
-
-    Raises:
-        ConfigError: the model has no finite floating-point output
-    """
+    """Return the model's logits in eval mode, or all its outputs if none are called logits."""
     model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)

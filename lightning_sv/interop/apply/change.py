@@ -81,8 +81,9 @@ class Change:
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
         handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
-        if self._weights:
-            handles += _guard_state_dict(model, next(iter(self._weights)))
+        if first := next(iter(self._weights), ""):
+            handles.append(model.register_state_dict_post_hook(partial(_add_guard, first)))
+            handles.append(model.register_load_state_dict_pre_hook(partial(_drop_guard, first)))
         for handle in handles:
             undo.callback(handle.remove)
         setattr(model, APPLIED, Applied(self._frozen, frozenset([*self._weights, *self.outputs]), handles))
@@ -100,11 +101,10 @@ class Change:
                 self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
             for name in site.unfit:
                 self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
+        partly = "contains several interleaved matrices that share their vectors: hg is partial"
         for matrix in site.matrices:
             if matrix.mixed and self.strategy.per_branch:
-                self._note(
-                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
-                )
+                self._note(matrix.weight, partly)
 
     def _bare_site(self, site: Site) -> None:
         """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
@@ -214,11 +214,8 @@ class Change:
             why = "it holds several matrices" if several else f"its layer is a {type(layer).__name__}, not an nn.Linear"
             self._note(matrix.weight, f"dp instead of dnp, because {why}")
             return False
-        norm = OutputNorm(
-            self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output"),
-            matrix.head_width or weight.shape[0],
-            self.eps,
-        )
+        vector = self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output")
+        norm = OutputNorm(vector, matrix.head_width or weight.shape[0], self.eps)
         layer.add_module("output_norm", norm)
         self.undo.callback(layer.__delattr__, "output_norm")
         self.undo.callback(layer.register_forward_hook(output_norm_hook).remove)
@@ -348,11 +345,7 @@ def scaled_weights(module: nn.Module) -> dict[str, Any]:
 
 
 def _check_complete(model: nn.Module, args: Any) -> None:
-    """Check in training that no module with scale vectors was replaced.
-
-    Raises:
-        ConfigError: vectors are missing
-    """
+    """Check in training that no module with scale vectors was replaced."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     present = {module.site for module in model.modules() if isinstance(module, Scaled)}
@@ -376,18 +369,13 @@ def _remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: b
             owner._parameters[name] = owner._parameters.pop(name)
 
 
-def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
-    """Add an empty tensor under `name` to the state dict, so that loading it into the plain model fails.
+def _add_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Add an empty tensor to a state dict, so that loading it into the plain model fails.
 
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
-    hooks = partial(_save_guard, name), partial(_load_guard, name)
-    return [model.register_state_dict_post_hook(hooks[0]), model.register_load_state_dict_pre_hook(hooks[1])]
-
-
-def _save_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     state[prefix + name] = torch.zeros(0)
 
 
-def _load_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _drop_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     state.pop(prefix + name, None)

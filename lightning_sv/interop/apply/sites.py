@@ -3,8 +3,8 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import family
@@ -19,8 +19,7 @@ from lightning_sv.roles.types import ModelParameter
 _SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select"})
 
 
-@dataclass(frozen=True)
-class SiteMatrix:
+class SiteMatrix(NamedTuple):
     """A matrix that reads the output of a scale vector."""
 
     weight: str  #: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
@@ -37,8 +36,7 @@ class SiteMatrix:
         return self.weight.removesuffix(".weight").rpartition(".")[2]
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A scale vector of the model, or a norm without one."""
 
     vector: str  #: name of the parameter; '' for a norm without one
@@ -269,13 +267,13 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
         if row.role not in ("matrix", "router", "head") or row.name in traced.products:
             continue
         if (like := place.get(_siblings(row.name))) is not None:
-            extra[like[0]].append(replace(like[1], weight=row.name))
+            extra[like[0]].append(like[1]._replace(weight=row.name))
         elif family(row.name) in families and row.name not in traced.known:
             raise ConfigError(
                 f"no token of the example reached {row.name}, so its scale vector is unknown; "
                 "pass an example with more tokens."
             )
-    return [replace(site, matrices=(*site.matrices, *extra[i])) for i, site in enumerate(sites)]
+    return [site._replace(matrices=(*site.matrices, *extra[i])) for i, site in enumerate(sites)]
 
 
 def _siblings(name: str) -> str:

@@ -1,7 +1,4 @@
-"""Conversion of a backbone to a transformers model with the same logits.
-
-The model family is one with the norms that remain after folding.
-"""
+"""Conversion of a backbone to a transformers model with the same logits."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -10,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.roles.fake import transformers
@@ -74,22 +71,19 @@ class Target(NamedTuple):
     qk_of_outputs: bool = False  #: whether the gammas of q_norm and k_norm are those after the branches' outputs
 
 
-def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
+def target(config: BackboneConfig, folded: Folded) -> Target:
     """Choose the family, with a plain model if one has the remaining norms.
 
     Args:
         config: sizes of the backbone
-        folded: the folded model, for its normalized branches; None for none
+        folded: the folded model, for its normalized branches
 
     Raises:
         ConfigError: no family of transformers has these norms or this router
     """
-    normalized = frozenset(path.rpartition(".")[2] for path in (folded.outputs if folded else ()))
-    if config.router.balance == "bias":
-        raise ConfigError(
-            "model.backbone.router.balance is bias, which transformers' mixtures of experts do not support; expected "
-            "loss or none."
-        )
+    normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
+    usable = "loss or none, which transformers' mixtures of experts support."
+    expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
     if (config.post_norm and (not config.qk_norm or config.n_expert)) or (
         config.qk_norm and config.n_expert and config.n_expert_shared
     ):
@@ -103,8 +97,7 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
     if config.qk_norm:
         return Target(f"Qwen3{experts}", normalized)
     plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
-    gammas = folded.outputs.values() if folded else ()
-    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in gammas):
+    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in folded.outputs.values()):
         return Target(f"Qwen3{experts}", qk_of_outputs=True)
     return Target("Qwen2Moe" if experts else "Llama", normalized)
 
@@ -155,7 +148,16 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
     if to.output_norms:
         shared["output_norms"] = _widths(config, to.output_norms)
     if config.n_expert:
-        shared |= _expert_arguments(config)
+        shared |= ways_to_load(config) | {
+            "qkv_bias": False,
+            "num_experts": config.n_expert,
+            "num_experts_per_tok": config.n_expert_active,
+            "moe_intermediate_size": config.expert_width,
+            "shared_expert_intermediate_size": config.ffn_width,
+            "norm_topk_prob": config.router.renormalize,
+            # theirs is k when balanced
+            "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
+        }
     if to.family == "Llama":
         shared["mlp_bias"] = False
     if to.family == "Gemma3":
@@ -195,19 +197,6 @@ def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
     if "num_local_experts" in written:
         renamed["num_experts"] = written["num_local_experts"]
     return renamed
-
-
-def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
-    return ways_to_load(config) | {
-        "qkv_bias": False,
-        "num_experts": config.n_expert,
-        "num_experts_per_tok": config.n_expert_active,
-        "moe_intermediate_size": config.expert_width,
-        "shared_expert_intermediate_size": config.ffn_width,
-        "norm_topk_prob": config.router.renormalize,
-        # theirs is k when balanced
-        "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
-    }
 
 
 def _widths(config: BackboneConfig, names: frozenset[str]) -> Mapping[str, int]:
@@ -256,7 +245,6 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
 
 
 def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: float) -> dict[str, Tensor]:
-    """Return the state dict of the transformers model."""
     ours, like = dict(folded.weights), folded.weights["embed.weight"]
     width = {"q_norm": config.head_width, "k_norm": config.head_width}
     norms = dict(folded.norms)

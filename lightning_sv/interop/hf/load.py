@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_sv.atomic import regular
 from lightning_sv.corpus.tokenizer import Tokenizer, read_file
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
 from lightning_sv.interop.hf.convert import keys
@@ -85,8 +85,7 @@ def check_start(model: Backbone, folder: str | Path) -> None:
     expected = backbone_config(folder)
     for name in _SIZES:
         actual, required = getattr(model.config, name), getattr(expected, name)
-        if actual != required:
-            raise ConfigError(f"{name} is {actual}; expected {required}, as in {folder}.")
+        expect(actual == required, name, actual, f"{required}, as in {folder}.")
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -129,9 +128,8 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     family, config = _config(folder)
     theirs = _open(folder, family)
     state = theirs.state_dict()
-    ours: dict[str, Tensor] = {
-        mine: state[hers].clone() for mine, hers in keys(family, config.num_hidden_layers).items()
-    }
+    names = keys(family, config.num_hidden_layers)
+    ours: dict[str, Tensor] = {mine: state[hers].clone() for mine, hers in names.items()}
     norms = {name: ours.pop(name) for name in list(ours) if not name.endswith(".weight")}
     if family == "Gemma3":  # 1 + w, and a factor on the embedding
         norms = {name: 1 + value for name, value in norms.items()}
@@ -149,25 +147,19 @@ def _config(folder: Path) -> tuple[str, Any]:
         raise ConfigError(
             f"{path} cannot be read ({type(error).__name__}); expected a folder written by save_pretrained."
         ) from error
-    if kind not in _FAMILIES:
-        raise ConfigError(
-            f"model_type in {folder} is {kind!r}; expected one of {' '.join(_FAMILIES)}. "
-            "Use apply_strategy for other models (docs/own-model.md)."
-        )
+    known = f"one of {' '.join(_FAMILIES)}. Use apply_strategy for other models (docs/own-model.md)."
+    expect(kind in _FAMILIES, f"model_type in {folder}", repr(kind), known)
     family = _FAMILIES[kind]
     config_of = getattr(transformers(), f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     try:
         return family, config_of.from_pretrained(folder)
     except Exception as error:  # the checks of a configuration can raise anything
-        raise ConfigError(
-            f"{path} is not a valid config of {family} ({' '.join(str(error).split())[:300]})."
-        ) from error
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path} is not a valid config of {family} ({why}).") from error
 
 
-def _rope(theirs: Any) -> dict[str, Any]:
-    rope = theirs.rope_parameters
-    chosen: dict[str, Any] = rope.get("full_attention", rope)
-    return chosen
+def _rope(theirs: Any) -> Any:
+    return theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
 
 
 def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:

@@ -11,7 +11,7 @@ from tokenizers import processors
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import Folding
 from lightning_sv.interop.hf.convert import names_in_version_4, to_hugging_face, ways_to_load
 from lightning_sv.nn import Backbone
@@ -71,10 +71,9 @@ def check_unused(folder: Path) -> None:
     Raises:
         ConfigError: it is not empty, is a file, or is the current directory, which cannot be replaced
     """
-    if folder.resolve() == Path.cwd():
-        raise ConfigError(f"{folder} is the current directory; expected a folder inside it.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; expected a new or an empty folder.")
+    expect(folder.resolve() != Path.cwd(), str(folder), "the current directory", "a folder inside it.")
+    unused = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    expect(unused, str(folder), "not empty", "a new or an empty folder.")
 
 
 def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
@@ -110,9 +109,8 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         config = partial / "config.json"
         written = json.loads(config.read_text())
         config.write_text(json.dumps(written | names_in_version_4(written), indent=2, sort_keys=True) + "\n")
-        (partial / "README.md").write_text(
-            card.replace("{kind}", type(theirs).__name__).replace("{load}", load), encoding="utf-8"
-        )
+        text = card.replace("{kind}", type(theirs).__name__).replace("{load}", load)
+        (partial / "README.md").write_text(text, encoding="utf-8")
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
     return Exported(type(theirs).__name__, own_code, difference)
 
@@ -129,9 +127,8 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     """
     converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
-    pieces = processors.TemplateProcessing(
-        single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
-    )
+    ends = [(end, tokenizer.eot)]
+    pieces = processors.TemplateProcessing(single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=ends)
     converted.post_processor = pieces
     converted.no_truncation()
     converted.no_padding()
@@ -157,10 +154,9 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
         ConfigError: the difference is larger than rounding
     """
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
-    tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(
-        model.embed.weight.device
-    )
-    ours, logits = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
+    like = model.embed.weight
+    tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(like.device)
+    ours, logits = model(tokens), theirs.eval()(tokens).logits.to(like.dtype)
     difference = float((logits - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch import distributed
 
 from lightning_sv.atomic import atomic_path, partial_of, remove
 from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.lit.distributed import StopSignals
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
@@ -50,9 +50,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except BaseException as error:
             cause = writer.error if writer is not None and writer.error is not None else error
             if isinstance(cause, OSError):
-                raise OSError(
-                    cause.errno, f"could not write {final} ({cause.strerror}); its previous content is unchanged"
-                ) from error
+                why = f"could not write {final} ({cause.strerror}); its previous content is unchanged"
+                raise OSError(cause.errno, why) from error
             raise
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
@@ -162,8 +161,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_steps: int = 500, keep: int = 1):
-        if keep < 1:
-            raise ConfigError(f"checkpoint.keep is {keep}; expected at least 1.")
+        expect(keep >= 1, "checkpoint.keep", keep, "at least 1.")
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.keep = keep
         self.path: Path | None = None

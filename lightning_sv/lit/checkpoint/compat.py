@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import build_optimizer, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
@@ -67,15 +67,11 @@ def check_settings(
     skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
     for key in (key for key in here if key not in skipped):
         where, then, now = first_difference(key, saved.get(key), here[key])
-        if then != now:
-            raise ConfigError(
-                f"{where} is {now}; expected {then}, as in the checkpoint. Resume with the same settings, or start a "
-                "new run."
-            )
+        wanted = f"{then}, as in the checkpoint. Resume with the same settings, or start a new run."
+        expect(then == now, where, now, wanted)
     if training and not own_optimizer:
-        _check_optimizer_state(
-            checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
-        )
+        optimizer = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
+        _check_optimizer_state(checkpoint, optimizer)
 
 
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
@@ -179,11 +175,8 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
     theirs = _function(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
     ours = _function(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
     where, then, now = first_difference("model", theirs, ours)
-    if then != now:
-        raise ConfigError(
-            f"model.init_from: {where} is {now}; expected {then}, as in {path}. Start from weights of the same "
-            "model and tokenizer."
-        )
+    wanted = f"{then}, as in {path}. Start from weights of the same model and tokenizer."
+    expect(then == now, f"model.init_from: {where}", now, wanted)
     label = f"{model.strategy}{model.options.label()}"
     try:
         step, batch = int(model.checkpoint["global_step"]), made["data"]
