@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.interop.hf.convert import arguments, target
+from lightning_sv.interop.hf.convert import Target, arguments
 from lightning_sv.nn import BackboneConfig
 
 
@@ -39,7 +39,7 @@ def hugging_face(config: BackboneConfig, seq_len: int) -> Peer:
     """Return LlamaForCausalLM with PyTorch's attention; its own loss would shift and pad the targets in a copy."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(**arguments(config, target(config), seq_len), attn_implementation="sdpa"))
+    model = LlamaForCausalLM(LlamaConfig(**arguments(config, Target("Llama"), seq_len), attn_implementation="sdpa"))
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         logits = model(input_ids=tokens, use_cache=False).logits
