@@ -237,8 +237,8 @@ class PretrainCLI(LightningCLI):
         ckpt_path, may_jump = (self.config[key] for key in ("ckpt_path", "allow_lr_jump"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         checksums = trainer.local_rank == 0
-        whole = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
-        expect(not whole, "model.compile", "model", "block or none for a sharded model.")
+        sharded_graph = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
+        expect(not sharded_graph, "model.compile", "model", "block or none for a sharded model.")
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)

@@ -38,7 +38,7 @@ def swiglu_outputs(gate: Output, up: Output) -> Tensor:
 
     If both are normalized, autograd saves only the two products instead of five tensors of their size.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.whole and up.whole):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.one_norm and up.one_norm):
         return F.silu(gate.finish()) * up.finish()
     out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, (gate.eps, up.eps))
     return out

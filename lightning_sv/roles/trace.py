@@ -147,7 +147,7 @@ class Tracer(TorchDispatchMode):
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
         real = not any(isinstance(t, FakeTensor) for values in tensors.values() for t in values)
-        with unset_fake_temporarily() if real else nullcontext():  # what only real tensors decide stays real
+        with unset_fake_temporarily() if real else nullcontext():  # operations on values stay real
             out = func(*args, **kwargs)
         common = {
             "scalars": {name: value for name, value in arguments.items() if name not in tensors},

@@ -38,7 +38,7 @@ class Output(NamedTuple):
     gamma: Tensor | None
 
     @property
-    def whole(self) -> bool:
+    def one_norm(self) -> bool:
         """True if one norm covers all channels."""
         return self.norm_width == self.product.shape[-1]
 
@@ -46,7 +46,7 @@ class Output(NamedTuple):
         """Apply the norm and the scale, (..., d_out)."""
         if self.norm_width is None:
             return self.product
-        if self.whole:
+        if self.one_norm:
             return normalize(self.product, self.eps, self.gamma)
         groups = (-1, self.norm_width)
         gamma = None if self.gamma is None else self.gamma.unflatten(-1, groups)

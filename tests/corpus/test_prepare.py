@@ -155,7 +155,7 @@ def test_prepare_stopped_leaves_no_corpus(
 
 
 def test_prepare_unwritable_folder_is_refused_at_once(config: CorpusConfig) -> None:
-    with pytest.raises(ConfigError, match=r"preparing dir=/proc/x failed .*check the path, its permissions"):
+    with pytest.raises(ConfigError, match="dir=/proc/x"):
         prepare(replace(config, dir="/proc/x"), progress=False)
 
 

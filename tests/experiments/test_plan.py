@@ -215,7 +215,7 @@ def test_tuned_keys_arm_without_related_arm_refused() -> None:
         tuned_keys(TUNED, ScaleStrategy.parse("nop"), "nop", 64)
 
 
-# model, optimizer, schedule, strategy: learning rate, tokens a step, billions of tokens (None: 100 a parameter)
+# model, optimizer, schedule, strategy: learning rate, tokens per step, billions of tokens (None: 100 per parameter)
 RECIPES = [
     ("llama-0.12b", "adamw", "cos", "llama", 4e-3, 1024, None),  # Table 4
     ("llama-0.12b", "adamw", "cos", "unified", 4e-3, 1024, None),

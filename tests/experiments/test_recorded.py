@@ -99,7 +99,7 @@ def test_paper_command_takes_recordings(
     assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence
     assert not (tmp_path / "out/runs").exists()
     assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
-    with pytest.raises(ValueError, match=r"--results_from: .*results.csv does not exist"):
+    with pytest.raises(ValueError, match="--results_from"):
         run_paper([*words[:-1], str(tmp_path), "--no_train"])
 
 

@@ -255,7 +255,7 @@ def read_corpus(root: Path) -> None:
     Tokenizer.load(root).encode("word")
 
 
-#: what a file is, its name, and the number of inputs under the mark `faults`
+#: content of a file, its name, and the number of inputs under the mark `faults`
 FILES = [
     ("manifest", "manifest.json", 2000),
     ("index", "train/index.json", 700),

@@ -1,4 +1,4 @@
-"""Groups and names for optimizers, and transformers' Trainer: what the documentation gives, in the frameworks."""
+"""Groups and names for optimizers, and transformers' Trainer: the documentation's code, run in the frameworks."""
 
 import re
 import runpy

@@ -293,7 +293,7 @@ def test_choose_micro_batch_of_a_gpu_is_the_largest_that_fits(
     data.micro_batch = 12
     twelve = make_plan(run, data, trainer, h200, 1).memory.peak
     assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
-    with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
+    with pytest.raises(ValueError, match="tiny does not fit"):
         chosen(1000)
     for precision in ("bf16-true", "16-true", "16-mixed"):  # not in a plan, but in a run
         assert chosen(h200.memory, precision=precision) == 60

@@ -194,7 +194,7 @@ def test_sbatch_script_starts_a_run_that_fit_knows(
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["trainer"]["num_nodes"] == nodes and int(config["trainer"]["devices"]) == 8
     assert config["ckpt_path"] == "last"
-    # null: `fit` chooses what fits the GPU
+    # null: `fit` chooses the largest batch that fits the GPU
     assert config["data"]["micro_batch"] == (None if nodes == 1 else 2)
     assert config["data"]["global_batch"] % (8 * nodes) == 0 and int(config["trainer"]["max_steps"]) == 7
 

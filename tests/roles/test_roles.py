@@ -74,7 +74,7 @@ def test_fake_model_truncated_normal_draws_nothing() -> None:
     "reads", [lambda: torch.linspace(0, 0.1, 3)[1].item(), lambda: nn.Linear(*torch.ones(3).nonzero().shape)]
 )
 def test_fake_model_reading_a_number_refused(reads: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="a fake tensor has none"):
+    with pytest.raises(ValueError, match="fake tensor"):
         fake_model(reads)
 
 

@@ -46,7 +46,7 @@ def own_figure(
         run.curve(VAL_LOSS)  # refuses a run that never validated
         name, seed = label or run.label, run.summary.get("seed")
         if not isinstance(seed, int):
-            raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected a whole number, which pairs need.")
+            raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             raise ConfigError(
