@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,6 +57,7 @@ class TokenDataModule(L.LightningDataModule):
         seed: int | None = None,
     ):
         super().__init__()
+        expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
         if not isinstance(corpus, CorpusConfig):
             corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
@@ -70,6 +72,18 @@ class TokenDataModule(L.LightningDataModule):
         module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
         module.batches = batches
         return module
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per forward pass on one device; settable, as Lightning's BatchSizeFinder requires."""
+        return self.batches.micro_batch or self.batches.global_batch
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        batch = self.batches.global_batch if self._is_fixed else size
+        self.batches = replace(self.batches, micro_batch=size, global_batch=batch)
+        if self.trainer is not None and self.trainer.training:
+            self.setup("fit")
 
     def setup(self, stage: str) -> None:
         """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.

@@ -139,6 +139,16 @@ class PretrainModule(L.LightningModule):
             super().save_hyperparameters(configs, logger=logger)
 
     @property
+    def lr(self) -> float:
+        """Peak learning rate; settable, as Lightning's LearningRateFinder requires."""
+        return self.settings.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.settings = replace(self.settings, optim=replace(self.settings.optim, lr=lr))
+        self.save_hyperparameters({"optim": self.settings.plain()["optim"]}, logger=False)
+
+    @property
     def init_seed(self) -> int:
         """The seed of the initialization."""
         return torch.initial_seed() if self.settings.seed is None else self.settings.seed
@@ -277,7 +287,9 @@ class PretrainModule(L.LightningModule):
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
         factor = settings.schedule.factor
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(

@@ -163,11 +163,8 @@ class ScaleBuilder:
         """
         self._sites.add(site)
         row = _TOKENS[self.options.placement_at.get(site, "nop")]
-        if row.norm_out:
-            raise ConfigError(
-                f"scale_options.placement_at.{site} is {self.options.placement_at[site]}; expected "
-                "bp, ap or dp. To normalize the block's output, use model.backbone.post_norm."
-            )
+        wanted = "bp, ap or dp. To normalize the block's output, use model.backbone.post_norm."
+        expect(not row.norm_out, f"scale_options.placement_at.{site}", self.options.placement_at.get(site), wanted)
         if not batch_dims and not (row.scale_in or row.scale_out):
             return nn.Linear(d_in, d_out, bias=False)
         scale_in = self._vector(site, "scale_in", d_in, "input", batch_dims) if row.scale_in else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
 from lightning_sv.corpus.sources.files import changed_text
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,11 @@ class DataConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ConfigError(f"data.seed is {self.seed}; expected a whole number from 0 to 2^63 - 1.")
+        fits = self.seed is None or 0 <= self.seed < 2**63
+        expect(fits, "data.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         for key in ("seq_len", "global_batch", "micro_batch", "validations", "val_sequences", "num_workers"):
             value, least = getattr(self, key), int(key != "num_workers")
-            if value is not None and value < least:
-                raise ConfigError(f"data.{key} is {value}; expected at least {least}.")
+            expect(value is None or value >= least, f"data.{key}", value, f"at least {least}.")
 
     @property
     def tokens_per_step(self) -> int:
@@ -117,11 +116,8 @@ class DataConfig:
 
     def check_validation(self, devices: int) -> None:
         """Check that there is a validation sequence for every device."""
-        if self.validation_sequences < devices:
-            raise ConfigError(
-                f"data.val_sequences is {self.validation_sequences}; expected at least {devices}, the number of "
-                "devices. Raise it, or prepare more validation text."
-            )
+        n, wanted = self.validation_sequences, f"at least {devices}, the number of devices."
+        expect(n >= devices, "data.val_sequences", n, f"{wanted} Raise it, or prepare more validation text.")
 
     @property
     def validation_sequences(self) -> int:

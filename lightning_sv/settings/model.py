@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -36,10 +36,9 @@ class PretrainConfig:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ConfigError(f"model.seed is {self.seed}; expected a whole number from 0 to 2^63 - 1.")
-        if self.tokens_per_param <= 0:
-            raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; expected a number above 0.")
+        fits = self.seed is None or 0 <= self.seed < 2**63
+        expect(fits, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
+        expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
         self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
         meta = self.meta()

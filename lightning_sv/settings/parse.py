@@ -197,10 +197,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
         config = parser.parse_args(args)
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
-            raise ConfigError(
-                f"model.init_from is {start}, a model of transformers; expected null, because only fit takes its sizes "
-                "from there. Set --model.init_from null."
-            )
+            why = "because only fit takes its sizes from there. Set --model.init_from null."
+            raise ConfigError(f"model.init_from is {start}, a model of transformers; expected null, {why}")
         run = parser.instantiate(config)
     trainer: dict[str, Any] = run.trainer.as_dict()
     if isinstance(strategy := trainer["strategy"], dict):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ _BUDGET = "may end the run before its budget, with a high learning rate and with
 _ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
 #: unsupported callback of Lightning -> reason and hint
 REFUSED_CALLBACKS = {
-    "LearningRateFinder": "sets a rate that the schedule ignores; compare rates with `lightning-sv sweep --lr`",
-    "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` prints the largest that fits",
+    "LearningRateFinder": "changes the rate in config.yaml; compare rates with `lightning-sv sweep --lr`",
+    "BatchSizeFinder": "changes the global batch; set data.micro_batch, which `lightning-sv plan` prints",
     "GradientAccumulationScheduler": "changes the global batch; set data.global_batch instead",
     "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
     "ModelPruning": _ROLES,
@@ -86,8 +86,7 @@ def check_trainer_keys(given: Any) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     for key, (accepted, hint) in DERIVED.items():
-        if given[key] not in accepted:
-            raise ConfigError(f"trainer.{key} is {given[key]}; expected no value, because it is derived. {hint}")
+        expect(given[key] in accepted, f"trainer.{key}", given[key], f"no value, because it is derived. {hint}")
     for key, (accepted, effect) in WARNED.items():
         if given[key] not in accepted:
             log.warning("trainer.%s %s %s", key, given[key], effect)
@@ -99,14 +98,9 @@ def check_trainer_keys(given: Any) -> None:
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
         if name in WARNED_CALLBACKS:
             log.warning("trainer.callbacks: %s %s", name, WARNED_CALLBACKS[name])
-    if (given["gradient_clip_val"] or 0) < 0:
-        raise ConfigError(
-            f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected at least 0, or null for no clipping."
-        )
-    if given["max_steps"] != -1 and given["max_steps"] < 1:
-        raise ConfigError(
-            f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 to follow model.tokens_per_param."
-        )
+    clip, steps = given["gradient_clip_val"], given["max_steps"]
+    expect((clip or 0) >= 0, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
+    expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
     if str(given["precision"]) in ("bf16-true", "16-true"):
         log.warning(
             "trainer.precision %s loses small changes of a scale vector near 1; bf16-mixed keeps them",

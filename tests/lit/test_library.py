@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     LambdaCallback,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     StochasticWeightAveraging,
@@ -20,6 +21,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -210,6 +212,20 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
     wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
     with pytest.raises(ConfigError, match="accumulate_grad_batches"):
         trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+
+
+def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: TokenDataModule, tmp_path: Path) -> None:
+    run, made = trainer(tmp_path, default_root_dir=tmp_path), module()
+    Tuner(run).scale_batch_size(made, datamodule=data, max_trials=3, steps_per_trial=1)
+    Tuner(run).lr_find(made, data, num_training=20)
+    assert data.batch_size == 8 and made.lr != 0.01 and made.hparams["optim"]["lr"] == made.lr
+    run.fit(made, data)
+    other = module(lr=made.lr)
+    trainer(tmp_path).fit(other, TokenDataModule(corpus, seq_len=8, batch_size=8, val_sequences=8, seed=0))
+    assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
+    again = module()
+    trainer(tmp_path, LearningRateFinder(num_training_steps=20), default_root_dir=tmp_path).fit(again, loader())
+    assert again.lr != 0.01 and again.step_lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def check_settings(
     if not isinstance(saved, dict):
         raise ConfigError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     skipped = {"tokenizer_sha256", "data"} if data is None else set()
+    skipped |= set() if checkpoint.get("global_step") else {"data"}  # of a Tuner, which then sets the batch
     skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
     for key in (key for key in here if key not in skipped):
         where, then, now = first_difference(key, saved.get(key), here[key])
