@@ -188,6 +188,8 @@ class PretrainCLI(LightningCLI):
             parser.add_lightning_class_args(import_object(callback), section)
         skip = self.subcommands()[self.command]
         self._method_keys = parser.add_method_arguments(self.trainer_class, self.command, skip=skip)
+        if self.command == "validate":
+            parser.set_defaults({"verbose": False})  # after_validate prints the loss
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
@@ -215,10 +217,8 @@ class PretrainCLI(LightningCLI):
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
             name = f"{model.backbone.name}/{model.label}-seed{self.config['seed_everything']}"
-            run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
-            self._resolve = partial(
-                resolve_run_dir, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank
-            )
+            asked = (self.config[key] for key in ("run_dir", "ckpt_path"))
+            self._resolve = partial(resolve_run_dir, name, *asked, again=self._again, rank=trainer.global_rank)
             self.run_dir = self._resolve()
         return trainer
 

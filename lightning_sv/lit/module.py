@@ -234,7 +234,7 @@ class PretrainModule(L.LightningModule):
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
         self.nonfinite.losses.append(loss.detach())
-        to_loggers = bool(self.loggers) and not self._monitored
+        to_loggers = False if self._monitored else None
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
@@ -264,8 +264,7 @@ class PretrainModule(L.LightningModule):
         """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
         split = "test" if self.trainer.testing else "val"
         loss = self.val_nats.compute() / self.val_tokens.compute()
-        monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
-        to_loggers = bool(self.trainer.loggers) and not monitored
+        to_loggers = False if is_monitored(self.trainer) and self.trainer.state.fn == "fit" else None
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
         self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=self._in_bar, sync_dist=True)
         self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)

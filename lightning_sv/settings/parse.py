@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_path, expand_variables
@@ -168,10 +168,9 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
     for action in (action for action in parser._actions if action.dest in config):
         hint, value = getattr(action, "_typehint", None), config[action.dest]
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
-        if not nullable and value is None:
-            raise ConfigError(f"{action.dest} is null; expected a value, by default {action.default!r}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
+        wanted = f"a value, by default {action.default!r}."
+        expect(nullable or value is not None, action.dest, "null", wanted)
+        expect(not isinstance(value, float) or math.isfinite(value), action.dest, value, "a finite number.")
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

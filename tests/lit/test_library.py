@@ -110,7 +110,8 @@ def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest
 def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_path: Path) -> None:
     made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
     for split in ("validate", "test"):  # a validated module trains afterwards
-        getattr(trainer(tmp_path / split), split)(made, data, verbose=False)
+        (values,) = getattr(trainer(tmp_path / split, logger=False), split)(made, data, verbose=False)
+        assert len(values) == 2  # loss and perplexity
     run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
@@ -180,6 +181,9 @@ def test_trainer_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path) -> N
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
     for name, value in made["whole"].state_dict().items():
         assert torch.equal(value, made["resumed"].state_dict()[name]), name
+    run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    with pytest.raises(ConfigError, match="weights only"):
+        run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
 
 
 EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}

@@ -107,6 +107,8 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
     """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if "optimizer_states" not in checkpoint:
+        raise ConfigError("the checkpoint has weights only; expected one with optimizer state, which resuming needs.")
     try:
         (saved,) = checkpoint["optimizer_states"]
         numbers = [group["params"] for group in saved["param_groups"]]
