@@ -1,13 +1,12 @@
 """Branches of a model, and norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from lightning_sv.callbacks.run_state import StepTrigger, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
@@ -34,25 +33,21 @@ class ScaledBranch(NamedTuple):
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
-    """Return every branch of `model`, then every output norm, then those of `apply_strategy`, each in module order."""
+    """Return every branch of `model`, then every output norm, then those of `apply_strategy`, in their order."""
     branches = [
         _branch(path, linear.weight, {"in": scale_in, "out": scale_out})
         for path, linear, (scale_in, scale_out) in scaled_linears(model)
     ]
     branches += [_branch(path, None, {"out": norm.scale}) for path, norm in output_norms(model)]
-    for path, module in model.named_modules():
-        stored: Any = module.parametrizations.weight if parametrize.is_parametrized(module, "weight") else ()
-        for parametrization in stored:
-            if hasattr(parametrization, "parts"):
-                matrix = stored.original.mT if parametrization.transposed else stored.original
-                weights = matrix.split(parametrization.widths, -2)
-                for i, (part, weight) in enumerate(zip(parametrization.parts, weights, strict=True)):
-                    norm = getattr(module, "output_norm", None)
-                    sides = {"in": part.scale_in, "out": part.scale_out if norm is None else norm.scale}
-                    branches.append(_branch(path, weight, sides, f"{i}" if len(weights) > 1 else ""))
-            elif hasattr(parametrization, "vector"):
-                branches.append(_branch(path, None, {"out": parametrization.vector}))
+    for module, applied in applied_strategies(model):
+        branches += [_branch(path, weight, sides, suffix) for path, suffix, weight, sides in applied.branches(module)]
     return branches
+
+
+def applied_strategies(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield the modules that `apply_strategy` changed, with their `interop.apply.change.Applied`."""
+    found = ((module, vars(module).get("applied_strategy")) for module in model.modules())
+    return ((module, applied) for module, applied in found if applied is not None)
 
 
 def _branch(path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "") -> ScaledBranch:
@@ -124,7 +119,8 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     with torch.no_grad():
         for branch in scaled_branches(model):
             if branch.weight is None:
-                out[f"{branch.name}/gamma"] = branch.gammas()["out"].square().mean().sqrt()
+                (gamma,) = branch.gammas().values()
+                out[f"{branch.name}/gamma"] = gamma.square().mean().sqrt()
             else:
                 out |= {f"{branch.name}/{key}": value for key, value in _norms(branch.weight, branch.gammas()).items()}
     return out | means_over_layers(out)

@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.callbacks.branch_norms import applied_strategies
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, log_spaced, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
@@ -68,6 +70,9 @@ def parameter_subsets(model: nn.Module) -> Subsets:
         for module in model.modules():
             if isinstance(module, ScaleVector):
                 subsets[_role_name(module.role)].extend(module.parameters())
+        for module, applied in applied_strategies(model):
+            for role, parameter in applied.stored(module):
+                subsets[_role_name(role)].append(parameter)
     sites: dict[str, list[nn.Parameter]] = defaultdict(list)
     for path, module in model.named_modules():
         parts = path.split(".")
@@ -341,7 +346,11 @@ class Sharpness(L.Callback):
         devices = [pl_module.device] if pl_module.device.type == "cuda" else []
         pl_module.eval()
         try:
-            with torch.random.fork_rng(devices), torch.autocast(pl_module.device.type, enabled=False):
+            with (
+                patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
+                torch.random.fork_rng(devices),
+                torch.autocast(pl_module.device.type, enabled=False),
+            ):
                 return self._measure(parameter_subsets(model_of(pl_module, self.model)), lambda: loss(pl_module))
         finally:
             for module, mode in training.items():

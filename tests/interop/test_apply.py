@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.callbacks import branch_norms
+from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
@@ -109,6 +111,21 @@ def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family
 def test_apply_strategy_tied_head_without_vector_noted(strategy: str, noted: list[str]) -> None:
     report = apply_strategy(named("qwen2-tied"), strategy)
     assert list(dict(report.notes)) == noted and not any("lm_head" in name for name in report.vectors)
+
+
+@pytest.mark.parametrize("strategy", ["or", "dp", "hg+dp+or", "ap+er"])
+@pytest.mark.parametrize("name", thinned(["llama", "phi3", "gemma3_text", "gpt2", "qwen3_moe"], ["llama", "qwen3_moe"]))
+def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strategy: str) -> None:
+    plain, model = named(name, 0.1), named(name, 0.1)
+    apply_strategy(plain, "llama")
+    apply_strategy(model, strategy)
+    before, after = branch_norms(plain), branch_norms(model)
+    for key in (key for key in before if "/effective" in key):  # the function is the same
+        torch.testing.assert_close(after[key], before[key], rtol=1e-4, atol=0)
+    rows, subsets = weight_decay_roles(model).parameters, parameter_subsets(model)
+    for role in ("input", "output"):
+        wanted = {id(model.get_parameter(row.name)) for row in rows if row.role == role and row.trained}
+        assert {id(parameter) for parameter in subsets[f"scale_{role}"]} == wanted
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])

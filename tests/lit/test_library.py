@@ -270,7 +270,9 @@ class Foreign(L.LightningModule):
         self.net = net
 
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        self.log("loss", loss)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -327,6 +329,8 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     trainer(tmp_path / "quiet").fit(quiet, loader())
     for key, value in quiet.state_dict().items():
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
+    losses = [[row["loss"] for row in rows(out) if row["loss"]] for out in (tmp_path, tmp_path / "quiet")]
+    assert losses[0] == losses[1]
 
 
 class OwnStep(PretrainModule):

@@ -33,11 +33,51 @@ SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
 
 class Applied(NamedTuple):
-    """State that folding restores."""
+    """State of an applied strategy, which folding restores and callbacks read."""
 
     frozen: list[str]  #: parameters of the plain model that train again after folding
     sites: frozenset[str]  #: names of the weights and layers with scale vectors
     handles: list[Any]  #: handles of the model's hooks
+    norms: dict[str, tuple[Role, float]]  #: vector that remains in its norm -> role and origin
+    matrices: list[tuple[SiteMatrix, str]]  #: matrices behind norms, and the name in `norms` of the vector they read
+
+    def stored(self, model: nn.Module) -> Iterator[tuple[Role, nn.Parameter]]:
+        """Yield role and parameter of the vectors that their norms store as gamma - origin."""
+        parameters = _parameters(model)
+        return ((role, parameters[name]) for name, (role, _) in self.norms.items() if name in parameters)
+
+    def branches(self, model: nn.Module) -> Iterator[tuple[str, str, Tensor | None, dict[str, Any]]]:
+        """Yield (path, suffix, matrix, side -> vector) for matrices behind norms, then for norms without matrices.
+
+        Matrices are (*batch_dims, d_out, d_in). A vector is a ScaleVector, or a function that returns gamma.
+        """
+        parameters, scaled = _parameters(model), {m.site: m for m in model.modules() if isinstance(m, Scaled)}
+        gammas: dict[str, Any] = {name: scaled[name].vector for name in self.norms if name in scaled}
+        for name, (_, origin) in self.norms.items():
+            gammas.setdefault(name, partial(torch.add, parameters.get(name), origin))
+        for matrix, norm in self.matrices:
+            path, _, attribute = matrix.weight.rpartition(".")
+            original = f"{path}.parametrizations.{attribute}.original"
+            weight = parameters.get(original, parameters.get(matrix.weight))
+            if weight is None:  # a new module replaced it
+                continue
+            blocks = (weight if matrix.in_axis == weight.ndim - 1 else weight.mT).split(matrix.parts, -2)
+            inner: Any = scaled.get(matrix.weight)
+            own = [(part.scale_in, part.scale_out) for part in inner.parts] if inner else [(None, None)] * len(blocks)
+            for i, (block, (scale_in, scale_out)) in enumerate(zip(blocks, own, strict=True)):
+                output: Any = scaled.get(path)
+                sides = {"in": scale_in or gammas.get(norm), "out": scale_out or (output and output.scale)}
+                yield matrix.weight.removesuffix(".weight"), f"{i}" if len(blocks) > 1 else "", block, sides
+        read = {norm for _, norm in self.matrices}
+        for name, (role, _) in self.norms.items():
+            if name not in read:
+                yield name.rpartition(".")[0], "", None, {"in" if role == "input" else "out": gammas[name]}
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names without wrappers and LoRA's layers."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {unwrapped(name.replace(".base_layer", "")): parameter for name, parameter in named}
 
 
 class Change:
@@ -53,6 +93,7 @@ class Change:
     Attributes:
         outputs: path of a linear layer -> the norm of its output
         notes: (name, deviation from the strategy and its reason)
+        norms: vector that remains in its norm -> role and origin
 
     Raises:
         ConfigError: the model cannot have this strategy; the message names the parameter
@@ -69,6 +110,7 @@ class Change:
         self.notes: list[tuple[str, str]] = []
         self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
         self._frozen: list[str] = []
+        self.norms: dict[str, tuple[Role, float]] = {}
         self._weights: dict[str, None] = {}  # in order
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
         names = {matrix.word: None for site in sites for matrix in site.matrices} if self.row.norm_out else {}
@@ -86,7 +128,9 @@ class Change:
             handles.append(model.register_load_state_dict_pre_hook(partial(_drop_guard, first)))
         for handle in handles:
             undo.callback(handle.remove)
-        setattr(model, APPLIED, Applied(self._frozen, frozenset([*self._weights, *self.outputs]), handles))
+        readers = {m: site.vector if site.vector in self.norms else "" for site in sites for m in site.matrices}
+        changed = frozenset([*self._weights, *self.outputs])
+        setattr(model, APPLIED, Applied(self._frozen, changed, handles, self.norms, list(readers.items())))
         undo.callback(model.__delattr__, APPLIED)
 
     def _note(self, name: str, what: str) -> None:
@@ -149,11 +193,13 @@ class Change:
 
     def _keep(self, site: Site, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
+        role: Role = "input" if site.role == "input" else "output"
+        self.norms[site.vector] = role, site.origin or 0.0
         if self.strategy.vector is (OffsetScale if site.origin else DirectScale):
             return
         if site.matrices and not site.stays:
             gamma = self._unsigned(gamma, site.matrices, site.bias)
-        vector = self._vector(site.vector, gamma, "input" if site.role == "input" else "output")
+        vector = self._vector(site.vector, gamma, role)
         self._freeze(site.vector)
         self._parametrize(site.vector, ScaledGamma(vector, site.origin or 0.0))
 
