@@ -33,7 +33,7 @@ class Report(NamedTuple):
 
     Attributes:
         strategy: the strategy
-        vectors: names of the modules with the scale vectors, which may be norms of the model
+        vectors: module names of the added scale vectors; not those that a norm keeps in its own form
         notes: (name, deviation from the strategy and its reason)
         difference: largest difference of the outputs before and after, relative to the largest output
         same_function: True if the strategy preserves the function (all but `dnp`) and `difference` is rounding
@@ -111,10 +111,9 @@ def apply_strategy(
                 f"{parsed} would change the outputs of {type(model).__name__} by {difference:.1e}, because a "
                 "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
             )
-        paths = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-        paths |= {name.rpartition(".")[0] for name, _ in model.named_parameters() if name in change.norms}
+        vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
         notes = (*change.notes, *_unreached(traced))
-        report = Report(parsed, tuple(sorted(paths)), notes, difference, same)
+        report = Report(parsed, tuple(vectors), notes, difference, same)
         if notes:
             warnings.warn(str(report), stacklevel=2)
         undo.pop_all()
