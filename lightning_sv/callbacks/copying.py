@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import expect
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
 
@@ -96,8 +96,8 @@ class CopyingMonitor(HeldOutProbe):
         self, points: int = 24, sequences: int = 128, repeat_length: int | None = None, model: str | None = None
     ):
         super().__init__(points, sequences, model)
-        if repeat_length is not None and repeat_length < 2:
-            raise ConfigError(f"repeat_length of CopyingMonitor is {repeat_length}; expected at least 2.")
+        fits = repeat_length is None or repeat_length >= 2
+        expect(fits, "repeat_length of CopyingMonitor", repeat_length, "at least 2.")
         self.repeat_length = repeat_length
 
     def charts(self) -> Pages:

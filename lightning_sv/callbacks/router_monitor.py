@@ -12,7 +12,7 @@ from lightning_sv.callbacks.branch_norms import place_of
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import MetricAccumulator, write_scalars
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.nn import MixtureOfExperts, Routing
 
 
@@ -45,9 +45,8 @@ class RouterMonitor(MetricAccumulator):
         modules = model_of(pl_module, self.model).named_modules()
         mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
         self._mixtures = {place_of(path): module for path, module in mixtures.items()}
-        if not mixtures and settings_of(pl_module) is None:
-            name = type(pl_module).__name__
-            raise ConfigError(f"the model of RouterMonitor is {name}; expected one with a MixtureOfExperts.")
+        fits, name = bool(mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
+        expect(fits, "the model of RouterMonitor", name, "one with a MixtureOfExperts.")
 
     def charts(self) -> Pages:
         """Return the load of every expert, one chart per block; empty for a dense model."""

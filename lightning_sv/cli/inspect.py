@@ -44,8 +44,7 @@ def run(argv: list[str]) -> int:
     trusted = "Modules that a run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
-    if options.png is not None and options.png.suffix != ".png":
-        raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
+    expect(options.png is None or options.png.suffix == ".png", "--png", options.png, "a file that ends in .png.")
     name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
     if not rows:
         raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")

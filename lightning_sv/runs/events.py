@@ -70,9 +70,9 @@ class Run:
     def seq_len(self) -> int:
         """Tokens per training sequence, from the config."""
         value = config_value(self.config, "data.seq_len")
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; expected a whole number above 0.")
-        return value
+        fits = isinstance(value, int) and value > 0
+        expect(fits, f"{self.dir / CONFIG}: data.seq_len", repr(value), "an integer above 0.")
+        return int(value)
 
     @property
     def val_loss(self) -> float:

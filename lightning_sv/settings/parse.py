@@ -160,11 +160,10 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
     for group in parser._action_groups:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
-        if value is not None and not isinstance(value, dict | Namespace):
-            raise ConfigError(f"{section} is {value!r}; expected keys and values.")
+        expect(value is None or isinstance(value, dict | Namespace), str(section), repr(value), "keys and values.")
     seed = config.get("seed_everything")
-    if isinstance(seed, int) and not 0 <= seed <= MAX_SEED:
-        raise ConfigError(f"seed_everything is {seed}; expected an integer from 0 to {MAX_SEED}.")
+    fits = not isinstance(seed, int) or 0 <= seed <= MAX_SEED
+    expect(fits, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")
     for action in (action for action in parser._actions if action.dest in config):
         hint, value = getattr(action, "_typehint", None), config[action.dest]
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None

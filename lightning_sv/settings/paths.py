@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 #: keys of a run's config that are paths
 PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.default_root_dir")
@@ -21,8 +21,7 @@ def expand_path(text: str, key: str) -> str:
     Raises:
         ConfigError: the path is empty, names a variable that is not set, or is not a possible path
     """
-    if not text.strip():
-        raise ConfigError(f"{key} is {text!r}; expected a path.")
+    expect(bool(text.strip()), key, repr(text), "a path.")
     path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails if HOME is not set)
     try:
         os.stat(path)  # noqa: PTH116

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.theory.series import Array, Series, exact, join, split
 from lightning_sv.theory.students import Student
 
@@ -157,6 +157,6 @@ def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool
 
 def _matrix(teacher: Any) -> Array:
     matrix = np.asarray(teacher)
-    if matrix.ndim != 2 or not matrix.size:
-        raise ConfigError(f"the shape of the teacher is {matrix.shape}; expected a matrix (outputs, inputs).")
+    fits = matrix.ndim == 2 and matrix.size > 0
+    expect(fits, "the shape of the teacher", matrix.shape, "a matrix (outputs, inputs).")
     return matrix

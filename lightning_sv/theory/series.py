@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 
 Array = NDArray[Any]
 #: complex step; a power of 2 causes no rounding
@@ -149,8 +149,7 @@ class Series:
     def exp(self) -> "Series":
         """Return e^self, from e' = self' e; c_0 must be 0, because e is not rational."""
         first = self.coefficients[0]
-        if not isinstance(first, Series) and first:
-            raise ConfigError(f"the constant term is {first}; expected 0 for an exact exp.")
+        expect(isinstance(first, Series) or not first, "the constant term", first, "0 for an exact exp.")
         values = [first.exp() if isinstance(first, Series) else Fraction(1)]
         for k in range(1, len(self.coefficients)):
             terms = (j * self.coefficients[j] * values[k - j] for j in range(1, k + 1))
@@ -160,6 +159,5 @@ class Series:
 
 def _root(x: Fraction) -> Fraction:
     root = Fraction(math.isqrt(max(x.numerator, 0)), math.isqrt(x.denominator))
-    if not root or root * root != x:
-        raise ConfigError(f"the constant term is {x}; expected the square of a positive rational for an exact root.")
+    expect(bool(root) and root * root == x, "the constant term", x, "the square of a positive rational.")
     return root
