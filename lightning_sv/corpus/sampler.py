@@ -97,6 +97,7 @@ class TokenLoader(DataLoader[Tensor]):
         pin_memory: if True, batches are in page-locked memory
         epoch: number of the first epoch
         repeat: if True, every epoch has the order of the first
+        limit: number or fraction of an epoch's batches that are read, as Trainer's limit_train_batches
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class TokenLoader(DataLoader[Tensor]):
         pin_memory: bool = False,
         epoch: int = 0,
         repeat: bool = False,
+        limit: float = 1.0,
     ):
         self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
         # A private generator: otherwise each epoch would advance the global one.
@@ -120,7 +122,8 @@ class TokenLoader(DataLoader[Tensor]):
             worker_init_fn=_outlive_signals,
             generator=torch.Generator().manual_seed(seed),
         )
-        self.repeat = repeat
+        self.repeat, n = repeat, len(self.order)
+        self._last = min(n, limit) if isinstance(limit, int) else int(n * limit)
         self._epoch, self._read = epoch or -1, 0
         self._loaded = epoch > 0
 
@@ -152,9 +155,9 @@ class TokenLoader(DataLoader[Tensor]):
         """Return the position after the last yielded batch, as plain values, equal on all ranks."""
         share = self.order.share
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
-        ended = self._read == len(self.order)
+        ended = self._read >= self._last
         return {
-            "epoch": self._epoch + ended,
+            "epoch": self._epoch + (ended and not self.repeat),
             "sequences": 0 if ended else self._read * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,

@@ -65,6 +65,8 @@ class TokenDataModule(L.LightningDataModule):
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
+        self._loader: TokenLoader | None = None  # of this fit
+        self._position: dict[str, Any] | None = None  # of the checkpoint, until the loader exists
 
     @classmethod
     def from_batches(cls, batches: DataConfig) -> Self:
@@ -91,7 +93,7 @@ class TokenDataModule(L.LightningDataModule):
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
-        trainer, batches = self.trainer, self.batches
+        trainer, batches, self._loader = self.trainer, self.batches, None
         if trainer is None:  # as in a loop of the user, or with Fabric
             self._share = batches.share(1)
             return
@@ -121,12 +123,12 @@ class TokenDataModule(L.LightningDataModule):
     def train_dataloader(self) -> TokenLoader:
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
 
-        With the Trainer's overfit_batches, every epoch has the same order.
+        With the Trainer's overfit_batches, every epoch has the same order. A resumed fit continues at its checkpoint.
         """
         batches, trainer = self.batches, self.trainer
         # not torch's seed, which differs between processes until one is set
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
-        return TokenLoader(
+        self._loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
             seed=seed % 2**31,
@@ -134,7 +136,25 @@ class TokenDataModule(L.LightningDataModule):
             pin_memory=self._on_cuda,
             epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again
             repeat=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            limit=1.0 if trainer is None else trainer.limit_train_batches,
         )
+        if self._position is not None:
+            self._loader.load_state_dict(self._position)
+            self._position = None
+        return self._loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, because Lightning restores a loader's only inside an epoch and without max_epochs."""
+        return {} if self._loader is None else self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue a fit from this position."""
+        if self.trainer is None or self.trainer.state.fn != "fit" or state_dict["epoch"] < 0:
+            return
+        if self._loader is None:
+            self._position = state_dict
+        else:
+            self._loader.load_state_dict(state_dict)
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
         """Return `val_sequences` sequences, evenly spread over the validation split, always the same.

@@ -172,12 +172,16 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModu
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
-def test_trainer_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path) -> None:
+EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
+
+
+@pytest.mark.parametrize("changes", [{"max_steps": 6}, EPOCHS | {"max_epochs": 3, "limit_train_batches": 4}])
+def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), str(tmp_path / "half.ckpt")
     made = {}
     for name, callbacks, checkpoint in (("whole", [], None), ("half", [keep], None), ("resumed", [], resume)):
         made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
-        run = trainer(tmp_path / name, *callbacks, max_steps=6, accumulate_grad_batches=2)
+        run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
     for name, value in made["whole"].state_dict().items():
         assert torch.equal(value, made["resumed"].state_dict()[name]), name
@@ -186,7 +190,6 @@ def test_trainer_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path) -> N
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
 
 
-EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
 SCALER = torch.amp.GradScaler("cpu", init_scale=2.0**30)
 CHANGES = [
     (EPOCHS, 12),
