@@ -1,6 +1,7 @@
 """State of a run that callbacks read, and the steps at which they act, for any LightningModule and any data."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import lightning as L
@@ -100,8 +101,8 @@ class StepTrigger:
     def __init__(self, key: str, every_n_steps: int = 1):
         expect(every_n_steps >= 1, key, every_n_steps, "at least 1.")
         self.every = every_n_steps
-        #: last completed step
-        self.step = 0
+        #: last completed step, and the one before
+        self.step = self.previous = 0
         #: last step of the run; None if it ends by time only
         self.last: int | None = None
 
@@ -111,9 +112,14 @@ class StepTrigger:
 
     def ended(self, trainer: L.Trainer) -> bool:
         """Return True if the last micro-batch completed a step; True once per step."""
-        ended = trainer.global_step != self.step
-        self.step = trainer.global_step
-        return ended
+        if trainer.global_step == self.step:
+            return False
+        self.previous, self.step = self.step, trainer.global_step
+        return True
+
+    def has_passed(self, steps: Collection[int]) -> bool:
+        """Return True if one of `steps` was completed; with several optimizers a batch completes several steps."""
+        return any(self.previous < step <= self.step for step in steps)
 
     def is_due(self, step: int) -> bool:
         """Return True if the callback acts after this step."""
@@ -121,4 +127,4 @@ class StepTrigger:
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""
-        return self.last is not None and step >= self.last
+        return self.last is not None and step == self.last

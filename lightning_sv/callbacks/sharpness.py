@@ -280,7 +280,7 @@ class Sharpness(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Probe when due."""
-        if self._clock.ended(trainer) and trainer.global_step in self._steps:
+        if self._clock.ended(trainer) and self._clock.has_passed(self._steps):
             self._probe(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

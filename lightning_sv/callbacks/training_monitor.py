@@ -128,6 +128,8 @@ class TrainingMonitor(MetricAccumulator):
         n = len(batch) if isinstance(batch, Tensor) else 1
         given = outputs if isinstance(outputs, dict) else {"loss": outputs}
         loss = given.get("nats", given.get("loss"))
+        if loss is not None and "nats" not in given and pl_module.automatic_optimization:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
         if loss is None:  # a training_step may return nothing
             loss, n = torch.zeros((), device=pl_module.device), 0
         if self.add({"loss": loss.detach() * n}, n, keep=not was_skipped(pl_module)):

@@ -350,8 +350,10 @@ class PretrainModule(L.LightningModule):
 
     @property
     def has_own_optimizer(self) -> bool:
-        """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
-        return is_overridden("configure_optimizers", self, PretrainModule)
+        """True if a subclass or LightningCLI may change the optimizer's groups, or parameters are frozen."""
+        hooks = ("configure_optimizers", "configure_model")
+        frozen = any(not parameter.requires_grad for parameter in self.parameters())
+        return frozen or any(is_overridden(hook, self, PretrainModule) for hook in hooks)
 
 
 def _inputs(block: Any) -> Tensor:

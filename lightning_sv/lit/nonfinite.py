@@ -62,6 +62,7 @@ class NonFinite:
             event["blocks"] = loader.order.sequences(event["epoch"], position)
         event |= {"grad_norm": _plain(value), "losses": [_plain(loss) for loss in losses.tolist()]}
         if trainer.is_global_zero and folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
             with regular(Path(folder) / NONFINITE).open("a") as file:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"

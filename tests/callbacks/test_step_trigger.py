@@ -30,6 +30,9 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
             if clock.ended(trainer) and clock.is_due(clock.step):  # type: ignore[arg-type]
                 acted.append((clock.step, micro_batch))
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
+    trainer.global_step = 9  # two optimizers
+    assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})  # type: ignore[arg-type]
+    assert not clock.is_due(9)
 
 
 @pytest.mark.parametrize(

@@ -320,8 +320,8 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     probe = Sharpness(("all", "scale_input"), probes=2, loss=loss, model=name, method=method)
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
     callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
-    trainer(tmp_path, *callbacks).fit(user, loader())
-    logged = tags(tmp_path)
+    trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
+    logged = tags(tmp_path / "user")
     branch = {"applied": "head/up_proj", "backbone": "layer0/up_proj", "mixture": "layer0/expert_up_proj"}[kind]
     wanted = {"train/loss", "lr", "throughput/steps_per_s", f"branch_norm/{branch}/effective", "sharpness/all/trace"}
     wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
@@ -329,11 +329,13 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     assert wanted <= logged, wanted - logged
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
-    trainer(tmp_path / "quiet").fit(quiet, loader())
+    trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
     for key, value in quiet.state_dict().items():
         assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
-    losses = [[row["loss"] for row in rows(out) if row["loss"]] for out in (tmp_path, tmp_path / "quiet")]
+    losses = [[row["loss"] for row in rows(out) if row["loss"]] for out in (tmp_path / "user", tmp_path / "quiet")]
     assert losses[0] == losses[1]
+    (mean,) = {row["train/loss"] for row in rows(tmp_path / "user") if row["step"] == "2" and row["train/loss"]}
+    assert float(mean) == pytest.approx(float(losses[0][0]), rel=0.1)
 
 
 class OwnStep(PretrainModule):
@@ -362,12 +364,16 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataMo
 
 
 class Wider(PretrainModule):
-    """A subclass that saves its arguments in the usual way, and has a layer of its own."""
+    """A subclass that saves its arguments in the usual way, has a layer of its own and freezes a different one."""
 
     def __init__(self, width: int = 1, **kwargs: Any):
         super().__init__(**kwargs)
         self.save_hyperparameters()
         self.extra = nn.Linear(width, width)
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.net.embed.requires_grad_(False)
 
 
 def test_module_that_saves_its_arguments_is_restored(
@@ -379,6 +385,8 @@ def test_module_that_saves_its_arguments_is_restored(
     (logged,) = (tmp_path / "log").rglob("hparams.yaml")
     assert "d_model: 16" in logged.read_text()
     restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
+    trainer(tmp_path / "more", max_steps=5).fit(restored, data, ckpt_path=keep.best_model_path, weights_only=True)
+    assert torch.equal(restored.net.embed.weight, made.net.embed.weight)
     assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
 
 

@@ -91,7 +91,8 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         open_batches = counts["ready"] - counts["completed"]
-        assert counts["ready"] % then == 0, "saved inside a step"
+        wanted = f"{then}, as in the checkpoint, which was saved after a step of fewer batches."
+        expect(counts["ready"] % then == 0, "trainer.accumulate_grad_batches", now, wanted)
         for name in ("ready", "started", "processed"):
             counts[name] = counts[name] // then * now
         counts["completed"] = counts["ready"] - open_batches
