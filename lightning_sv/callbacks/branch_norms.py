@@ -1,6 +1,6 @@
 """Branches of a model, and norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ class ScaledBranch(NamedTuple):
     name: str
     weight: Tensor | None
     vectors: dict[str, Callable[[], Tensor]]
+    path: str  #: name if several branches have the same `name`
 
     def gammas(self) -> dict[str, Tensor]:
         """Return side -> gamma; a collective for sharded vectors."""
@@ -41,7 +42,8 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
     branches += [_branch(path, None, {"out": norm.scale}) for path, norm in output_norms(model)]
     for module, applied in applied_strategies(model):
         branches += [_branch(path, weight, sides, suffix) for path, suffix, weight, sides in applied.branches(module)]
-    return branches
+    counts = Counter(branch.name for branch in branches)
+    return [b._replace(name=b.path) if counts[b.name] > 1 else b for b in branches]
 
 
 def applied_strategies(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
@@ -51,8 +53,9 @@ def applied_strategies(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
 
 
 def _branch(path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "") -> ScaledBranch:
-    name = f"{place_of(path)}/{path.rpartition('.')[2]}{suffix}"
-    return ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
+    place, vectors = place_of(path), {side: vector for side, vector in vectors.items() if vector is not None}
+    name, unique = path.rpartition(".")[2] + suffix, path.replace(".", "_") + suffix
+    return ScaledBranch(f"{place}/{name}", weight, vectors, f"{place}/{unique}")
 
 
 def place_of(path: str) -> str:

@@ -41,7 +41,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
-        for where, weight, sides in _scaled(model):
+        for where, weight, sides, _ in _scaled(model):
             gammas = {side: full_tensor(vector()) for side, vector in sides.items()}
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
@@ -104,7 +104,7 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     effect of eps, but Adam, which normalizes by its size, still moves it at full rate.
     """
     out: dict[str, Tensor] = {}
-    for where, _, sides in _scaled(model):
+    for where, _, sides, _ in _scaled(model):
         for side, vector in sides.items():
             beta: Tensor | None = getattr(vector, "magnitude", None)
             if beta is not None and beta.grad is not None:
@@ -189,7 +189,7 @@ class Preconditioner(BranchCallback):
     def _write_histograms(self, trainer: L.Trainer) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
-        for where, weight, sides in _scaled(self._model):
+        for where, weight, sides, _ in _scaled(self._model):
             gammas = {side: full_tensor(vector()).detach().double().cpu() for side, vector in sides.items()}
             values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
             if weight is not None:

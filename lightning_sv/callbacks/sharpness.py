@@ -59,13 +59,14 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     q_proj, ...: the weights of that name in every block, with their scale vectors;
     attn_norm, ...: the scale vectors of that norm.
     """
-    always = ("all", *map(_role_name, PARAMETER_ROLES))
+    ours = isinstance(model, Backbone)  # in a custom model, only scale vectors have a known role
+    always = ("all", *map(_role_name, PARAMETER_ROLES if ours else ("input", "output")))
     subsets: dict[str, list[nn.Parameter]] = {name: [] for name in always}
-    if isinstance(model, Backbone):
+    if ours:
         for named in parameter_roles(model):
             subsets["all"].append(named.parameter)
             subsets[_role_name(named.role)].append(named.parameter)
-    else:  # in a custom model, only scale vectors have a known role
+    else:
         subsets["all"] = list(model.parameters())
         for module in model.modules():
             if isinstance(module, ScaleVector):
@@ -200,7 +201,8 @@ class Sharpness(L.Callback):
             expect(value is None or value >= least, f"{key} of Sharpness", value, f"at least {least}.")
         expect(0 < budget <= 1, "budget of Sharpness", budget, "a fraction of the run, above 0 up to 1.")
         expect(bool(subsets), "subsets of Sharpness", "empty", "at least one, for instance all.")
-        self.subsets, self.probes, self.budget = tuple(subsets), probes, budget
+        self.subsets = (subsets,) if isinstance(subsets, str) else tuple(subsets)
+        self.probes, self.budget = probes, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter

@@ -51,6 +51,7 @@ class Folding(NamedTuple):
 
 def foldable(model: Backbone) -> list[Folding]:
     """Return a row per scale vector: the matrix it folds into, or why it stays."""
+    expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
     rows = []
     for site, branch, (scale_in, scale_out) in scaled_linears(model):
         if scale_in is not None:
@@ -79,6 +80,7 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
         model: backbone with any strategy
         into_norms: if True, keep a shared input-side vector in its norm, as standard models do
     """
+    expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
     vectors = _vector_prefixes(model)
     weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
     before_branches = [group.norm for group in _groups(model).values()]

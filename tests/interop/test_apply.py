@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import branch_norms
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
+from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.roles.example_inputs import example_of
+from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from tests.conftest import thinned
 from tests.roles.families import FAMILIES, Family, find
 
@@ -126,6 +127,67 @@ def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strate
     for role in ("input", "output"):
         wanted = {id(model.get_parameter(row.name)) for row in rows if row.role == role and row.trained}
         assert {id(parameter) for parameter in subsets[f"scale_{role}"]} == wanted
+
+
+def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
+    model = named("t5", 0.1)
+    apply_strategy(model, "hg+dp")
+    norms, matrix = branch_norms(model), model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight
+    norm = norms["layer0/encoder_block_0_layer_0_SelfAttention_q/effective"]
+    torch.testing.assert_close(norm, matrix.norm())  # type: ignore[operator]
+    assert "layer0/decoder_block_0_layer_1_EncDecAttention_q/effective" in norms and "layer0/q/W" not in norms
+
+
+class Fused(nn.Module):
+    """Attention whose queries, keys and values are blocks of rows of one matrix, separated before or after a view."""
+
+    def __init__(self, split: Callable[[Tensor], Iterable[Tensor]]):
+        super().__init__()
+        self.split, self.embed, self.norm = split, nn.Embedding(64, 32), nn.RMSNorm(32)
+        self.qkv, self.o_proj = nn.Linear(32, 64, bias=False), nn.Linear(32, 32, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        q, k, v = (
+            part.unflatten(-1, (-1, 8)) if part.ndim == 3 else part for part in self.split(self.qkv(self.norm(x)))
+        )
+        k, v = (part.repeat_interleave(2, 2) for part in (k, v))
+        y = nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+        return x + self.o_proj(y.transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda y: y.split([32, 16, 16], -1),
+        lambda y: y.unflatten(-1, (8, 8)).split([4, 2, 2], 2),
+        lambda y: (y := y.unflatten(-1, (8, 8)), (y[:, :, :4], y[:, :, 4:6], y[:, :, 6:]))[1],
+    ],
+)
+def test_apply_strategy_fused_attention_has_three_branches(split: Any) -> None:
+    model = Fused(split)
+    report = apply_strategy(model, "hg+dp", example=torch.arange(8)[None])
+    (parametrization,) = model.qkv.parametrizations.weight  # type: ignore[union-attr,operator]
+    assert parametrization.widths == (32, 16, 16) and not report.notes
+
+
+def test_apply_strategy_own_placement_without_vectors_normalizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLACEMENTS, "norm_only", Placement(False, True, False, "normalize the output"))
+    report = apply_strategy(named("llama"), "norm_only")
+    assert not report.vectors and not report.same_function
+
+
+def test_apply_strategy_model_without_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without values"):
+        apply_strategy(fake_model(find("llama").build), "hg+dp")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_fold_applied_of_a_wrapper_keeps_whether_weights_train(frozen: bool) -> None:
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or")
+    fold_applied(nn.Sequential(model.requires_grad_(not frozen)))
+    assert all(parameter.requires_grad != frozen for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])
@@ -264,7 +326,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], nn.Module]]] = {
     "sign": ("er", "'er' cannot represent", lambda: named("gemma2")),
     "zero": ("hg", "has a zero entry", lambda: changed("gpt2", zero_beside_bias)),
     "no example": ("hg", "example=", lambda: wrapped("Own")),
-    "Backbone": ("hg", "model is a Backbone", lambda: Backbone(SMALL)),
+    "Backbone": ("hg", "built with a strategy", lambda: nn.Sequential(Backbone(SMALL))),
     "integers": ("hg", "traced forward pass failed", lambda: changed("llama", with_integers)),
     "LoRA": ("hg", "before PEFT", lambda: changed("llama", with_lora)),
     "parametrized": ("hg+or", "already parametrized", lambda: changed("llama", parametrized)),

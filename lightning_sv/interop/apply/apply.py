@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError, expect
@@ -19,7 +20,7 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module
 from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
-from lightning_sv.scale import ScaleStrategy, ScaleVector
+from lightning_sv.scale import ScaledLinear, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs attributed to rounding
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -83,7 +84,7 @@ def apply_strategy(
     Warns:
         UserWarning: some vectors deviate from the strategy
     """
-    parsed = ScaleStrategy.parse(strategy)
+    parsed, dp_at = ScaleStrategy.parse(strategy), [dp_at] if isinstance(dp_at, str) else dp_at
     check_module(model)
     model = uncompiled(model)
     _check(model)
@@ -140,10 +141,13 @@ def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name, kinds = type(model).__name__, [type(module) for module in model.modules()]
-    wanted = "a different class. Build it with its strategy: Backbone(config, strategy)."
-    expect(not isinstance(model, Backbone), "model", "a Backbone", wanted)
     if any(isinstance(module, Scaled) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
+    built = any(isinstance(module, Backbone | ScaledLinear | ScaleVector) for module in model.modules())
+    wanted = "a model without scale vectors of this package. Build this one with its strategy."
+    expect(not built, "model", f"a {name} that was built with a strategy", wanted)
+    lacking = [key for key, parameter in model.named_parameters() if parameter.is_meta or is_fake(parameter)]
+    expect(not lacking, "model", f"without values ({', '.join(lacking[:1])})", "one with weights. Load them first.")
     wrapper = next((kind.__name__ for kind in kinds if kind.__name__ in _WRAPPERS), None)
     expect(wrapper is None, "model", f"wrapped in {wrapper}", "the model inside. Apply the strategy, then wrap it.")
     if any(kind.__module__.split(".")[0] == "peft" for kind in kinds):

@@ -260,7 +260,8 @@ class Change:
             why = "it holds several matrices" if several else f"its layer is a {type(layer).__name__}, not an nn.Linear"
             self._note(matrix.weight, f"dp instead of dnp, because {why}")
             return False
-        vector = self._vector(matrix.weight, upcast(weight).new_ones(weight.shape[0]), "output")
+        ones = upcast(weight).new_ones(weight.shape[0])
+        vector = self._vector(matrix.weight, ones, "output") if self.row.scale_out else None
         norm = OutputNorm(vector, matrix.head_width or weight.shape[0], self.eps)
         layer.add_module("output_norm", norm)
         self.undo.callback(layer.__delattr__, "output_norm")
@@ -359,18 +360,25 @@ def fold_applied(model: nn.Module) -> nn.Module:
                     "torch.nn.utils.parametrize.remove_parametrizations."
                 )
             planned.append((module, attribute, parametrizations[0].order))
+    trained = [_trains(inner, inner is uncompiled(model)) for inner in inners]
     for module, attribute, order in planned:
         _remove(module, attribute, order, keep=True)
-    for inner in inners:
+    for inner, trains in zip(inners, trained, strict=True):
         applied: Applied = vars(inner)[APPLIED]
         for handle in applied.handles:
             handle.remove()
         named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
         for name in applied.frozen:
-            if inner is uncompiled(model) and unwrapped(name) in named:  # otherwise the wrapper decides
+            if trains and unwrapped(name) in named:
                 named[unwrapped(name)].requires_grad_(True)
         delattr(inner, APPLIED)
     return model
+
+
+def _trains(model: nn.Module, default: bool) -> bool:
+    """Return True if a scale vector trains, or `default` without vectors: LoRA and users freeze all of them."""
+    vectors = [p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters()]
+    return any(p.requires_grad for p in vectors) if vectors else default
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -194,8 +194,18 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     axis = len(product.shape) - (1 if argument == PRODUCTS[product.op][1] else 2)
     if product.shape[axis] != d_out:
         return (d_out,), True
+    cuts = _cuts(product, axis)
+    if cuts is None:
+        return (d_out,), True
+    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
+    return parts, len(parts) == 1 and _meets_itself(product)
+
+
+def _cuts(value: Node, axis: int) -> set[int] | None:
+    """Return the positions at which an axis of channels, or of heads, is split; None for a split with a stride."""
+    d_out = value.shape[axis]
     cuts = {0, d_out}
-    for user, splits, after in _users_along(product, axis):
+    for user, splits, after in _users_along(value, axis):
         if splits and user.op in ("split", "split_with_sizes"):
             sizes = user.scalars.get("split_sizes") or user.scalars.get("split_size")
             widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
@@ -204,14 +214,14 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
             cuts.add(d_out // 2)
         elif splits and user.op == "slice":
             if int(user.scalars.get("step") or 1) != 1:
-                return (d_out,), True
+                return None
             ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
             cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
-        elif len(after) > 1 and user.is_view and _taken_apart(user, min(after)):
+        elif len(after) > 1 and user.is_view:
             n = user.shape[min(after)]
-            cuts |= {i * d_out // n for i in range(n)}
-    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
-    return parts, len(parts) == 1 and _meets_itself(product)
+            heads = range(n) if _taken_apart(user, min(after)) else _cuts(user, min(after)) or ()
+            cuts |= {i * d_out // n for i in heads}
+    return cuts
 
 
 def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:

@@ -111,20 +111,20 @@ class OutputNorm(Scaled):
     """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`), as a forward hook.
 
     Args:
-        scale: source of gamma, (d_out,)
+        scale: source of gamma, (d_out,); None for 1
         width: number of channels normalized together
         eps: epsilon of the norm
     """
 
-    def __init__(self, scale: ScaleVector, width: int, eps: float):
+    def __init__(self, scale: ScaleVector | None, width: int, eps: float):
         super().__init__()
         self.scale, self.width, self.eps = scale, width, eps
 
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
         heads = y.unflatten(-1, (-1, self.width))
-        gamma: Tensor = self.scale()
-        return normalize(heads, self.eps, gamma.unflatten(-1, (-1, self.width))).flatten(-2)
+        gamma = None if self.scale is None else self.scale().unflatten(-1, (-1, self.width))
+        return normalize(heads, self.eps, gamma).flatten(-2)
 
 
 def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Any:
