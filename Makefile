@@ -95,7 +95,7 @@ WORD := $(patsubst ./%,%,$(patsubst %/,%,$(subst $(space),?,$(DATA))))
 $(foreach sign,? * [,$(if $(findstring $(sign),$(DATA)),$(error DATA is '$(DATA)'; expected a name, a file or a folder, \
 	without $(sign))))
 export TEXT := $(subst ?,$(space),$(WORD))
-export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(subst ?,_,$(basename $(notdir $(WORD)))))
+export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(or $(subst ?,_,$(basename $(notdir $(WORD)))),text))
 MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
 THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
@@ -238,7 +238,7 @@ SPENDS = $(if $(and $(filter 1,$(words $(SPEND))),$(filter $(call names,paper/bu
 NAMED = $(shell sed -n 's/^layers: *\[\(.*\)\].*/\1/p' conf/paper/budgets/$(SPEND).yaml)
 OF_BUDGET = $(foreach name,$(filter data/%,$(subst $(comma),$(space),$(NAMED))),$(if $(shell grep -l hf: conf/$(name).yaml),,$(name)))
 paper: $(VENV)/.run  ## reproduce the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
-	@$(SPENDS)$(foreach name,$(if $(filter --dry% --no%,$(ARGS)),,$(OF_BUDGET)),$(SV) prepare --config conf/$(name).yaml && ) true
+	@$(SPENDS)$(foreach name,$(if $(filter --dry% --no_t% --no-t%,$(ARGS)),,$(OF_BUDGET)),$(SV) prepare --config conf/$(name).yaml && ) true
 	@$(WORDS) $(SV) paper --budget '$(SPEND)' $(if $(FIG),--fig $$FIG) "$$@"
 
 theory: $(VENV)/.run  ## check the paper's theorems: verdicts, counterexamples, pictures in results/theory

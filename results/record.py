@@ -14,6 +14,8 @@ LIMIT = 1.10
 
 def row(comparison: dict[str, Any]) -> str:
     """Return the row of the challenger, or exit with the reason why it is not a record."""
+    if len(comparison["arms"]) != 2 or len(comparison["seeds"]) < 2:
+        sys.exit("no record: expected one B and at least two seeds")
     _, challenger = comparison["arms"]
     (pair,) = comparison["differences"]
     difference = "{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**pair["difference"])
@@ -24,8 +26,9 @@ def row(comparison: dict[str, Any]) -> str:
             f"not a record: {pair['b']} is {difference} nats per token and took {ratio:.2f} times as long; "
             f"expected an interval below 0 and at most {LIMIT:.2f}"
         )
-    words = " ".join(challenger["args"]).replace("=", " ").split()
-    settings = ", ".join(words[words.index(key) + 1] if key in words else "default" for key in KEYS)
+    command = next(run["command"] for run in comparison["runs"] if run["name"][0] == "b")
+    words = command.replace("=", " ").split()[::-1]  # the last value counts
+    settings = ", ".join(words[words.index(key) - 1] if key in words else "default" for key in KEYS)
     cells = [comparison["date"][:10], f"`{challenger['scale']}`", settings, difference.replace("-", "−")]
     return f"| {' | '.join(cells)} | {challenger['val_loss']:.3f} |"
 

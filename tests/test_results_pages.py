@@ -261,13 +261,15 @@ def test_record_is_the_recording_and_what_make_record_trains() -> None:
 
 
 add = runpy.run_path(str(ROOT / "results/record.py"))["add"]
-ARM = {"scale": "hg+dp+or", "args": ["--model.optim.lr=0.0065", "--trainer.max_steps=5"], "val_loss": 3.5618}
+ARM = {"scale": "hg+dp+or", "val_loss": 3.5618}
 
 
 def comparison(folder: Path, high: float, seconds: float) -> Path:
     difference = {"mean": -0.0154, "low": -0.03, "high": high}
-    runs = [{"name": name, "summary": {"seconds": time}} for name, time in (("a-seed0", 10.0), ("b-seed0", seconds))]
-    numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": [{}, ARM], "runs": runs}
+    command = "fit --model.optim.lr 0.1 --model.optim.lr=0.0065 --trainer.max_steps 5"
+    times = {"a-seed0": 10.0, "b-seed0": seconds}
+    runs = [{"name": name, "summary": {"seconds": time}, "command": command} for name, time in times.items()]
+    numbers = {"date": "2026-11-26T10:00:00+00:00", "arms": [{}, ARM], "runs": runs, "seeds": [0, 1]}
     path = folder / "comparison.json"
     path.write_text(json.dumps(numbers | {"differences": [{"b": "hg+dp+or", "difference": difference}]}))
     return path

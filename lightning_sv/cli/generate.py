@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
-from lightning_sv.runs.directory import run_dir_of
+from lightning_sv.runs.directory import config_value, run_dir_of
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -28,6 +28,7 @@ def run(argv: list[str]) -> int:
     trained = read_run(run_dir_of(options.run), complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
     sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
-    text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len)
+    masked = bool(config_value(trained.config, "model.mask_documents"))
+    text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len, mask_documents=masked)
     print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
     return 0

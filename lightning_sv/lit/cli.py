@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
@@ -217,8 +218,12 @@ class PretrainCLI(LightningCLI):
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
             name = f"{model.backbone.name}/{model.label}-seed{self.config['seed_everything']}"
-            asked = (self.config[key] for key in ("run_dir", "ckpt_path"))
-            self._resolve = partial(resolve_run_dir, name, *asked, again=self._again, rank=trainer.global_rank)
+            run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
+            if trainer.fast_dev_run:  # type: ignore[attr-defined]  # leaves nothing, as in Lightning
+                run_dir = self._cleanup.enter_context(TemporaryDirectory())
+            self._resolve = partial(
+                resolve_run_dir, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank
+            )
             self.run_dir = self._resolve()
         return trainer
 

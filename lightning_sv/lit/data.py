@@ -194,7 +194,8 @@ def choose_micro_batch(
 ) -> str | None:
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
-    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may change it.
+    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may
+    change it; and the balance loss of experts, which is computed per micro-batch.
     Returns a description of the choice, or None if nothing was chosen.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import expect
-from lightning_sv.nn import Backbone
+from lightning_sv.nn import Backbone, document_ids
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,15 @@ class Sampling:
 
 
 @torch.no_grad()
-def generate(model: Backbone, tokenizer: Tokenizer, prompt: str, sampling: Sampling, *, context: int) -> str:
+def generate(
+    model: Backbone,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    *,
+    context: int,
+    mask_documents: bool = False,
+) -> str:
     """Return the continuation of `prompt`, without the prompt.
 
     Args:
@@ -47,13 +55,15 @@ def generate(model: Backbone, tokenizer: Tokenizer, prompt: str, sampling: Sampl
         prompt: text; empty for the start of a document
         sampling: sampling options
         context: number of previous tokens the model sees, normally the training length
+        mask_documents: restrict attention to the document, as in training
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     start = [tokenizer.eot, *tokenizer.encode(prompt)]
     ids = list(start)
     for _ in range(sampling.tokens):
         tokens = torch.tensor([ids[-context:]], device=model.embed.weight.device)
-        logits = model(tokens)[0, -1, : tokenizer.vocab_size].float().cpu()
+        documents = document_ids(tokens, tokenizer.eot) if mask_documents else None
+        logits = model(tokens, documents)[0, -1, : tokenizer.vocab_size].float().cpu()
         token = _draw(logits, sampling, generator)
         if token == tokenizer.eot:
             break

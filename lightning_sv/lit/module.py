@@ -18,10 +18,10 @@ from torchmetrics import SumMetric
 from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.run_state import data_of, total_steps
 from lightning_sv.callbacks.training_monitor import is_monitored
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
 from lightning_sv.lit.checkpoint.compat import Start, check_settings, settings_of
-from lightning_sv.lit.fsdp import shard
+from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
 from lightning_sv.nn.backbone import compile_backbone
@@ -200,6 +200,8 @@ class PretrainModule(L.LightningModule):
         if self.device_mesh is not None:
             assert settings.compile != "model"  # rejected by the command line
             strategy: Any = self.trainer.strategy
+            known = isinstance(strategy, FullyShardedStrategy)
+            expect(known, "strategy", type(strategy).__name__, "lightning_sv.lit.fsdp.FullyShardedStrategy.")
             shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
         # In place, so that the checkpoint's keys do not change.
         compile_backbone(self.backbone, settings.compile)

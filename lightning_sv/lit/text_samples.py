@@ -41,11 +41,12 @@ class TextSamples(L.Callback):
         """Log one sample, on every device, because a sharded model needs them all."""
         if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        net, data = model_of(pl_module), data_of(trainer)
-        assert isinstance(net, Backbone) and data is not None
+        net, data, settings = model_of(pl_module), data_of(trainer), settings_of(pl_module)
+        assert isinstance(net, Backbone) and data is not None and settings is not None
         with measuring(trainer):
             tokenizer = Tokenizer.load(data.folder)
-            text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
+            limits = {"context": data.seq_len, "mask_documents": settings.mask_documents}
+            text = generate(net, tokenizer, self._prompt, self._sampling, **limits)  # type: ignore[arg-type]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))

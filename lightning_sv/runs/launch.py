@@ -41,7 +41,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
     """
     failed: dict[str, str] = {}
     threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
-    env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     gpus = named or [str(i) for i in range(torch.cuda.device_count())]
     waiting, running = deque(jobs), list[_Child]()

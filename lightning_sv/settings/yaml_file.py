@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.paths import config_path
+from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path
 
 #: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
@@ -138,23 +138,35 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
     Raises:
         ConfigError: an argument has no value, or a value or a file is not valid YAML
     """
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
-        raise ConfigError(
-            f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
-        )
     files: list[Path] = []
     keys: dict[str, Any] = {}
-    for key, text in zip(parts[::2], parts[1::2], strict=True):
+    for key, text in option_pairs(words, command):
         if key == "--config":
             files.append(Path(config_path(text, key)))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
+            continue
+        if key.removeprefix("--") in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
+            keys[key.removeprefix("--")] = text
             continue
         try:  # OmegaConf, as for config files: 1e-3 is a number
             keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return files, keys
+
+
+def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
+    """Return (--key, value) of words such as `--key value` and `--key=value`.
+
+    Raises:
+        ConfigError: an argument has no value
+    """
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
+        raise ConfigError(
+            f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
+        )
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def read_leaves(file: Path) -> dict[str, Any]:

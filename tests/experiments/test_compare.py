@@ -154,7 +154,10 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     before = (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns
     two, said = run(out, words=words, seeds=2)
     assert "2 of 4 runs are complete" in said and "llama, seed 1: done" in said
-    assert two["runs"][:2] == one["runs"]
+    assert two["runs"][:2] == one["runs"] and {arm.label for arm in own_figure([out]).panels[0].arms} == {
+        "llama",
+        "unified",
+    }
     assert (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns == before
     config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
     swapped = [asked("iwd+or+dnp+hg", "", "the paper's"), asked("nop", "", None), LLAMA]
@@ -208,6 +211,8 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="'unified' is the name of two arms")
     refused(LLAMA, UNIFIED, asked("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
+    with pytest.raises(ValueError, match="words of a shell"):
+        asked("nop", "--model.optim.lr '0.1", None)
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="--run_dir")
     refused(LLAMA, UNIFIED, words=["--seed_everything", "3", *CONFIG], match="--seed_everything")
     refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config")
@@ -242,6 +247,14 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
     assert str(tmp_path) not in left
     _, said = run(tmp_path, "--hang_seed", "1", seeds=1)
     assert "2 of 2 runs are complete" in said
+
+
+def test_asked_values_stay_complete() -> None:
+    text = '--model.scale_options.placement_at "{lm_head: dp}" --model.optim.lr=0.01 --data.corpus.dir "2024_01 #1"'
+    label, arm = asked("unified", text, None)
+    assert label == "unified,placement_at={lm_head: dp},lr=0.01,dir=2024_01 #1"
+    values = {"placement_at": {"lm_head": "dp"}, "lr": 0.01, "dir": "2024_01 #1"}
+    assert {key.rpartition(".")[2]: value for key, value in arm.overrides.items()} == values
 
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:

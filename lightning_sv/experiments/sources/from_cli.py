@@ -21,7 +21,7 @@ from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
-from lightning_sv.settings.yaml_file import parse_overrides, read_leaves, to_args
+from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves, to_args
 
 #: a requested arm: label, and strategy with keys
 Asked = tuple[str, ArmSpec]
@@ -38,9 +38,12 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
         ConfigError: an unknown strategy, or arguments that are no keys of `fit`
     """
     ScaleStrategy.parse(scale)  # before the configs, which may be incomplete
-    args = underscored(shlex.split(text))
-    words = " ".join(args).replace("=", " ").split()
-    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
+    try:
+        args = underscored(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"the arguments of {scale} are {text!r}; expected words of a shell ({error}).") from None
+    pairs = option_pairs(args, "compare")
+    changes = [f"{key.removeprefix('--').rpartition('.')[2]}={value}" for key, value in pairs]
     files, keys = parse_overrides(args, "compare")
     leaves = {key: value for file in files for key, value in read_leaves(file).items()}
     return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})
