@@ -1,5 +1,6 @@
 """Branches of a model, and norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -40,21 +41,25 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
         for path, linear, (scale_in, scale_out) in scaled_linears(model)
     ]
     branches += [_branch(path, None, {"out": norm.scale}) for path, norm in output_norms(model)]
-    for module, applied in applied_strategies(model):
-        branches += [_branch(path, weight, sides, suffix) for path, suffix, weight, sides in applied.branches(module)]
+    for prefix, module, applied in applied_strategies(model):
+        found = applied.branches(module)
+        branches += [_branch(path, weight, sides, suffix, prefix) for path, suffix, weight, sides in found]
     counts = Counter(branch.name for branch in branches)
     return [b._replace(name=b.path) if counts[b.name] > 1 else b for b in branches]
 
 
-def applied_strategies(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
-    """Yield the modules that `apply_strategy` changed, with their `interop.apply.change.Applied`."""
-    found = ((module, vars(module).get("applied_strategy")) for module in model.modules())
-    return ((module, applied) for module, applied in found if applied is not None)
+def applied_strategies(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Yield path, module and `interop.apply.change.Applied` of the modules that `apply_strategy` changed."""
+    found = ((path, module, vars(module).get("applied_strategy")) for path, module in model.named_modules())
+    return ((path, module, applied) for path, module, applied in found if applied is not None)
 
 
-def _branch(path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "") -> ScaledBranch:
+def _branch(
+    path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "", prefix: str = ""
+) -> ScaledBranch:
     place, vectors = place_of(path), {side: vector for side, vector in vectors.items() if vector is not None}
-    name, unique = path.rpartition(".")[2] + suffix, path.replace(".", "_") + suffix
+    complete = re.sub(r"\.\d+\b", "", f"{prefix}.{path}".removeprefix("."), count=1)  # `place` has the number
+    name, unique = path.rpartition(".")[2] + suffix, complete.replace(".", "_") + suffix
     return ScaledBranch(f"{place}/{name}", weight, vectors, f"{place}/{unique}")
 
 

@@ -36,7 +36,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1)
 
     Each side is evaluated alone, in closed form. Under `dnp`, these figures ignore the norm between W and gamma_out.
-    Means over experts; 'mean/...' over layers. Norms without branches have an output side only. A collective if
+    Means over experts; 'mean/...' over layers. Norms without branches have one side. A collective if
     weights are sharded.
     """
     out: dict[str, Tensor] = {}

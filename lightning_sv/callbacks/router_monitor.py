@@ -43,9 +43,8 @@ class RouterMonitor(MetricAccumulator):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the mixtures of experts; raise ConfigError if a module other than `PretrainModule` has none."""
         modules = model_of(pl_module, self.model).named_modules()
-        mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
-        self._mixtures = {place_of(path): module for path, module in mixtures.items()}
-        fits, name = bool(mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
+        self._mixtures = {place_of(path): module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        fits, name = bool(self._mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
         expect(fits, "the model of RouterMonitor", name, "one with a MixtureOfExperts.")
 
     def charts(self) -> Pages:

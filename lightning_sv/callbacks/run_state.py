@@ -127,4 +127,4 @@ class StepTrigger:
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""
-        return self.last is not None and step == self.last
+        return self.last is not None and self.previous < self.last <= step

@@ -71,7 +71,7 @@ def parameter_subsets(model: nn.Module) -> Subsets:
         for module in model.modules():
             if isinstance(module, ScaleVector):
                 subsets[_role_name(module.role)].extend(module.parameters())
-        for module, applied in applied_strategies(model):
+        for _, module, applied in applied_strategies(model):
             for role, parameter in applied.stored(module):
                 subsets[_role_name(role)].append(parameter)
     sites: dict[str, list[nn.Parameter]] = defaultdict(list)
@@ -225,11 +225,9 @@ class Sharpness(L.Callback):
         """Check before training the subsets, and that a loss is available."""
         if stage == "fit" and self.loss is None:
             settings = settings_of(pl_module)
-            if settings is None or data_of(trainer) is None:
-                raise ConfigError(
-                    "loss of Sharpness is None; expected a function of the LightningModule. Only a PretrainModule "
-                    "with a TokenDataModule has a default loss."
-                )
+            wanted = "a function of the LightningModule. Only a PretrainModule with a TokenDataModule has a default."
+            expect(settings is not None and data_of(trainer) is not None, "loss of Sharpness", None, wanted)
+            assert settings is not None
             self._find(parameter_subsets(settings.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

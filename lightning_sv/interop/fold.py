@@ -17,12 +17,7 @@ from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, 
 from lightning_sv.scale.vector import HeadShared
 
 #: branch -> the matrix, outside its group, that reads it through sums and products only
-_READERS = {
-    "v_proj": "o_proj",
-    "up_proj": "down_proj",
-    "shared_up_proj": "shared_down_proj",
-    "expert_up_proj": "expert_down_proj",
-}
+_READERS = {"v_proj": "o_proj"} | {f"{kind}up_proj": f"{kind}down_proj" for kind in ("", "shared_", "expert_")}
 _SCORES = "after their norm, queries and keys are rotated and multiplied with each other, not with a matrix"
 _RESIDUAL = "after its norm, it is added to the residual stream, without a matrix"
 _SILU = "its norm is followed by SiLU, which is not linear"
@@ -191,11 +186,8 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
             continue
         norm: Any = model.get_submodule(path)  # no matrix behind it absorbs gamma
         left = gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
-        if left is not None and bool((left != 1).any()):
-            raise ConfigError(
-                f"{path}: the strategy {str(model.strategy)!r} cannot represent the imported scale vector; "
-                "use a different one, for instance hg+dp+or+iwd."
-            )
+        found = f"{str(model.strategy)!r}, which cannot represent the imported {path}"
+        expect(left is None or bool((left == 1).all()), "the strategy", found, "a different one, e.g. hg+dp+or+iwd.")
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)
 

@@ -252,9 +252,8 @@ class PretrainCLI(LightningCLI):
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
-            own = self.model.has_own_optimizer
-            check_settings(checkpoint, model, data, training=True, own_optimizer=own)
-            if not may_jump and not own:
+            check_settings(checkpoint, model, data, training=True, own_groups=self.model.has_own_groups)
+            if not may_jump and not self.model.has_own_optimizer:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)
@@ -296,12 +295,11 @@ class PretrainCLI(LightningCLI):
         with atomic_path(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.content)
         write_parameters(self.run_dir, self.model)
-        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config["run_dir"], config["ckpt_path"], config["allow_lr_jump"] = None, None, False  # only for this start
-            for key in INPUTS:  # the run may be resumed in a different folder
-                if config[key] is not None and not is_remote(config[key]):
-                    config[key] = str(Path(config[key]).absolute())
-            write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
+        config["run_dir"], config["ckpt_path"], config["allow_lr_jump"] = None, None, False  # only for this start
+        for key in INPUTS:  # the run may be resumed in a different folder
+            if config[key] is not None and not is_remote(config[key]):
+                config[key] = str(Path(config[key]).absolute())
+        write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True

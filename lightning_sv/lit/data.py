@@ -84,8 +84,8 @@ class TokenDataModule(L.LightningDataModule):
     def batch_size(self, size: int) -> None:
         batch = self.batches.global_batch if self._is_fixed else size
         self.batches = replace(self.batches, micro_batch=size, global_batch=batch)
-        if self.trainer is not None and self.trainer.training:
-            self.setup("fit")
+        if self.trainer is not None and self.trainer.state.fn is not None:
+            self.setup(self.trainer.state.fn.value)
 
     def setup(self, stage: str) -> None:
         """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.
@@ -93,7 +93,7 @@ class TokenDataModule(L.LightningDataModule):
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
-        trainer, batches, self._loader = self.trainer, self.batches, None
+        trainer, batches, self._loader, self._position = self.trainer, self.batches, None, None
         if trainer is None:  # as in a loop of the user, or with Fabric
             self._share = batches.share(1)
             return
@@ -194,8 +194,8 @@ def choose_micro_batch(
 ) -> str | None:
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
-    Otherwise the batch is one micro-batch. Only the order of sums depends on it, so a resumed run may
-    change it; and the balance loss of experts, which is computed per micro-batch.
+    Otherwise the batch is one micro-batch. Only the order of sums and the experts' balance loss
+    depend on it, so a resumed run may change it.
     Returns a description of the choice, or None if nothing was chosen.
 
     Raises:

@@ -218,11 +218,9 @@ class PretrainModule(L.LightningModule):
         if not self.settings.mask_documents:
             return None
         data = None if self._trainer is None else data_of(self.trainer)
-        if data is None:
-            raise ConfigError(
-                "mask_documents is True; expected a TokenDataModule, which knows where documents end. "
-                "Set mask_documents=False for other data."
-            )
+        wanted = "a TokenDataModule, which knows where documents end. Set mask_documents=False for other data."
+        expect(data is not None, "mask_documents", True, wanted)
+        assert data is not None
         return document_ids(tokens, data.eot)
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
@@ -348,14 +346,21 @@ class PretrainModule(L.LightningModule):
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""
         training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
-        check_settings(checkpoint, self.settings, data, training=training, own_optimizer=self.has_own_optimizer)
+        check_settings(checkpoint, self.settings, data, training=training, own_groups=self.has_own_groups)
 
     @property
     def has_own_optimizer(self) -> bool:
-        """True if a subclass or LightningCLI may change the optimizer's groups, or parameters are frozen."""
-        hooks = ("configure_optimizers", "configure_model")
-        frozen = any(not parameter.requires_grad for parameter in self.parameters())
-        return frozen or any(is_overridden(hook, self, PretrainModule) for hook in hooks)
+        """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
+        return is_overridden("configure_optimizers", self, PretrainModule)
+
+    @property
+    def has_own_groups(self) -> bool:
+        """True if the optimizer's groups may differ from the settings': replaced, or a subclass freezes weights."""
+        return self.has_own_optimizer or is_overridden("configure_model", self, PretrainModule) or self._is_frozen()
+
+    def _is_frozen(self) -> bool:
+        trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
+        return trains[0] != trains[-1]
 
 
 def _inputs(block: Any) -> Tensor:

@@ -46,10 +46,8 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
     found: dict[str, Run] = {}
     for given in paths:
         path = given if given.is_file() else given / RESULTS
-        if not path.is_file():
-            raise ConfigError(
-                f"--results_from: {path} does not exist; expected the folder of a report, e.g. results/cpu."
-            )
+        wanted = "the folder of a report, e.g. results/cpu."
+        expect(path.is_file(), "--results_from", f"{path}, which does not exist", wanted)
         columns, rows = read_csv(path)
         if lacking := [name for name in _NEEDED if name not in columns]:
             raise ConfigError(f"--results_from: {path} has no column {lacking[0]}; expected a report of this version.")

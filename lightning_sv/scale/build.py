@@ -54,11 +54,9 @@ class ScaleOptions:
             if token not in _TOKENS:
                 raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))
         for key, role in self.role_at.items():
-            if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
-                raise ConfigError(
-                    f"scale_options.role_at has {key!r}: {role!r}; expected SITE.scale_in or "
-                    "SITE.scale_out with the role 'input' or 'output'."
-                )
+            fits = role in ROLES and key.rpartition(".")[2] in ("scale_in", "scale_out", "scale")
+            wanted = "SITE.scale_in or SITE.scale_out with the role 'input' or 'output'."
+            expect(fits, "scale_options.role_at", f"{key!r}: {role!r}", wanted)
 
     def label(self) -> str:
         """Return '' or '[key=value,...]' with the options that differ from their defaults."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
 from lightning_sv.corpus.sources.files import changed_text
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import expect
 
 log = logging.getLogger(__name__)
 
@@ -98,20 +98,15 @@ class DataConfig:
             ConfigError: the devices do not divide the global batch, or the micro-batch does not divide their share
         """
         per_device, rest = divmod(self.global_batch, devices)
-        if rest:
-            counts = self.device_counts
-            near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]
-            raise ConfigError(
-                f"data.global_batch is {self.global_batch}; expected a multiple of {devices}, the number of devices. "
-                f"Use {' or '.join(map(str, near))} devices, or a batch of {(per_device + 1) * devices}."
-            )
+        counts = self.device_counts
+        near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]
+        hint = f"Use {' or '.join(map(str, near))} devices, or a batch of {(per_device + 1) * devices}."
+        wanted = f"a multiple of {devices}, the number of devices. {hint}"
+        expect(not rest, "data.global_batch", self.global_batch, wanted)
         micro = self.micro_batch or per_device
-        if per_device % micro:
-            divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
-            raise ConfigError(
-                f"data.micro_batch is {micro}; expected a divisor of {per_device}, the sequences per device: "
-                f"{', '.join(map(str, divisors))}."
-            )
+        divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
+        wanted = f"a divisor of {per_device}, the sequences per device: {', '.join(map(str, divisors))}."
+        expect(micro in divisors, "data.micro_batch", micro, wanted)
         return RankShare(self.global_batch, micro, rank, devices)
 
     def check_validation(self, devices: int) -> None:

@@ -33,6 +33,10 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     trainer.global_step = 9  # two optimizers
     assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})  # type: ignore[arg-type]
     assert not clock.is_due(9)
+    trainer = SimpleNamespace(global_step=6, estimated_stepping_batches=7)
+    clock.start(trainer)  # type: ignore[arg-type]
+    trainer.global_step = 8
+    assert clock.ended(trainer) and clock.is_last(8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,9 @@ def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
     model = named("t5", 0.1)
     apply_strategy(model, "hg+dp")
     norms, matrix = branch_norms(model), model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight
-    norm = norms["layer0/encoder_block_0_layer_0_SelfAttention_q/effective"]
+    norm = norms["layer0/encoder_block_layer_0_SelfAttention_q/effective"]
     torch.testing.assert_close(norm, matrix.norm())  # type: ignore[operator]
-    assert "layer0/decoder_block_0_layer_1_EncDecAttention_q/effective" in norms and "layer0/q/W" not in norms
+    assert "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms and "layer0/q/W" not in norms
 
 
 class Fused(nn.Module):

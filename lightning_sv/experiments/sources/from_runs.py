@@ -38,14 +38,14 @@ def own_figure(
         ConfigError: a directory without events, two runs of one label and seed, an unknown baseline, runs on different
             corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
     """
-    paths, named, unfinished = _expand(dirs)
-    if labels and len(labels) != len(paths):
-        raise ConfigError(f"--labels has {len(labels)} names; expected {len(paths)}, one per run.")
+    named, unfinished = _expand(dirs)
+    if labels and len(labels) != len(named):
+        raise ConfigError(f"--labels has {len(labels)} names; expected {len(named)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
-    for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
+    for (path, given), label in zip(named, labels or (None,) * len(named), strict=True):
         run = read_run(path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
-        name, seed = label or named.get(path) or run.label, run.summary.get("seed")
+        name, seed = label or given or run.label, run.summary.get("seed")
         if not isinstance(seed, int):
             raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
         other = arms.setdefault(name, {}).setdefault(seed, run)
@@ -85,25 +85,24 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
-def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str], list[Path]]:
-    """Return each directory, or the completed runs in it if it has no events itself; labels; and unfinished runs."""
-    found, labels, unfinished = list[Path](), dict[Path, str](), list[Path]()
+def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], list[Path]]:
+    """Return each directory, or the completed runs in it, with a comparison's labels; and the unfinished runs."""
+    found, unfinished = list[tuple[Path, str | None]](), list[Path]()
     for path in map(Path, dirs):
         complete, begun = runs_in(path)
         if complete and not event_files(path):
-            found += complete
+            found += ((run, None) for run in complete)
             unfinished += begun
         elif (path / COMPARISON).is_file():
-            try:  # run directories are relative to that of the comparison
+            try:  # run directories are relative to that of the comparison; a name begins with the letter of its arm
                 content = json.loads((path / COMPARISON).read_text())
-                found += [path / run["dir"] for run in content["runs"]]
-                for run in content["runs"]:  # named by the letter of its arm, and its seed
-                    labels[path / run["dir"]] = content["arms"][ascii_lowercase.index(run["name"][0])]["label"]
+                labels = {letter: arm["label"] for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)}
+                found += ((path / run["dir"], labels[run["name"][0]]) for run in content["runs"])
             except (ValueError, LookupError, TypeError) as error:
                 raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
         else:
-            found.append(path)
-    return found, labels, unfinished
+            found.append((path, None))
+    return found, unfinished
 
 
 def described(figure: Figure) -> Figure:

@@ -28,6 +28,7 @@ from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with the state for `fold_applied`
 APPLIED = "applied_strategy"
+_REMOVE = "remove that first with torch.nn.utils.parametrize.remove_parametrizations"
 #: one vector for all matrices behind a norm: the vector itself for the first matrix, a function for the others
 SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
@@ -52,9 +53,9 @@ class Applied(NamedTuple):
         Matrices are (*batch_dims, d_out, d_in). A vector is a ScaleVector, or a function that returns gamma.
         """
         parameters, scaled = _parameters(model), {m.site: m for m in model.modules() if isinstance(m, Scaled)}
-        gammas: dict[str, Any] = {name: scaled[name].vector for name in self.norms if name in scaled}
-        for name, (_, origin) in self.norms.items():
-            gammas.setdefault(name, partial(torch.add, parameters.get(name), origin))
+        norms = [(name, origin) for name, (_, origin) in self.norms.items() if name in parameters]
+        gammas: dict[str, Any] = {name: partial(torch.add, parameters[name], origin) for name, origin in norms}
+        gammas |= {name: scaled[name].vector for name in self.norms if name in scaled}
         for matrix, norm in self.matrices:
             path, _, attribute = matrix.weight.rpartition(".")
             original = f"{path}.parametrizations.{attribute}.original"
@@ -70,14 +71,14 @@ class Applied(NamedTuple):
                 yield matrix.weight.removesuffix(".weight"), f"{i}" if len(blocks) > 1 else "", block, sides
         read = {norm for _, norm in self.matrices}
         for name, (role, _) in self.norms.items():
-            if name not in read:
+            if name in gammas and name not in read:
                 yield name.rpartition(".")[0], "", None, {"in" if role == "input" else "out": gammas[name]}
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names without wrappers and LoRA's layers."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {unwrapped(name.replace(".base_layer", "")): parameter for name, parameter in named}
+    """Return the parameters by their names, also by those without wrappers and LoRA's layers."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {unwrapped(name.replace(".base_layer", "")): parameter for name, parameter in named.items()} | named
 
 
 class Change:
@@ -235,7 +236,7 @@ class Change:
         """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
         weight, after = self.named[matrix.weight], self.row.scale_out
         if self.row.norm_out and not matrix.router and matrix.word not in self.dp_at:
-            after = not matrix.normalized and not self._output_norm(matrix, weight)
+            after = not (matrix.normalized or self._output_norm(matrix, weight)) and after
         if matrix.weight in self._weights or not (after or gamma is not None):
             return
         parts = []
@@ -310,16 +311,11 @@ class Change:
     def _checked(self, name: str) -> nn.Parameter:
         """Return a parameter to change, a plain tensor that is not the input of a different parametrization."""
         parameter = self.named[name]
-        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-            raise ConfigError(
-                f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; "
-                "expected a plain floating-point tensor: not quantized, not sharded, not fake."
-            )
+        fits = parameter.is_floating_point() and type(parameter.data) is Tensor and not parameter.is_meta
+        found = f"{parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}"
+        expect(fits, name, found, "a plain floating-point tensor: not quantized, not sharded, not fake.")
         if "parametrizations" in name.split("."):
-            raise ConfigError(
-                f"{name} is already parametrized; remove that first with torch.nn.utils.parametrize."
-                "remove_parametrizations."
-            )
+            raise ConfigError(f"{name} is already parametrized; {_REMOVE}.")
         return parameter
 
 
@@ -327,8 +323,8 @@ class Change:
 def fold_applied(model: nn.Module) -> nn.Module:
     """Fold the scale vectors of an applied strategy into the weights, in place.
 
-    The model then has its own class and keys, all its parameters train, and its outputs are bitwise equal. Fold before
-    other tools read or change the weights, for instance before saving for other code or LoRA's merge.
+    The model then has its own class and keys, and equal outputs; its norms train if the vectors did. Fold before other
+    tools read or change the weights, for instance before saving for other code or LoRA's merge.
 
     Args:
         model: model after `apply_strategy`, or a wrapper of it
@@ -354,11 +350,8 @@ def fold_applied(model: nn.Module) -> nn.Module:
     for path, module in list(model.named_modules()):
         for attribute, parametrizations in scaled_weights(module).items():
             if len(parametrizations) > 1:
-                raise ConfigError(
-                    f"{path}.{attribute} was parametrized again after apply_strategy "
-                    f"({type(parametrizations[1]).__name__}); remove that first with "
-                    "torch.nn.utils.parametrize.remove_parametrizations."
-                )
+                again = f"parametrized again after apply_strategy ({type(parametrizations[1]).__name__})"
+                raise ConfigError(f"{path}.{attribute} was {again}; {_REMOVE}.")
             planned.append((module, attribute, parametrizations[0].order))
     trained = [_trains(inner, inner is uncompiled(model)) for inner in inners]
     for module, attribute, order in planned:

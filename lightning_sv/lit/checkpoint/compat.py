@@ -49,12 +49,12 @@ def check_settings(
     data: DataConfig | None,
     *,
     training: bool,
-    own_optimizer: bool = False,
+    own_groups: bool = False,
 ) -> None:
     """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
     `training` also compares optimizer, schedule, batch and initial weights. Custom data (None) is not compared, nor
-    the state of `own_optimizer`, which a subclass has built.
+    the state of `own_groups`, which a subclass has built.
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -70,7 +70,7 @@ def check_settings(
         where, then, now = first_difference(key, saved.get(key), here[key])
         wanted = f"{then}, as in the checkpoint. Resume with the same settings, or start a new run."
         expect(then == now, where, now, wanted)
-    if training and not own_optimizer:
+    if training and not own_groups:
         optimizer = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
         _check_optimizer_state(checkpoint, optimizer)
 
