@@ -144,7 +144,7 @@ class TokenDataModule(L.LightningDataModule):
         return self._loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, because Lightning restores a loader's only inside an epoch and without max_epochs."""
+        """Return the loader's position, which Lightning restores only inside an epoch and without max_epochs."""
         return {} if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -194,9 +194,8 @@ def choose_micro_batch(
 ) -> str | None:
     """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
 
-    Otherwise the batch is one micro-batch. Only the order of sums and the experts' balance loss
-    depend on it, so a resumed run may change it.
-    Returns a description of the choice, or None if nothing was chosen.
+    Otherwise the batch is one micro-batch. Only the order of sums and the experts' balance loss depend on it, so a
+    resumed run may change it. Returns a description of the choice, or None if nothing was chosen.
 
     Raises:
         ConfigError: a single sequence does not fit

@@ -355,12 +355,10 @@ class PretrainModule(L.LightningModule):
 
     @property
     def has_own_groups(self) -> bool:
-        """True if the optimizer's groups may differ from the settings': replaced, or a subclass freezes weights."""
-        return self.has_own_optimizer or is_overridden("configure_model", self, PretrainModule) or self._is_frozen()
-
-    def _is_frozen(self) -> bool:
+        """True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
         trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
-        return trains[0] != trains[-1]
+        replaced = self.has_own_optimizer or is_overridden("configure_model", self, PretrainModule)
+        return replaced or trains[0] != trains[-1]
 
 
 def _inputs(block: Any) -> Tensor:

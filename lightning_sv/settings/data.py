@@ -28,7 +28,7 @@ class DataConfig:
         seq_len: predicted tokens per sequence
         global_batch: sequences per optimizer step, over all devices
         micro_batch: sequences per forward pass on a device; null for the largest that fits a GPU, or on a CPU for a
-            device's full share if it is small. Only the order of sums depends on it, and experts' balance loss
+            device's full share if it is small. Only the order of sums and experts' balance loss depend on it
         num_workers: loader processes per device, which do not affect the order; 0 reads in the training process
         validations: number of validations in a run, evenly spaced, the last at the end
         val_sequences: sequences per validation, always the same, spread evenly over the split; null for all

@@ -65,11 +65,11 @@ DERIVED = {
 }
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
-_AVERAGES = "validates and saves averaged weights, which the summary would not say"
+_AVERAGES = "validates and saves averaged weights, which no file of the run records"
 #: unsupported callback of Lightning -> reason and hint
 REFUSED_CALLBACKS = {
     "LearningRateFinder": "changes the rate in config.yaml; compare rates with `lightning-sv sweep --lr`",
-    "BatchSizeFinder": "changes the global batch; set data.micro_batch, which `lightning-sv plan` prints",
+    "BatchSizeFinder": "changes the global batch; set data.micro_batch to the size that `lightning-sv plan` prints",
     "GradientAccumulationScheduler": "changes the global batch; set data.global_batch instead",
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,

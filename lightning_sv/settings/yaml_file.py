@@ -141,22 +141,24 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
     files: list[Path] = []
     keys: dict[str, Any] = {}
     for key, text in option_pairs(words, command):
-        if key == "--config":
-            files.append(Path(config_path(text, key)))
+        if key == "config":
+            files.append(Path(config_path(text, "--config")))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
-        if key.removeprefix("--") in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
-            keys[key.removeprefix("--")] = text
+        if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
+            keys[key] = text
             continue
         try:  # OmegaConf, as for config files: 1e-3 is a number
-            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
+            keys[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
         except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(
+                f"{command}: --{key} {text!r} is not valid YAML: {' '.join(str(error).split())}"
+            ) from error
     return files, keys
 
 
 def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """Return (--key, value) of words such as `--key value` and `--key=value`.
+    """Return (key, value) of words such as `--key value` and `--key=value`.
 
     Raises:
         ConfigError: an argument has no value
@@ -166,7 +168,7 @@ def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
         raise ConfigError(
             f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
         )
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    return [(key.removeprefix("--"), value) for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def read_leaves(file: Path) -> dict[str, Any]:

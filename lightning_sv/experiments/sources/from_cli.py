@@ -42,8 +42,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
         args = underscored(shlex.split(text))
     except ValueError as error:
         raise ConfigError(f"the arguments of {scale} are {text!r}; expected words of a shell ({error}).") from None
-    pairs = option_pairs(args, "compare")
-    changes = [f"{key.removeprefix('--').rpartition('.')[2]}={value}" for key, value in pairs]
+    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in option_pairs(args, "compare")]
     files, keys = parse_overrides(args, "compare")
     leaves = {key: value for file in files for key, value in read_leaves(file).items()}
     return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})

@@ -54,7 +54,7 @@ def check_settings(
     """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
     `training` also compares optimizer, schedule, batch and initial weights. Custom data (None) is not compared, nor
-    the state of `own_groups`, which a subclass has built.
+    the optimizer's state with `own_groups`, which differ from those of the settings.
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -107,8 +107,8 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
     """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if "optimizer_states" not in checkpoint:
-        raise ConfigError("the checkpoint has weights only; expected one with optimizer state, which resuming needs.")
+    wanted = "one with optimizer state, which resuming needs."
+    expect("optimizer_states" in checkpoint, "the checkpoint", "one with weights only", wanted)
     try:
         (saved,) = checkpoint["optimizer_states"]
         numbers = [group["params"] for group in saved["param_groups"]]
