@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,39 +138,6 @@ def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
     assert "layer0/decoder_block_layer_1_EncDecAttention_q/effective" in norms and "layer0/q/W" not in norms
 
 
-class Fused(nn.Module):
-    """Attention whose queries, keys and values are blocks of rows of one matrix, separated before or after a view."""
-
-    def __init__(self, split: Callable[[Tensor], Iterable[Tensor]]):
-        super().__init__()
-        self.split, self.embed, self.norm = split, nn.Embedding(64, 32), nn.RMSNorm(32)
-        self.qkv, self.o_proj = nn.Linear(32, 64, bias=False), nn.Linear(32, 32, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        q, k, v = (
-            part.unflatten(-1, (-1, 8)) if part.ndim == 3 else part for part in self.split(self.qkv(self.norm(x)))
-        )
-        k, v = (part.repeat_interleave(2, 2) for part in (k, v))
-        y = nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
-        return x + self.o_proj(y.transpose(1, 2).flatten(-2))
-
-
-@pytest.mark.parametrize(
-    "split",
-    [
-        lambda y: y.split([32, 16, 16], -1),
-        lambda y: y.unflatten(-1, (8, 8)).split([4, 2, 2], 2),
-        lambda y: (y := y.unflatten(-1, (8, 8)), (y[:, :, :4], y[:, :, 4:6], y[:, :, 6:]))[1],
-    ],
-)
-def test_apply_strategy_fused_attention_has_three_branches(split: Any) -> None:
-    model = Fused(split)
-    report = apply_strategy(model, "hg+dp", example=torch.arange(8)[None])
-    (parametrization,) = model.qkv.parametrizations.weight  # type: ignore[union-attr,operator]
-    assert parametrization.widths == (32, 16, 16) and not report.notes
-
-
 def test_apply_strategy_own_placement_without_vectors_normalizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PLACEMENTS, "norm_only", Placement(False, True, False, "normalize the output"))
     report = apply_strategy(named("llama"), "norm_only")
@@ -180,14 +147,6 @@ def test_apply_strategy_own_placement_without_vectors_normalizes(monkeypatch: py
 def test_apply_strategy_model_without_values_is_refused() -> None:
     with pytest.raises(ConfigError, match="without values"):
         apply_strategy(fake_model(find("llama").build), "hg+dp")
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_fold_applied_of_a_wrapper_keeps_whether_weights_train(frozen: bool) -> None:
-    model = named("llama")
-    apply_strategy(model, "hg+dp+or")
-    fold_applied(nn.Sequential(model.requires_grad_(not frozen)))
-    assert all(parameter.requires_grad != frozen for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])

@@ -131,10 +131,22 @@ def _attention(sizes: tuple[int, ...], order: tuple[int, ...]) -> Read:
     return read
 
 
+def _heads(split: Callable[[Tensor], Any]) -> Read:
+    """Attention by one matrix, viewed as heads before `split` takes two for q, one for k and one for v."""
+
+    def read(net: Net, x: Tensor) -> Tensor:
+        q, k, v = (part.transpose(1, 2) for part in split(net.matrix(x).view(2, 8, 4, D // 2)))
+        return net.head(F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q)).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    return read
+
+
 FUSED: dict[str, tuple[Read, int, int]] = {
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
     "unflatten": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))), 2, 2),
     "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 3),
+    "heads, split": (_heads(lambda y: y.split([2, 1, 1], 2)), 2, 3),
+    "heads, sliced": (_heads(lambda y: (y[:, :, :2], y[:, :, 2:3], y[:, :, 3:])), 2, 3),
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
 }
 
@@ -375,10 +387,12 @@ def test_apply_strategy_compiled_model_applies_and_folds() -> None:
         assert_folded(model)
 
 
-def test_fold_applied_holder_folds_all_models_inside() -> None:
-    nets = nn.ModuleList([applied(), applied()])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_fold_applied_holder_folds_all_models_inside(frozen: bool) -> None:
+    nets = nn.ModuleList([applied(), applied()]).requires_grad_(not frozen)
     before = [net(IDS) for net in nets]
     assert fold_applied(nets) is nets
+    assert all(parameter.requires_grad != frozen for parameter in nets.parameters())
     assert all(torch.equal(net(IDS), expected) for net, expected in zip(nets, before, strict=True))
     with pytest.raises(ValueError, match="has no strategy"):
         fold_applied(nets)
