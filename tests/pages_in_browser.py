@@ -53,7 +53,8 @@ def check_site(page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 900})
     for words, start in FOUND.items():
         page.goto(f"file://{SITE}/index.html")
-        page.locator("input.md-search__input").fill(words)
+        page.wait_for_load_state("networkidle")
+        page.locator("input.md-search__input").press_sequentially(words, delay=100)
         first = page.locator(".md-search-result__link").first
         first.wait_for(timeout=60000)
         page.wait_for_timeout(1000)
