@@ -57,16 +57,21 @@ def applied_strategies(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]
 def _branch(
     path: str, weight: Tensor | None, vectors: dict[str, Any], suffix: str = "", prefix: str = ""
 ) -> ScaledBranch:
-    place, vectors = place_of(path), {side: vector for side, vector in vectors.items() if vector is not None}
-    complete = re.sub(r"\.\d+\b", "", f"{prefix}.{path}".removeprefix("."), count=1)  # `place` has the number
-    name, unique = path.rpartition(".")[2] + suffix, complete.replace(".", "_") + suffix
-    return ScaledBranch(f"{place}/{name}", weight, vectors, f"{place}/{unique}")
+    name, vectors = path.rpartition(".")[2], {side: vector for side, vector in vectors.items() if vector is not None}
+    unique = unique_place(f"{prefix}.{path}".removeprefix("."))
+    return ScaledBranch(f"{place_of(path)}/{name}{suffix}", weight, vectors, unique + suffix)
 
 
 def place_of(path: str) -> str:
     """Return 'layer3' for a module inside block 3, 'head' outside the blocks."""
     number = next((part for part in path.split(".") if part.isdigit()), None)
     return "head" if number is None else f"layer{number}"
+
+
+def unique_place(path: str) -> str:
+    """Return `place_of` with the complete path: 'layer3/decoder_blocks_mlp' for 'decoder.blocks.3.mlp'."""
+    without_number = re.sub(r"\.\d+\b", "", path, count=1)
+    return f"{place_of(path)}/{without_number.replace('.', '_')}"
 
 
 def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Metrics of the routers of a mixture of experts."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lightning_sv.callbacks.branch_norms import place_of
+from lightning_sv.callbacks.branch_norms import place_of, unique_place
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import MetricAccumulator, write_scalars
@@ -43,7 +44,12 @@ class RouterMonitor(MetricAccumulator):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the mixtures of experts; raise ConfigError if a module other than `PretrainModule` has none."""
         modules = model_of(pl_module, self.model).named_modules()
-        self._mixtures = {place_of(path): module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        counts = Counter(place_of(path) for path in mixtures)
+        self._mixtures = {
+            place_of(path) if counts[place_of(path)] == 1 else unique_place(path): module
+            for path, module in mixtures.items()
+        }
         fits, name = bool(self._mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
         expect(fits, "the model of RouterMonitor", name, "one with a MixtureOfExperts.")
 

@@ -338,6 +338,15 @@ def test_callbacks_on_a_custom_module_leave_training_unchanged(
     assert float(mean) == pytest.approx(float(losses[0][0]), rel=0.1)
 
 
+def test_router_monitor_names_the_mixtures_of_equal_block_numbers_by_their_path() -> None:
+    user: Any = Foreign(nn.ModuleDict({name: foreign("mixture") for name in ("encoder", "decoder")}))
+    monitor = RouterMonitor()
+    monitor.on_fit_start(None, user)  # type: ignore[arg-type]
+    charts = set(monitor.charts()["expert load"])
+    assert {"layer0/net_encoder_layers_ffn", "layer0/net_decoder_layers_ffn"} <= charts
+    assert len(charts) == 2 * MIXTURE.n_layer
+
+
 class OwnStep(PretrainModule):
     """A subclass with its own training step, which reports no routings, and an optimizer, which knows no roles."""
 
