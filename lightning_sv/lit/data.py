@@ -10,6 +10,7 @@ from typing import Any, Self
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
@@ -65,8 +66,8 @@ class TokenDataModule(L.LightningDataModule):
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
-        self._loader: TokenLoader | None = None  # of this fit
-        self._position: dict[str, Any] | None = None  # of the checkpoint, until the loader exists
+        self._loader: TokenLoader | None = None  # of the last fit, or the last one made without a Trainer
+        self._position: dict[str, Any] | None = None  # of the checkpoint, for the first loader of the fit
 
     @classmethod
     def from_batches(cls, batches: DataConfig) -> Self:
@@ -93,7 +94,9 @@ class TokenDataModule(L.LightningDataModule):
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
-        trainer, batches, self._loader, self._position = self.trainer, self.batches, None, None
+        trainer, batches = self.trainer, self.batches
+        if stage == "fit":
+            self._loader = self._position = None
         if trainer is None:  # as in a loop of the user, or with Fabric
             self._share = batches.share(1)
             return
@@ -128,7 +131,7 @@ class TokenDataModule(L.LightningDataModule):
         batches, trainer = self.batches, self.trainer
         # not torch's seed, which differs between processes until one is set
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
-        self._loader = TokenLoader(
+        loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
             seed=seed % 2**31,
@@ -138,23 +141,34 @@ class TokenDataModule(L.LightningDataModule):
             repeat=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             limit=1.0 if trainer is None else trainer.limit_train_batches,
         )
-        if self._position is not None:
-            self._loader.load_state_dict(self._position)
-            self._position = None
-        return self._loader
+        if trainer is None:
+            self._loader = loader
+        elif self._position is not None and trainer.train_dataloader is None:
+            loader.load_state_dict(self._position)
+        return loader
+
+    def _read_loader(self) -> TokenLoader | None:
+        """Return the loader of the fit. The user may have made others, to see their length or a batch."""
+        found = None if self.trainer is None else self.trainer.train_dataloader
+        ours = (loader for loader in tree_leaves(found) if isinstance(loader, TokenLoader))
+        return next(ours, self._loader)
+
+    def teardown(self, stage: str) -> None:
+        """Keep the loader of a fit: later stages remove it from the Trainer, whose checkpoints have its position."""
+        self._loader = self._read_loader()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position, which Lightning restores only inside an epoch and without max_epochs."""
-        return {} if self._loader is None else self._loader.state_dict()
+        loader = self._read_loader()
+        return self._position or {} if loader is None else loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a fit from this position."""
         if self.trainer is None or self.trainer.state.fn != "fit" or state_dict["epoch"] < 0:
             return
-        if self._loader is None:
-            self._position = state_dict
-        else:
-            self._loader.load_state_dict(state_dict)
+        self._position, loader = state_dict, self._read_loader()
+        if loader is not None:
+            loader.load_state_dict(state_dict)
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
         """Return `val_sequences` sequences, evenly spread over the validation split, always the same.

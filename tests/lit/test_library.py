@@ -175,14 +175,27 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModu
 EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
 
 
+class Look(L.Callback):
+    """Read a batch of a loader of its own, before the first step and after every step."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        next(iter(trainer.datamodule.train_dataloader()))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.on_fit_start(trainer, pl_module)
+
+
 @pytest.mark.parametrize("changes", [{"max_steps": 6}, EPOCHS | {"limit_train_batches": 6}])
 def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
-    made = {}
-    for name, callbacks, checkpoint in (("whole", [], None), ("half", [keep], None), ("resumed", [], resume)):
+    made, look = {}, Look()
+    for name, callbacks, checkpoint in (("whole", [], None), ("half", [look, keep], None), ("resumed", [look], resume)):
         made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
+    position = data.state_dict()
+    run.validate(made[name], data, verbose=False)
+    assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
     for name, value in made["whole"].state_dict().items():
         assert torch.equal(value, made["resumed"].state_dict()[name]), name
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
