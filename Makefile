@@ -101,7 +101,8 @@ THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
 $(if $(OWN),$(if $(MADE)$(THERE),,$(error there is no DATA '$(DATA)', and no text of that name; \
 	known: $(sort $(call names,data) $(prepared)))))
-OWN_LAYER = --config "$$OWN/corpus.yaml"
+# The folder again, because corpus.yaml has its first name.
+OWN_LAYER = --config "$$OWN/corpus.yaml" --data.corpus.dir "$$OWN"
 CORPUS = $(if $(OWN),$(if $(MADE),$(OWN_LAYER)) $(if $(filter-out $(OWN),$(THERE)),--data.corpus.source "files:$$TEXT" \
 	--data.corpus.dir "$$OWN"),--config conf/data/$(DATA).yaml)
 
@@ -318,5 +319,5 @@ doctor: $(VENV)/.run  ## print versions and devices, for a bug report
 
 clean:  ## remove environments, runs and prepared corpora
 	rm -rf "$$VENV" "$$VENV"-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find data -mindepth 1 ! -name README.md -delete
+	for manifest in data/*/manifest.json; do rm -rf "$${manifest%/*}"; done; rm -rf data/.*.partial data/.*.lock
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

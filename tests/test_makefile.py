@@ -141,14 +141,23 @@ def test_make_own_text_is_prepared_and_trained_on(given: str, text: str, corpus:
         (tmp_path / folder).mkdir()
     (tmp_path / "notes/letters.txt").write_text("text")
     made = ["--data.corpus.source", f"files:{text}", "--data.corpus.dir", corpus]
-    layer = ["--config", f"{corpus}/corpus.yaml"]
+    layer = ["--config", f"{corpus}/corpus.yaml", "--data.corpus.dir", corpus]
     assert run("data", f"DATA={given}", "ARGS=--a b") == [["prepare", *made, "--a", "b"]]
     prepare, fit = run("train", f"DATA={given}", "ARGS=--a b")
-    assert prepare == ["prepare", *made] and fit[-4:] == [*layer, "--a", "b"] and "conf/data/stdlib.yaml" not in fit
+    assert prepare == ["prepare", *made] and fit[-6:] == [*layer, "--a", "b"] and "conf/data/stdlib.yaml" not in fit
     (tmp_path / corpus).mkdir(parents=True)
     (tmp_path / corpus / "corpus.yaml").touch()
     prepare, fit = run("train", f"DATA={corpus}")
-    assert prepare == ["prepare", *layer] and fit[-2:] == layer
+    assert prepare == ["prepare", *layer] and fit[-4:] == layer
+
+
+def test_make_clean_removes_corpora_and_keeps_other_files(run: Run, tmp_path: Path) -> None:
+    corpus, own = tmp_path / "data/notes/manifest.json", tmp_path / "data/mine/held-out.jsonl"
+    for file in (corpus, own):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert run("clean") == []
+    assert own.exists() and not corpus.parent.exists()
 
 
 def test_make_paper_prepares_the_corpora_of_its_budget(run: Run, tmp_path: Path) -> None:

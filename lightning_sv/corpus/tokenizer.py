@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.errors import ConfigError, expect
 
 END_OF_TEXT = "<|endoftext|>"
@@ -142,9 +143,10 @@ class Tokenizer:
     def save(self, folder: str | Path) -> Path:
         """Write the tokenizer.json, and the end token's name if it is unusual; return the file's path."""
         path = Path(folder) / self.filename
-        path.write_bytes(self.content)
+        with atomic_path(path) as partial:
+            partial.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
-            path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
+            write_atomically(path.with_name(_NAMES_END[0]), json.dumps({"eos_token": self.eot_token}))
         return path
 
 

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from lightning_sv.atomic import atomic_path, write_atomically
+from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, expect, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
@@ -291,9 +291,7 @@ class PretrainCLI(LightningCLI):
         if config["ckpt_path"] is None:
             clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of a shorter run
-        tokenizer = Tokenizer.load(self.batches.folder)  # for `generate`, which does not read the corpus
-        with atomic_path(self.run_dir / tokenizer.filename) as file:
-            file.write_bytes(tokenizer.content)
+        Tokenizer.load(self.batches.folder).save(self.run_dir)  # for `generate`, which does not read the corpus
         write_parameters(self.run_dir, self.model)
         config["run_dir"], config["ckpt_path"], config["allow_lr_jump"] = None, None, False  # only for this start
         for key in INPUTS:  # the run may be resumed in a different folder

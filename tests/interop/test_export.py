@@ -165,8 +165,10 @@ def test_fit_init_from_exported_folder_same_loss(
     """At a tiny learning rate, the loss under a different strategy equals that of the exported run."""
     folder, run = tmp_path / "exported", tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0
+    own_end = shutil.copytree(corpus, tmp_path / "own_end")
+    (own_end / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
-    args = [*write_run_args(corpus, tmp_path), *small, "--model.optim.lr", "1e-12", "--run_dir", str(run)]
+    args = [*write_run_args(own_end, tmp_path), *small, "--model.optim.lr", "1e-12", "--run_dir", str(run)]
     fit = ["fit", *args, "--model.init_from", str(folder)]
     assert "expected one without dnp" in refused(*fit, "--model.scale", "unified")
     assert "d_model" in refused(*fit, "--model.scale", "or", "--model.backbone.d_model", "64")
@@ -182,7 +184,7 @@ def test_fit_init_from_exported_folder_same_loss(
     assert parse_run(["--config", str(run / "config.yaml"), "--model.init_from", "null"])
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
-    assert main(["fit", *again]) == 0
+    assert main(["fit", *again]) == 0 and Tokenizer.load(run).eot_token == "!"
 
 
 def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
