@@ -28,7 +28,7 @@ from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.conftest import thinned
-from tests.lit.runs import LAST, leaving, load, same_checkpoint, same_curves
+from tests.lit.runs import LAST, differences, leaving, load, same_checkpoint, same_curves
 
 STEPS, STOP = 20, 10
 TABLES = (PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS)
@@ -92,6 +92,37 @@ def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_arg
         train(short_args, tmp_path / f"from{step}", *more)
         same_checkpoint(tmp_path / "whole", tmp_path / f"from{step}")
         same_curves(tmp_path / "whole", tmp_path / f"from{step}")
+
+
+class Stop(L.Callback):
+    """End the run in the first of step 7's two micro-batches, or in the validation after step 5, or in its epoch."""
+
+    def __init__(self, at: str):
+        self.at = at
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+        trainer.should_stop |= self.at == "batch" and trainer.fit_loop.total_batch_idx == 12
+
+    def on_validation_end(self, trainer: L.Trainer, *args: object) -> None:
+        trainer.should_stop |= self.at == "validation" and trainer.global_step == 5
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *args: object) -> None:
+        trainer.should_stop |= self.at == "epoch"
+
+
+@pytest.mark.parametrize(
+    ("at", "step"), thinned([("batch", 7), ("validation", 5), ("epoch", 5)], [("batch", 7)], several=True)
+)
+def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
+    at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, ended, more = tmp_path / "whole", tmp_path / "ended", ["--data.validations", "2", "--trainer.max_steps", "10"]
+    train(short_args, whole, *more)
+    train(short_args, ended, *more, f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at)
+    assert load(ended)["global_step"] == step and f"stopped at step {step}; resume with" in capsys.readouterr().err
+    train(short_args, ended, *more)
+    for key in ("state_dict", "optimizer_states", "TokenDataModule"):
+        assert differences(load(whole)[key], load(ended)[key]) == []
 
 
 WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)

@@ -169,7 +169,8 @@ class LastCheckpoint(Checkpoint):
         self.signals = StopSignals()
         self._started = False
         self._wait = False
-        self._stop = False
+        self._stop = self._stopping = False
+        self._saved: int | None = None  # step of the latest checkpoint
         self._resumed: int | None = None  # step at which this start began, until it writes its first checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -179,7 +180,7 @@ class LastCheckpoint(Checkpoint):
         if self.path is not None and trainer.is_global_zero:
             for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
                 remove(partial)  # left by a process that was killed while writing
-        self._resumed = trainer.global_step
+        self._resumed = self._saved = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
@@ -192,31 +193,36 @@ class LastCheckpoint(Checkpoint):
         """Write after a step that is due, or on a request to stop."""
         if trainer.is_global_zero:
             self._finish_write(trainer, wait=False)
+        self._stopping |= trainer.should_stop  # by max_time or a callback
+        trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
             return
-        if self._clock.is_last(self._clock.step):
-            trainer.should_stop = True  # Lightning then validates at the last step too
+        # Lightning then validates at the last step too
+        trainer.should_stop = self._stopping or self._clock.is_last(self._clock.step)
         asked = self.signals.received is not None
         self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
-        if not self._clock.is_due(self._clock.step) and not self._stop:
-            return
-        if validates_now(trainer):
-            self._wait = True  # for this step's validation, which a resumed run would not repeat
-        else:
-            self._save(trainer)
+        if self._stop or trainer.should_stop or self._clock.is_due(self._clock.step):
+            # Wait for this step's validation, which a resumed run would not repeat. Lightning validates before it stops.
+            self._wait = validates_now(trainer) or (trainer.should_stop and not self._stop)
+            if not self._wait:
+                self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the checkpoint that waited for the validation."""
-        if self._wait:
-            self._wait = False
+        """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
+        if self._wait or trainer.should_stop:
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for a checkpoint that is being written."""
+        """Wait for a checkpoint that is being written; log how to resume a run that max_time or a callback ended."""
+        if self._saved != trainer.global_step:  # ended at the end of an epoch
+            self._save(trainer)
         self._finish_write(trainer)
+        if trainer.global_step < trainer.max_steps:
+            self._log_stop(trainer, pl_module)
 
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
+        self._wait, self._saved = False, trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
@@ -262,7 +268,11 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
-        if self._started and trainer.is_global_zero and self.path is not None:
+        if self._started:
+            self._log_stop(trainer, pl_module)
+
+    def _log_stop(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
             allow = allow_words(str(pl_module.settings.strategy))
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
