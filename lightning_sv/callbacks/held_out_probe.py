@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, model_of, settings_of
+from lightning_sv.callbacks.run_state import StepTrigger, data_of, evaluation_mode, known_steps, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import measuring, write_scalars
 from lightning_sv.errors import ConfigError, expect
@@ -61,11 +61,9 @@ class HeldOutProbe(L.Callback):
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
         model = model_of(pl_module, self.model)
-        was_training = model.training
         eot = data.eot if settings is not None and settings.mask_documents else None
-        with measuring(trainer), trainer.precision_plugin.forward_context():
-            scalars = self.measure(model.eval(), self._block, eot)
-        model.train(was_training)
+        with measuring(trainer), trainer.precision_plugin.forward_context(), evaluation_mode(model):
+            scalars = self.measure(model, self._block, eot)
         write_scalars(trainer, scalars)
 
 

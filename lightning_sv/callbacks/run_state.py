@@ -1,7 +1,8 @@
 """State of a run that callbacks read, and the steps at which they act, for any LightningModule and any data."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -26,6 +27,18 @@ def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
     except AttributeError:
         known = " ".join(child for child, _ in module.named_children())
         raise ConfigError(f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}.") from None
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode; afterwards give every submodule the mode that it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def settings_of(module: L.LightningModule) -> PretrainConfig | None:

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import lightning as L
@@ -14,10 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.branch_norms import applied_strategies
-from lightning_sv.callbacks.run_state import StepTrigger, data_of, known_steps, log_spaced, model_of, settings_of
+from lightning_sv.callbacks.run_state import (
+    StepTrigger,
+    data_of,
+    evaluation_mode,
+    known_steps,
+    log_spaced,
+    model_of,
+    settings_of,
+)
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
+from lightning_sv.curvature.hvp import scalar_loss
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.nn import (
     Backbone,
@@ -34,6 +43,8 @@ from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 log = logging.getLogger(__name__)
 
 FIGURES = ("lambda_max", "trace", "fro2")
+Method = Literal["exact", "difference"]
+METHODS = get_args(Method)
 #: subset -> its parameters; subsets of roles that a model lacks are empty
 Subsets = dict[str, tuple[nn.Parameter, ...]]
 
@@ -189,7 +200,7 @@ class Sharpness(L.Callback):
         probes: int = 9,
         budget: float = 0.05,
         sequences: int | None = None,
-        method: Literal["exact", "difference"] = "exact",
+        method: Method = "exact",
         lanczos_steps: int = 7,
         hutchinson_probes: int = 2,
         loss: Callable[[L.LightningModule], Tensor] | None = None,
@@ -200,6 +211,7 @@ class Sharpness(L.Callback):
         for key, (value, least) in minima.items():
             expect(value is None or value >= least, f"{key} of Sharpness", value, f"at least {least}.")
         expect(0 < budget <= 1, "budget of Sharpness", budget, "a fraction of the run, above 0 up to 1.")
+        expect(method in METHODS, "method of Sharpness", method, f"one of: {' '.join(METHODS)}.")
         expect(bool(subsets), "subsets of Sharpness", "empty", "at least one, for instance all.")
         self.subsets = (subsets,) if isinstance(subsets, str) else tuple(subsets)
         self.probes, self.budget = probes, budget
@@ -342,23 +354,17 @@ class Sharpness(L.Callback):
     def _of_model(self, pl_module: L.LightningModule) -> dict[str, float]:
         """Measure the custom loss on the model itself, in evaluation mode, with the random state restored."""
         assert self.loss is not None
-        loss, training = self.loss, {module: module.training for module in pl_module.modules()}
-        devices = [pl_module.device] if pl_module.device.type == "cuda" else []
-        pl_module.eval()
-        try:
-            with (
-                patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
-                torch.random.fork_rng(devices),
-                torch.autocast(pl_module.device.type, enabled=False),
-            ):
-                return self._measure(parameter_subsets(model_of(pl_module, self.model)), lambda: loss(pl_module))
-        finally:
-            for module, mode in training.items():
-                module.training = mode
+        loss, devices = self.loss, [pl_module.device] if pl_module.device.type == "cuda" else []
+        with (
+            evaluation_mode(pl_module),
+            patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
+            torch.random.fork_rng(devices),
+            torch.autocast(pl_module.device.type, enabled=False),
+        ):
+            return self._measure(parameter_subsets(model_of(pl_module, self.model)), lambda: loss(pl_module))
 
     def _measure(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
-        with torch.no_grad():
-            value = loss().item()
+        value = scalar_loss(loss()).item()
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
         scalars, spent = {"loss": value}, 0

@@ -194,10 +194,16 @@ def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
     expect(found == wanted, "the shape of the vector", found, f"that of the parameters, {wanted}.")
 
 
+def scalar_loss(loss: object) -> Tensor:
+    """Return the loss; raise ConfigError if it is not a tensor with one entry."""
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"of type {type(loss).__name__}"
+    expect(isinstance(loss, Tensor) and loss.numel() == 1, "the loss", found, "a scalar tensor.")
+    assert isinstance(loss, Tensor)
+    return loss
+
+
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:
-    value = loss()
-    if value.numel() != 1:
-        raise ConfigError(f"the loss has shape {tuple(value.shape)}; expected a scalar.")
+    value = scalar_loss(loss())
     if not value.requires_grad:
         raise ConfigError(
             "the loss has no gradient; compute it from the parameters, without detach() and inference_mode."

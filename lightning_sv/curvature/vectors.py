@@ -72,7 +72,7 @@ class Basis:
         for _ in range(2 if self._n else 0):
             rows = [r[: self._n] for r in self._rows]
             along = torch.stack([r @ x for r, x in zip(rows, flat, strict=True)]).sum(0)
-            flat = [torch.addmv(x, r.T, along, alpha=-1) for r, x in zip(rows, flat, strict=True)]
+            flat = [torch.addmv(x, r.T, along.to(x.dtype), alpha=-1) for r, x in zip(rows, flat, strict=True)]
         return tuple(x.view(shape) for x, shape in zip(flat, self._shapes, strict=True))
 
     def append(self, vector: Sequence[Tensor], length: float) -> None:

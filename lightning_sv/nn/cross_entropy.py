@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale.eager import CHUNK_ELEMENTS, reference_gradients
+from lightning_sv.scale.eager import CHUNK_ELEMENTS, inside_torch_func, reference_gradients
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize, upcast
@@ -56,6 +56,8 @@ def linear_cross_entropy(
     if norm_eps is not None and targets.numel() >= GRAM_FROM * x.shape[-1]:
         x, norm_eps = x * inverse_rms_of_product(x, weight, gamma_in, norm_eps), None
     inputs = (x, weight, gamma_in, gamma_out)
+    if inside_torch_func():
+        return _plain(*inputs, targets=targets, norm_eps=norm_eps)
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in inputs):
         return _chunks(inputs, targets, norm_eps, wanted=False)[0]
     out: Tensor = _LinearCrossEntropy.apply(targets, norm_eps, *inputs)

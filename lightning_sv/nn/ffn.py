@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import Branch, Output, ScaleBuilder
-from lightning_sv.scale.eager import reference_gradients, row_chunks
+from lightning_sv.scale.eager import reference_gradients, row_chunks, uses_reference
 from lightning_sv.scale.norm import add_norm_gradients, inverse_rms, normalize, scale_inplace, upcast
 from lightning_sv.scale.shapes import Float
 
@@ -38,7 +38,7 @@ def swiglu_outputs(gate: Output, up: Output) -> Tensor:
 
     If both are normalized, autograd saves only the two products instead of five tensors of their size.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.one_norm and up.one_norm):
+    if uses_reference() or not (gate.one_norm and up.one_norm):
         return F.silu(gate.finish()) * up.finish()
     out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, (gate.eps, up.eps))
     return out
@@ -102,8 +102,8 @@ def swiglu(
     Returns:
         (..., d), in the dtype of gate.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return _swiglu(gate, up, weight)  # the compiler fuses it
+    if uses_reference():
+        return _swiglu(gate, up, weight)
     out: Tensor = _SwiGLU.apply(gate, up, weight)
     return out
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.nn.config import RopeScalingConfig
+from lightning_sv.scale.eager import uses_reference
 from lightning_sv.scale.shapes import Float
 
 
@@ -43,8 +44,8 @@ def rotate(
         tables: cos and sin, each (T, 1, d_head / 2)
     """
     cos, sin = (table.to(x.dtype) for table in tables)
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return _rotate(x, cos, sin)  # the compiler fuses it
+    if uses_reference():
+        return _rotate(x, cos, sin)
     out: Tensor = _Rotate.apply(x, cos, sin)
     return out
 

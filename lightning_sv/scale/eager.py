@@ -1,4 +1,4 @@
-"""Helpers of autograd functions with hand-written derivatives: row chunks and second derivatives."""
+"""Helpers of autograd functions with hand-written derivatives: where they run, row chunks, second derivatives."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,16 @@ from torch import Tensor
 #: Elements per chunk, by device type; other devices do not use chunks. A few tensors of this size fit in a core's cache
 #: and are large enough to hide the overhead of an operation.
 CHUNK_ELEMENTS = {"cpu": 1 << 16}
+
+
+def uses_reference() -> bool:
+    """Return True where the definitions run instead: in compiled code, which fuses them, and without gradients."""
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled() or inside_torch_func()
+
+
+def inside_torch_func() -> bool:
+    """Return True inside transforms of torch.func, which reject autograd functions of this form."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def row_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

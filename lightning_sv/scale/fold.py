@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.eager import uses_reference
 from lightning_sv.scale.shapes import Float
 
 
@@ -32,9 +33,9 @@ def scaled_product(
     """
     if gamma_in is None and gamma_out is None:
         return F.linear(xhat, weight)
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        # The compiler fuses the fold with the cast and recomputes it in backward.
-        return F.linear(xhat, effective_weight(weight, gamma_in, gamma_out).to(weight.dtype))
+    if uses_reference():  # the compiler fuses the fold with the cast and recomputes it in backward
+        dtype = product_dtype(xhat, weight)
+        return F.linear(xhat.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype))
     folded: Tensor = _FoldedProduct.apply(xhat, weight, gamma_in, gamma_out)
     return folded
 
@@ -72,6 +73,11 @@ def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
+def rows_of(x: Float[Tensor, "... d"]) -> Float[Tensor, "rows d"]:
+    """Return (..., d) as (rows, d); a single vector is one row."""
+    return x.reshape(-1, x.shape[-1])
+
+
 class _FoldedProduct(torch.autograd.Function):
     """Save (xhat, W, gammas) and fold again in backward, so that no folded copy of W is kept. Twice differentiable."""
 
@@ -87,5 +93,5 @@ class _FoldedProduct(torch.autograd.Function):
         xhat, weight, gamma_in, gamma_out = ctx.saved_tensors
         folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
         grad_xhat = (grad @ folded).to(xhat.dtype)
-        grad_folded = grad.flatten(0, -2).T @ xhat.to(ctx.dtype).flatten(0, -2)  # (d_out, d_in)
+        grad_folded = rows_of(grad).T @ rows_of(xhat.to(ctx.dtype))  # (d_out, d_in)
         return grad_xhat, *fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, gamma_out)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sv.scale.eager import reference_gradients
-from lightning_sv.scale.fold import effective_weight, product_dtype
+from lightning_sv.scale.eager import reference_gradients, uses_reference
+from lightning_sv.scale.fold import effective_weight, product_dtype, rows_of
 from lightning_sv.scale.shapes import Float
 
 
@@ -37,7 +37,7 @@ def inverse_rms_of_product(
     Returns:
         (..., 1), in float32 or wider. Products are in the autocast dtype if autocast is on.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if uses_reference():
         return _inverse_rms(x, weight, gamma_in, eps=eps)[0]
     out: Tensor = _InverseRms.apply(x, weight, gamma_in, eps)
     return out
@@ -72,9 +72,9 @@ class _InverseRms(torch.autograd.Function):
                 return *reference_gradients(lambda *ts: _inverse_rms(*ts, eps=ctx.eps)[0], inputs, grad), None
         # With s = -r^3 grad / d_out: dx = s G x, and dG = X^T diag(s / 2) X is symmetric, so dW' = W' (2 dG).
         s = grad * r.pow(3) / -len(weight)
-        rows, scaled = x.to(weight.dtype).flatten(0, -2), x * s
+        rows, scaled = rows_of(x.to(weight.dtype)), x * s
         grad_x = (scaled.to(ctx.dtype) @ gram).to(x.dtype)
-        half = effective_weight(weight, gamma_in, None) @ (rows.T @ scaled.to(weight.dtype).flatten(0, -2))
+        half = effective_weight(weight, gamma_in, None) @ (rows.T @ rows_of(scaled.to(weight.dtype)))
         if gamma_in is None:
             return grad_x, half, None, None
         return grad_x, half * gamma_in, (half * weight).sum(0), None

@@ -49,6 +49,8 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     def gradient(theta: Array) -> Array:
         return student.gradient(split(theta, blocks), target)
 
+    finite = np.isfinite(gradient(join(blocks))).all()
+    expect(bool(finite), f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
     at = np.asarray(times, dtype=float)
     solution = solve_ivp(
         lambda _, theta: -gradient(theta), (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14

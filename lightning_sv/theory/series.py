@@ -6,6 +6,7 @@ with rational coefficients (for exact Taylor coefficients), which torch does not
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from numbers import Rational
@@ -133,7 +134,8 @@ class Series:
         return a / self
 
     def __pow__(self, exponent: int) -> Any:
-        return math.prod([self] * exponent)
+        power = math.prod([self] * abs(operator.index(exponent)))
+        return power if exponent >= 0 else 1 / power
 
     __radd__, __rmul__ = __add__, __mul__
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from lightning_sv.callbacks import (
     BranchNorms,
@@ -13,7 +14,7 @@ from lightning_sv.callbacks import (
     Sharpness,
     TrainingMonitor,
 )
-from lightning_sv.callbacks.run_state import StepTrigger
+from lightning_sv.callbacks.run_state import StepTrigger, evaluation_mode
 from lightning_sv.errors import ConfigError
 
 
@@ -51,8 +52,18 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
         (Sharpness, "probes", 1, "probes of Sharpness"),
         (Sharpness, "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
         (Sharpness, "subsets", [], "subsets of Sharpness"),
+        (Sharpness, "method", "Exact", "method of Sharpness"),
     ],
 )
 def test_callbacks_argument_out_of_range_is_refused(callback: Any, key: str, value: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is "):
         callback(**{key: value})
+
+
+def test_evaluation_mode_restores_the_mode_of_every_module() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Dropout())
+    model[1].eval()
+    with pytest.raises(KeyError), evaluation_mode(model):
+        assert not model[0].training
+        raise KeyError
+    assert model.training and model[0].training and not model[1].training

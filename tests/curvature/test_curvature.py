@@ -174,6 +174,12 @@ def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
     assert lanczos(product).value == pytest.approx(6)
 
 
+def test_lanczos_of_two_dtypes_equals_the_known_eigenvalue() -> None:
+    wide, narrow = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    product = HessianProduct(lambda: wide.pow(3).sum() + narrow.float().square().sum(), [wide, narrow])
+    assert lanczos(product, rtol=0).value == pytest.approx(6, rel=1e-2)
+
+
 def test_hessian_product_after_a_step_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     product = HessianProduct(lambda: p.pow(3).sum(), [p])
@@ -202,7 +208,8 @@ def test_products_of_wrong_input_refused() -> None:
         (lambda: HessianProduct(lambda: p.sum(), []), "empty"),
         (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
-        (lambda: HessianProduct(lambda: p * p, [p]), r"shape \(3,\)"),
+        (lambda: HessianProduct(lambda: p * p, [p]), r"the loss is a tensor of shape \(3,\)"),
+        (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
         (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "use DifferenceProduct"),
         (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "step of DifferenceProduct is 0.0"),

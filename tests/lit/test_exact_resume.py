@@ -116,7 +116,11 @@ class Stop(L.Callback):
 def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, ended, more = tmp_path / "whole", tmp_path / "ended", ["--data.validations", "2", "--trainer.max_steps", "10"]
+    whole, ended, more = (
+        tmp_path / "whole",
+        tmp_path / "ended",
+        ["--data.validations", "2", "--trainer.max_steps", "10"],
+    )
     train(short_args, whole, *more)
     train(short_args, ended, *more, f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at)
     assert load(ended)["global_step"] == step and f"stopped at step {step}; resume with" in capsys.readouterr().err

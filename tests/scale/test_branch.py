@@ -82,6 +82,25 @@ def test_normalize_equals_torch_and_passes_gradcheck(shape: tuple[int, ...] | No
     torch.testing.assert_close(normalize(x, 0.1, gamma), theirs if gamma is None else theirs * gamma)
 
 
+@pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified"])
+def test_torch_func_gradients_per_row_equal_autograd(text: str) -> None:
+    """Also of a single vector, and forward over reverse."""
+    group = ScaleBuilder(ScaleStrategy.parse(text)).group("attn_norm", 8, {"q_proj": Branch(6, 6)}).double()
+    values, x = dict(group.named_parameters()), torch.randn(3, 8, dtype=torch.float64)
+
+    def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(group, values, (row,))[0].pow(3).sum()
+
+    rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(values, x)
+    hessian = torch.func.hessian(loss)(values, x[0])["q_proj.weight"]["q_proj.weight"]
+    weight = group.q_proj.weight
+    for i, row in enumerate(x):
+        (grad,) = torch.autograd.grad(loss(values, row), weight, create_graph=i == 0)
+        torch.testing.assert_close(rows["q_proj.weight"][i], grad)
+        if i == 0:
+            torch.testing.assert_close(hessian[0, 0], torch.autograd.grad(grad[0, 0], weight)[0])
+
+
 def test_scaled_product_backward_saves_only_its_arguments() -> None:
     arguments = [leaf(64, D), leaf(OUT, D), leaf(D), leaf(OUT)]
     saved = saved_for_backward(lambda: scaled_product(*arguments))

@@ -30,6 +30,7 @@ def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None
     assert (x * y).coefficients == tuple(np.convolve(np.array(a, object), np.array(b, object))[:5])
     assert ((x * y) / y).coefficients == x.coefficients
     assert ((x - y) + y).coefficients == x.coefficients
+    assert (y**-2 * y**3).coefficients == y.coefficients
     assert (y * y).sqrt().coefficients in (y.coefficients, (-y).coefficients)
     e = Series([0, *a[1:]]).exp()
     assert (e * (-Series([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
@@ -144,3 +145,5 @@ def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
 def test_flow_wrong_teacher_is_refused() -> None:
     with pytest.raises(ValueError, match="the teacher is"):
         flow(STUDENTS["f"], [1.0, 2.0], [1.0])
+    with pytest.raises(ConfigError, match="finite"):
+        flow(STUDENTS["f"], [[np.nan, 1.0]], [1.0])

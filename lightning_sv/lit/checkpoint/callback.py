@@ -202,7 +202,7 @@ class LastCheckpoint(Checkpoint):
         asked = self.signals.received is not None
         self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
         if self._stop or trainer.should_stop or self._clock.is_due(self._clock.step):
-            # Wait for this step's validation, which a resumed run would not repeat. Lightning validates before it stops.
+            # Wait for this step's validation, which a resumed run would not repeat; Lightning validates before a stop.
             self._wait = validates_now(trainer) or (trainer.should_stop and not self._stop)
             if not self._wait:
                 self._save(trainer)
