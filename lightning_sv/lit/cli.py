@@ -17,7 +17,7 @@ import lightning as L
 import yaml
 from jsonargparse.util import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
@@ -30,7 +30,7 @@ from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
 from lightning_sv.lit.distributed import StopSignals, check_same_start, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.module import LOSSES, PretrainModule
 from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary, summarize, write_parameters
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -237,6 +237,17 @@ class PretrainCLI(LightningCLI):
         if path is not None:
             check_checkpoint(path, checksums=False)  # before_fit compares them, on one rank per node
 
+    def _check_monitors(self) -> None:
+        """Check what EarlyStopping and ModelCheckpoint monitor, unless code of the user may log it."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        classes = [type(self.model), *map(type, callbacks)]
+        if all(kind.__module__.startswith(("lightning.", "lightning_sv.")) for kind in classes):
+            for callback in callbacks:
+                if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                    key = f"monitor of trainer.callbacks: {type(callback).__name__}"
+                    wanted = f"one of: {' '.join(LOSSES)}."
+                    expect(callback.monitor in (None, "epoch", "step", *LOSSES), key, callback.monitor, wanted)
+
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
         ckpt_path, may_jump = (self.config[key] for key in ("ckpt_path", "allow_lr_jump"))
@@ -244,6 +255,7 @@ class PretrainCLI(LightningCLI):
         checksums = trainer.local_rank == 0
         sharded_graph = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
         expect(not sharded_graph, "model.compile", "model", "block or none for a sharded model.")
+        self._check_monitors()
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)

@@ -33,6 +33,9 @@ from lightning_sv.settings.model import PretrainConfig, preset
 
 log = logging.getLogger(__name__)
 
+#: names of the losses that a fit logs, for callbacks that monitor one
+LOSSES = ("train/loss", "val/loss", "val/perplexity")
+
 
 class PretrainModule(L.LightningModule):
     """Pre-train a Llama, LlamaMoE or Gemma backbone with a scale-vector strategy, for any Trainer.
@@ -308,10 +311,13 @@ class PretrainModule(L.LightningModule):
             self.grad_norm = self.nonfinite.check(self, norm)
         self.step_lr = matrix_rate(optimizer.param_groups)
 
-    def on_train_start(self) -> None:
-        """Restore the random states of the checkpoint, if there is one."""
+    def on_fit_start(self) -> None:
+        """Read from the callbacks who shows the losses; the sanity check of the validation comes next."""
         self._monitored = is_monitored(self.trainer)
         self._in_bar = not isinstance(self.trainer.progress_bar_callback, RunProgress)
+
+    def on_train_start(self) -> None:
+        """Restore the random states of the checkpoint, if there is one."""
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None

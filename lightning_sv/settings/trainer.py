@@ -61,7 +61,7 @@ DERIVED = {
     "check_val_every_n_epoch": ((None,), "Set data.validations instead."),
     "gradient_clip_algorithm": ((None, "norm"), "As in the paper, trainer.gradient_clip_val limits the global norm."),
     "use_distributed_sampler": ((False,), "Every device reads its part of the global batch without it."),
-    "overfit_batches": ((0.0,), "Prepare a corpus of the text to repeat, and set trainer.max_steps."),
+    "overfit_batches": ((0.0, 0), "Prepare a corpus of the text to repeat, and set trainer.max_steps."),
 }
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
@@ -89,7 +89,8 @@ def check_trainer_keys(given: Any) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     for key, (accepted, hint) in DERIVED.items():
-        expect(given[key] in accepted, f"trainer.{key}", given[key], f"no value, because it is derived. {hint}")
+        same = repr(given[key]) in map(repr, accepted)  # 1 is one batch for Lightning, 1.0 all of them
+        expect(same, f"trainer.{key}", given[key], f"no value, because it is derived. {hint}")
     for key, (accepted, effect) in WARNED.items():
         if given[key] not in accepted:
             log.warning("trainer.%s %s %s", key, given[key], effect)

@@ -78,7 +78,15 @@ def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: 
 def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
     """With 0 for no clipping, and a budget in tokens per parameter."""
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
-    args += ["--trainer.gradient_clip_val", "0", "--trainer.max_steps=-1", "--model.tokens_per_param", "0.035"]
+    args += [
+        "--trainer.num_sanity_val_steps",
+        "1",
+        "--trainer.gradient_clip_val",
+        "0",
+        "--trainer.max_steps=-1",
+        "--model.tokens_per_param",
+        "0.035",
+    ]
     args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     record = read_run(tmp_path / "run")
@@ -168,6 +176,11 @@ WRONG = [
     (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
     *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
     (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
+    (["--trainer.limit_val_batches", "1"], "Set data.val_sequences instead"),  # Lightning's 1.0 is all, 1 one batch
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"],
+        "is val_loss; expected one of: ",
+    ),
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
