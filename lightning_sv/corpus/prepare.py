@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.atomic import atomic_path, locked
+from lightning_sv.atomic import atomic_path, file_sha256, locked
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, SPLITS, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
@@ -98,8 +98,14 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
             f"dir={config.dir} has a corpus with other settings ({'; '.join(differing)}); "
             "choose a different dir, or delete it."
         )
-    # The tokenizer file of that name may have changed, or the files here may be damaged.
-    check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
+    check_corpus(manifest, target, checksums=False)
+    path = Path(config.tokenizer).expanduser()
+    is_file = config.tokenizer != "gpt2" and bpe_size(config.tokenizer) is None and path.is_file()
+    if is_file and file_sha256(path) != manifest.tokenizer_sha256:
+        raise ConfigError(
+            f"dir={config.dir} has a corpus whose tokenizer {path} has changed since; delete it to prepare it again, "
+            "or choose a different dir."
+        )
     if changes := changed_text(manifest):
         raise ConfigError(
             f"dir={config.dir} has a corpus whose text has changed since: {changes}. Delete it to prepare it again, or "
@@ -166,7 +172,7 @@ def _train_bpe(documents: SplitDocuments, size: int, shown: bool) -> Tokenizer:
                 if not held_out:
                     step(document.n_bytes)
                     n_bytes += document.n_bytes
-                    yield document.text
+                    yield document.text[:BPE_SAMPLE_BYTES]
 
         return Tokenizer.train(sample(), size)
 

@@ -15,6 +15,7 @@ from filelock import FileLock
 from lightning_sv.atomic import atomic_path, file_sha256, write_atomically
 from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest
 from lightning_sv.corpus.progress import in_threads
+from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError, unknown
 
 SCHEMES = ("s3", "gs", "azure", "r2")
@@ -79,6 +80,9 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
         return sizes.get(name, 0)
 
     in_threads("downloading", fetch, names, sum(sizes.values()))
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.eot = manifest.eot  # the manifest does not list the file that names it
+    tokenizer.save(folder)
 
 
 def _fetch(store: Any, url: str, name: str, folder: Path) -> None:

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +22,9 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
+#: characters of a long text that are encoded at once, up to the next line break between characters that are not space
+_PART = 1 << 20
+_LINE_BREAK = re.compile(r"\S\n(?=\S)")
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -81,7 +85,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator((part for text in texts for part in _parts(text)), trainer)
         size = tokenizer.get_vocab_size()
         wanted = f"at most bpe:{size}, which is all that this text supports. Add text or use a smaller size."
         expect(size >= vocab_size, "tokenizer", f"bpe:{vocab_size}", wanted)
@@ -111,9 +115,23 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores."""
+        """Return the ids of many texts, each 1-D and of `dtype`; the library uses all cores.
+
+        The library needs 0.2 GB per MB of text, so byte-level tokenizers encode long texts in parts.
+        """
+        if self._splits_at_lines and any(len(text) > _PART for text in texts):
+            parts = [[np.array(self.encode(part), dtype=self.dtype) for part in _parts(text)] for text in texts]
+            return [np.concatenate([np.empty(0, self.dtype), *ids]) for ids in parts]
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    @cached_property
+    def _splits_at_lines(self) -> bool:
+        """Return True if no token continues over a line break between two characters that are not space."""
+        tokenizer, split = self._tokenizer, self._tokenizer.pre_tokenizer
+        byte_level = isinstance(split, pre_tokenizers.ByteLevel) and split.use_regex and not split.add_prefix_space
+        added = tokenizer.get_added_tokens_decoder().values()
+        return byte_level and tokenizer.normalizer is None and not any(token.lstrip for token in added)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
@@ -148,6 +166,16 @@ class Tokenizer:
         if self.eot_token != END_OF_TEXT:
             write_atomically(path.with_name(_NAMES_END[0]), json.dumps({"eos_token": self.eot_token}))
         return path
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Cut a text after about every `_PART` characters, where no token of a byte-level BPE can continue."""
+    start = 0
+    while start < len(text):
+        cut = _LINE_BREAK.search(text, start + _PART)
+        end = len(text) if cut is None else cut.end()
+        yield text[start:end]
+        start = end
 
 
 def bpe_size(spec: str) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from moto.server import ThreadedMotoServer
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import CorpusConfig, open_split, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, open_split, prepare
 from lightning_sv.corpus import remote as remote_module
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import read_config
@@ -57,6 +59,12 @@ def test_open_split_of_an_address_reads_the_sequences_of_the_folder(url: str, co
     assert len(ours) == len(expected)
     for number in (0, len(ours) // 2, len(ours) - 1):
         assert torch.equal(ours[number], expected[number])
+
+
+def test_local_folder_has_the_end_token_of_the_manifest(url: str, s3: Any, corpus: Path) -> None:
+    manifest = replace(Manifest.load(corpus), eot=5)
+    s3.put_object(Bucket=BUCKET, Key="mine/corpus/manifest.json", Body=json.dumps(manifest.to_dict()))
+    assert Tokenizer.load(remote_module.local_folder(url)).eot == 5
 
 
 def test_local_folder_of_a_second_process_downloads_no_shard(

@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
@@ -17,6 +17,7 @@ from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
 
+tokenizer_module = sys.modules["lightning_sv.corpus.tokenizer"]
 prepare_module = sys.modules["lightning_sv.corpus.prepare"]
 
 
@@ -28,6 +29,25 @@ def test_decode_encoded_text_is_equal(corpus: Path) -> None:
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
         assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+    check()
+
+
+def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only of a tokenizer that splits at lines, which a WordLevel one does not promise."""
+    tokenizer = Tokenizer.load(corpus)
+    words = open_tokenizer(_published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END}))
+    assert tokenizer._splits_at_lines and not words._splits_at_lines
+    monkeypatch.setattr(tokenizer_module, "_PART", 2)
+
+    @given(st.lists(st.text("ab \n\r\t'.é\u2028") | st.text()))
+    @example(["a\nb\nc\n\nd \n e\n", "", "it's\n'll\nx"])
+    def check(texts: list[str]) -> None:
+        found = tokenizer.encode_batch(texts)
+        assert [ids.tolist() for ids in found] == [tokenizer.encode(text) for text in texts]
+        assert all(ids.dtype == tokenizer.dtype for ids in found)
 
     check()
 
@@ -147,6 +167,9 @@ def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatc
     lost = some.tokenizer_loss * some.val.bytes / (1 - some.tokenizer_loss)
     held = [text for text in rows if Document.from_text(text, "").held_out(0.3)]
     assert some.val.bytes + lost == pytest.approx(sum(len(text.encode()) for text in held))
+    _published(tmp_path, vocabulary=["?", END, *words, "more"], tokenizer_config={"eos_token": END})
+    with pytest.raises(ConfigError, match=r"whose tokenizer .*tokenizer\.json has changed"):
+        make(rows, "some")
     assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):

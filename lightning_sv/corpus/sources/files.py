@@ -79,10 +79,14 @@ def counted(left_out: dict[str, int]) -> str:
     return ", ".join(phrases) + (", ..." if len(kinds) > 8 else "")
 
 
+def _refuse(error: OSError) -> None:
+    raise error  # os.walk would skip the folder
+
+
 def _walk(top: Path) -> Iterator[Path]:
     """Yield the files of a folder; links to folders are followed once, hidden names skipped."""
     seen: set[str] = set()
-    for folder, folders, files in os.walk(top, followlinks=True):
+    for folder, folders, files in os.walk(top, followlinks=True, onerror=_refuse):
         if (real := os.path.realpath(folder)) in seen:
             folders.clear()
             continue
