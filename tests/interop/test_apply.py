@@ -149,12 +149,19 @@ def test_apply_strategy_model_without_values_is_refused() -> None:
         apply_strategy(fake_model(find("llama").build), "hg+dp")
 
 
-@pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_moe"])
-def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str) -> None:
-    """Fused rows, interleaved rows, Conv1D and experts have an output-side vector without a norm."""
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("phi3", ["qkv_proj"]), ("gpt_neox", ["query_key_value"]), ("gpt2", ["c_attn"]), ("qwen3_moe", ["gate_up_proj"]),
+     ("deepseek_v3", ["kv_a_proj_with_mqa", "kv_b_proj"]), ("qwen3_5_text", ["q_proj"]),
+     ("qwen2_moe", ["shared_expert_gate"])],
+)  # fmt: skip
+def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[str]) -> None:
+    """Several matrices in a weight, Conv1D, experts and a single output have an output-side vector without a norm."""
     model = named(name)
+    model.set_attn_implementation("eager")  # in which queries and keys meet before the values
     report = apply_strategy(model, "hg+dnp")
     without = {weight for weight, note in report.notes if note.startswith("dp instead of dnp")}
+    assert set(words) <= {weight.removesuffix(".weight").rpartition(".")[2] for weight in without}
     scaled = {module.site for module in model.modules() if isinstance(module, ScaledWeight)}
     normed = {module.site for module in model.modules() if isinstance(module, OutputNorm)}
     assert without and without <= scaled and not normed & {weight.removesuffix(".weight") for weight in without}

@@ -106,7 +106,8 @@ class Change:
     ):
         self.model, self.strategy, self.dp_at, self.undo = model, strategy, dp_at, undo
         self.row, self.named = strategy.placement_row, dict(model.named_parameters())
-        self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
+        found = (getattr(getattr(module, "config", None), "rms_norm_eps", None) for module in model.modules())
+        self.eps = float(next(filter(None, found), 1e-5))
         self.outputs: dict[str, OutputNorm] = {}
         self.notes: list[tuple[str, str]] = []
         self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
@@ -256,9 +257,13 @@ class Change:
         """Normalize the output of a matrix's layer; return False, with a note, if it is not a plain linear map."""
         path = matrix.weight.rpartition(".")[0]
         layer = self.model.get_submodule(path)
-        several = matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2
-        if type(layer) is not nn.Linear or several:
-            why = "it holds several matrices" if several else f"its layer is a {type(layer).__name__}, not an nn.Linear"
+        if matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2:
+            why = "it holds several matrices"
+        elif type(layer) is not nn.Linear:
+            why = f"its layer is a {type(layer).__name__}, not an nn.Linear"
+        else:
+            why = "the norm of a single output is its sign" if len(weight) == 1 else ""
+        if why:
             self._note(matrix.weight, f"dp instead of dnp, because {why}")
             return False
         ones = upcast(weight).new_ones(weight.shape[0])

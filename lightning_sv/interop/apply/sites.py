@@ -1,5 +1,6 @@
 """Scale vectors of a traced model and the matrices that read them."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -97,7 +98,7 @@ def _names_read(ends: Iterable[Consumer], traced: TracedModel) -> list[str]:
     return [name for name in traced.named if name in names]
 
 
-def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> list[Site]:
+def _bare_sites(traced: TracedModel, tied: set[str], normalized: dict[Node, bool]) -> list[Site]:
     """Return the norms without scale vector that only matrices read."""
     sites = []
     for norm in _bare_norms(traced):
@@ -167,14 +168,20 @@ def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | Non
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _normalized_products(traced: TracedModel) -> set[Node]:
-    """Return the inputs of norms, including sums, which need no second norm."""
-    normalized = {node for node, _ in traced.flow.statistics.values()}
-    normalized |= {stem(node.inputs[0][1]) for node in traced.flow.graph.nodes if node.op in NORMS}
-    return normalized | {value for node in normalized if node.op in SUMS for _, value in node.inputs}  # before a bias
+def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
+    """Return input of a norm, which may be a sum -> whether norms read all of it; it then needs no second norm."""
+    flow, normalized = traced.flow, dict[Node, bool]()
+    read = [(source, node.inputs[0][1]) for node, (source, _) in flow.statistics.items() if node.op in ("mean", "sum")]
+    read += [(stem(node.inputs[0][1]), node.inputs[0][1]) for node in flow.graph.nodes if node.op in NORMS]
+    for source, value in read:
+        whole = math.prod(value.shape) == math.prod(source.shape)
+        before_bias = [value for _, value in source.inputs] if source.op in SUMS else []
+        for node in (source, *before_bias):
+            normalized[node] = whole or normalized.get(node, False)
+    return normalized
 
 
-def _matrix(name: str, traced: TracedModel, normalized: set[Node]) -> SiteMatrix | None:
+def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> SiteMatrix | None:
     row, uses = traced.roles[name], traced.products[name]
     if any(plain(operand).op != "parameter" for _, operand, _ in uses):
         return None  # the product uses a function of it, which vectors do not commute with
@@ -185,8 +192,9 @@ def _matrix(name: str, traced: TracedModel, normalized: set[Node]) -> SiteMatrix
     d_out = row.shape[2 * len(row.shape) - 3 - row.in_axis]
     layouts = {_parts(product, argument, d_out) for product, _, argument in uses}
     parts, mixed = layouts.pop() if len(layouts) == 1 else ((d_out,), True)
-    is_normalized = any(stem(product) in normalized or product in normalized for product, _, _ in uses)
-    return SiteMatrix(name, row.in_axis, parts, mixed, is_normalized, row.head_width, row.role == "router")
+    norms = [normalized[node] for product, _, _ in uses for node in (stem(product), product) if node in normalized]
+    mixed = mixed or (len(parts) == 1 and bool(norms) and not any(norms))  # a norm of a part, such as one matrix of two
+    return SiteMatrix(name, row.in_axis, parts, mixed, any(norms), row.head_width, row.role == "router")
 
 
 def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:
@@ -262,6 +270,7 @@ def _meets_itself(product: Node) -> bool:
                 arguments.add(argument)
                 if len(arguments) > 1:
                     return True
+                walk.follow(user)  # unfused attention multiplies queries by keys, then the weights by values
         # A factor of other activations, such as a gate, counts as one matrix.
         elif user.op != "mul" or all(other in walk.seen or other.kind != DATA for other in others):
             walk.follow(user)
