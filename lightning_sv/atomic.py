@@ -122,7 +122,7 @@ def regular(path: Path) -> Path:
         ConfigError: the path exists, but is not a regular file
     """
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is not a regular file; remove it, or choose a different path.")
+        raise ConfigError(f"{path} is not a regular file; choose a different path.")
     return path
 
 

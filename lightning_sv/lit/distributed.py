@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import distributed
 from torch.distributed.constants import default_pg_timeout
 
@@ -47,6 +48,9 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
         ConfigError: the number of processes differs from the number of devices, or replicas do not divide it
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
+    forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+    wanted = "auto, ddp or FullyShardedStrategy, whose processes run the command."
+    expect(not forks, "trainer.strategy", "ddp_spawn, ddp_fork or ddp_notebook", wanted)
     devices, nodes = trainer.num_devices, trainer.num_nodes
     programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}."
     wanted = f"{trainer.world_size}, the processes that were started. Start one per device: {programs}"

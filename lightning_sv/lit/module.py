@@ -315,6 +315,9 @@ class PretrainModule(L.LightningModule):
         """Read from the callbacks who shows the losses; the sanity check of the validation comes next."""
         self._monitored = is_monitored(self.trainer)
         self._in_bar = not isinstance(self.trainer.progress_bar_callback, RunProgress)
+        epoch = self.trainer.fit_loop.epoch_loop  # Lightning's finders search with other callbacks
+        for logged in (epoch._results, epoch.val_loop._results):
+            logged.clear()
 
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one."""

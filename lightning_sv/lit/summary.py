@@ -40,7 +40,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "tokens": tokens_seen(trainer),
         "parameters": module.settings.n_params,
         "activated_parameters": module.settings.n_activated,
-        "lr": module.settings.lr,
+        "lr": None if module.has_own_optimizer else module.settings.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
@@ -55,6 +55,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 
     settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
     """
+    own = type(module).__name__ * module.has_own_optimizer
     identity = settings_of(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,
@@ -62,14 +63,15 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "clip": trainer.gradient_clip_val,
         "origin": module.origin,
     }
+    identity |= {"optimizer": own} if own else {}
     return {
         "model": module.settings.backbone.name,
         "label": module.settings.label,
         "seed": module.init_seed,
-        "optimizer": module.settings.optim.name,
+        "optimizer": own or module.settings.optim.name,
         "schedule": module.settings.schedule.name,
-        "lr": module.settings.lr,
-        "weight_decay": module.settings.optim.weight_decay,
+        "lr": "" if own else module.settings.lr,
+        "weight_decay": "" if own else module.settings.optim.weight_decay,
         "init_std": module.settings.backbone.init_std,
         "steps": trainer.max_steps,
         "tokens": trainer.max_steps * data.tokens_per_step,
@@ -83,7 +85,12 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
-    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
+    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter.
+
+    Nothing is written if a subclass has an optimizer of its own.
+    """
+    if module.has_own_optimizer:
+        return
     meta = module.settings.meta()
     optimizer = build_optimizer(module.settings.parameter_groups(meta), module.settings.optim, module.settings.lr)
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
@@ -103,6 +110,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / settings.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
+    if module.has_own_optimizer:
+        console.print(f"the optimizer is that of {type(module).__name__}")
+        return
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
     table = Table("role", *first, "optimizer", *last)

@@ -8,7 +8,6 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import Tensor
 
-from lightning_sv.atomic import regular
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
@@ -40,8 +39,9 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
     """
     if is_sharded(path):
         checkpoint: Any = read_sharded(path, tensors=tensors)
-    elif not regular(Path(path)).is_file():
-        raise ConfigError(f"the checkpoint is {path}, which does not exist; expected a file such as RUN/{LAST}.")
+    elif not Path(path).is_file():
+        found = "is not a file" if Path(path).exists() else "does not exist"
+        raise ConfigError(f"the checkpoint is {path}, which {found}; expected a file such as RUN/{LAST}.")
     else:
         if checksums:
             check_archive(path)

@@ -59,6 +59,10 @@ DERIVED = {
     "val_check_interval": ((1.0, None), "Set data.validations instead."),
     "limit_val_batches": ((1.0, None), "Set data.val_sequences instead."),
     "check_val_every_n_epoch": ((None,), "Set data.validations instead."),
+    "enable_checkpointing": ((None, True), "A run writes checkpoints, each checkpoint.every_n_steps."),
+    "enable_progress_bar": ((None, True), "Use --quiet."),
+    "barebones": ((False,), "Use a Trainer of your own."),
+    "default_root_dir": ((None,), "Set run_dir."),
     "gradient_clip_algorithm": ((None, "norm"), "As in the paper, trainer.gradient_clip_val limits the global norm."),
     "use_distributed_sampler": ((False,), "Every device reads its part of the global batch without it."),
     "overfit_batches": ((0.0, 0), "Prepare a corpus of the text to repeat, and set trainer.max_steps."),
@@ -66,6 +70,7 @@ DERIVED = {
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
 _AVERAGES = "validates and saves averaged weights, which no file of the run records"
+_BAR = "is a second progress bar; set progress.lines, or use --quiet"
 #: unsupported callback of Lightning -> reason and hint
 REFUSED_CALLBACKS = {
     "LearningRateFinder": "changes the rate in config.yaml; compare rates with `lightning-sv sweep --lr`",
@@ -73,6 +78,8 @@ REFUSED_CALLBACKS = {
     "GradientAccumulationScheduler": "changes the global batch; set data.global_batch instead",
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
+    "RichProgressBar": _BAR,
+    "TQDMProgressBar": _BAR,
     "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
@@ -90,7 +97,7 @@ def check_trainer_keys(given: Any) -> None:
     """
     for key, (accepted, hint) in DERIVED.items():
         same = repr(given[key]) in map(repr, accepted)  # 1 is one batch for Lightning, 1.0 all of them
-        expect(same, f"trainer.{key}", given[key], f"no value, because it is derived. {hint}")
+        expect(same, f"trainer.{key}", given[key], f"its default. {hint}")
     for key, (accepted, effect) in WARNED.items():
         if given[key] not in accepted:
             log.warning("trainer.%s %s %s", key, given[key], effect)
@@ -104,6 +111,9 @@ def check_trainer_keys(given: Any) -> None:
             log.warning("trainer.callbacks: %s %s", name, WARNED_CALLBACKS[name])
     clip, steps = given["gradient_clip_val"], given["max_steps"]
     expect((clip or 0) >= 0, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
+    for key in ("limit_train_batches", "max_epochs"):
+        expect(given[key] is None or given[key] != 0, f"trainer.{key}", given[key], "above 0; a run takes steps.")
+    expect(given["logger"] is not False, "trainer.logger", False, "a logger, or null. A run writes its losses.")
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
     if str(given["precision"]) in ("bf16-true", "16-true"):
         log.warning(

@@ -1,6 +1,7 @@
 """The command line: help, a command line of the user's, and the tools of Lightning that people add."""
 
 import csv
+import json
 import re
 import runpy
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import callbacks
 
 from lightning_sv import PretrainCLI, PretrainModule
@@ -71,6 +73,18 @@ def test_derived_cli_trains_and_validates(
     )
     own("validate", "--config", str(run / "config.yaml"), "--ckpt_path", last)
     assert "val/loss" in capsys.readouterr().out
+
+
+class OwnOptimizer(PretrainModule):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(run_args: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    PretrainCLI(OwnOptimizer, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
+    assert json.loads((run / "summary.json").read_text())["lr"] is None and not (run / "parameters.csv").exists()
+    assert "OwnOptimizer" in (run / "hparams.yaml").read_text()
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"]])

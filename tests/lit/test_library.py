@@ -235,7 +235,7 @@ def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule
 
 
 def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: TokenDataModule, tmp_path: Path) -> None:
-    run, made = trainer(tmp_path, default_root_dir=tmp_path), module()
+    run, made = trainer(tmp_path, TrainingMonitor(1), default_root_dir=tmp_path), module()
     Tuner(run).scale_batch_size(made, datamodule=data, max_trials=3, steps_per_trial=1)
     Tuner(run).lr_find(made, data, num_training=20)
     assert data.batch_size == 8 and made.lr != 0.01 and made.hparams["optim"]["lr"] == made.lr
@@ -244,7 +244,8 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
     trainer(tmp_path).fit(other, TokenDataModule(corpus, seq_len=8, batch_size=8, val_sequences=8, seed=0))
     assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
     again = module()
-    trainer(tmp_path, LearningRateFinder(num_training_steps=20), default_root_dir=tmp_path).fit(again, loader())
+    finder = LearningRateFinder(num_training_steps=20)
+    trainer(tmp_path, TrainingMonitor(1), finder, default_root_dir=tmp_path).fit(again, loader())
     assert again.lr != 0.01 and again.step_lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
 
 
