@@ -95,7 +95,8 @@ WORD := $(patsubst ./%,%,$(patsubst %/,%,$(subst $(space),?,$(DATA))))
 $(foreach sign,? * [,$(if $(findstring $(sign),$(DATA)),$(error DATA is '$(DATA)'; expected a name, a file or a folder, \
 	without $(sign))))
 export TEXT := $(subst ?,$(space),$(WORD))
-export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(or $(subst ?,_,$(basename $(notdir $(WORD)))),text))
+STEM := $(or $(subst ?,_,$(basename $(notdir $(WORD)))),text)
+export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(if $(wildcard data/$(WORD)/corpus.yaml),$(WORD),$(STEM)))
 MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
 THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
@@ -104,11 +105,11 @@ $(if $(OWN),$(if $(MADE)$(THERE),,$(error there is no DATA '$(DATA)', and no tex
 # The folder again, because corpus.yaml has its first name.
 OWN_LAYER = --config "$$OWN/corpus.yaml" --data.corpus.dir "$$OWN"
 CORPUS = $(if $(OWN),$(if $(MADE),$(OWN_LAYER)) $(if $(filter-out $(OWN),$(THERE)),--data.corpus.source "files:$$TEXT" \
-	--data.corpus.dir "$$OWN"),--config conf/data/$(DATA).yaml)
+	--data.corpus.dir "$$OWN"),--config conf/data/$(WORD).yaml)
 
 # The model comes after these layers, because it sets values that depend on its size. Your own text comes last,
 # because it sets the model's vocabulary.
-LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) $(if $(OWN),,data/$(DATA))
+LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) $(if $(OWN),,data/$(WORD))
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml) $(if $(OWN),$(OWN_LAYER))
 
 OF_SCALE = $(if $(SCALE),--model.scale "$$SCALE")

@@ -149,6 +149,9 @@ def test_make_own_text_is_prepared_and_trained_on(given: str, text: str, corpus:
     (tmp_path / corpus / "corpus.yaml").touch()
     prepare, fit = run("train", f"DATA={corpus}")
     assert prepare == ["prepare", *layer] and fit[-4:] == layer
+    (tmp_path / corpus).rename(tmp_path / "data/letters.txt")  # the name of a corpus may have a dot
+    layer = ["--config", "data/letters.txt/corpus.yaml", "--data.corpus.dir", "data/letters.txt"]
+    assert run("train", "DATA=letters.txt")[1][-4:] == layer
 
 
 def test_make_clean_removes_corpora_and_keeps_other_files(run: Run, tmp_path: Path) -> None:

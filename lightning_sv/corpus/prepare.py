@@ -109,7 +109,8 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if changes := changed_text(manifest):
         raise ConfigError(
             f"dir={config.dir} has a corpus whose text has changed since: {changes}. Delete it to prepare it again, or "
-            f"choose a different dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
+            f"choose a different dir. To train on it unchanged, use fit --config {config.dir}/{LAYER} "
+            f"--data.corpus.dir {config.dir}."
         )
     return manifest
 

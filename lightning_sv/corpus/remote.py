@@ -38,7 +38,7 @@ def local_folder(dir: str | Path) -> Path:
     Raises:
         ConfigError: the scheme is unknown, the address has no corpus, or a file does not match the manifest
     """
-    return _download(str(dir).rstrip("/")) if is_remote(dir) else Path(dir)
+    return _download(str(dir).rstrip("/")) if is_remote(dir) else Path(dir).expanduser()
 
 
 @lru_cache

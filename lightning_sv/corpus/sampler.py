@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,9 @@ class TokenLoader(DataLoader[Tensor]):
         epoch: number of the first epoch
         repeat: if True, every epoch has the order of the first
         limit: number or fraction of an epoch's batches that are read, as Trainer's limit_train_batches
+
+    Attributes:
+        unfinished: returns the number of batches that were read but not trained, as after an error in a step; 0
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class TokenLoader(DataLoader[Tensor]):
             worker_init_fn=_outlive_signals,
             generator=torch.Generator().manual_seed(seed),
         )
+        self.unfinished: Callable[[], int] = int
         self.repeat, n = repeat, len(self.order)
         self._last = min(n, limit) if isinstance(limit, int) else int(n * limit)
         self._epoch, self._read = epoch or -1, 0
@@ -152,13 +156,13 @@ class TokenLoader(DataLoader[Tensor]):
         return self._epoch, max(0, self._read - 1) // self.order.share.accumulate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last yielded batch, as plain values, equal on all ranks."""
-        share = self.order.share
+        """Return the position after the last batch that was trained, as plain values, equal on all ranks."""
+        share, read = self.order.share, self._read - self.unfinished()
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
-        ended = self._read >= self._last
+        ended = read >= self._last
         return {
             "epoch": self._epoch + (ended and not self.repeat),
-            "sequences": 0 if ended else self._read * share.micro_batch * share.ranks,
+            "sequences": 0 if ended else read * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,
             "seq_len": self.sequences.seq_len,

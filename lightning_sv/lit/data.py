@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +67,7 @@ class TokenDataModule(L.LightningDataModule):
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
+        self._share = self.batches.share(1)
         self._loader: TokenLoader | None = None  # of the last fit, or the last one made without a Trainer
         self._position: dict[str, Any] | None = None  # of the checkpoint, for the first loader of the fit
 
@@ -131,19 +133,23 @@ class TokenDataModule(L.LightningDataModule):
         batches, trainer = self.batches, self.trainer
         # not torch's seed, which differs between processes until one is set
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
+        repeat = trainer is not None and trainer.overfit_batches > 0  # type: ignore[attr-defined]
         loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
             seed=seed % 2**31,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
-            epoch=0 if trainer is None else trainer.current_epoch,  # reload_dataloaders_every_n_epochs calls this again
-            repeat=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            # reload_dataloaders_every_n_epochs calls this again
+            epoch=0 if trainer is None or repeat else trainer.current_epoch,
+            repeat=repeat,
             limit=1.0 if trainer is None else trainer.limit_train_batches,
         )
         if trainer is None:
             self._loader = loader
-        elif self._position is not None and trainer.train_dataloader is None:
+            return loader
+        loader.unfinished = partial(_unfinished, trainer)
+        if self._position is not None and trainer.train_dataloader is None:
             loader.load_state_dict(self._position)
         return loader
 
@@ -201,6 +207,11 @@ class TokenDataModule(L.LightningDataModule):
         sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
         numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)
+
+
+def _unfinished(trainer: L.Trainer) -> int:
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return int(batches.ready - batches.processed)
 
 
 def choose_micro_batch(

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -320,7 +321,9 @@ class PretrainModule(L.LightningModule):
             logged.clear()
 
     def on_train_start(self) -> None:
-        """Restore the random states of the checkpoint, if there is one."""
+        """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
+        for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
+            scheduler.on_train_epoch_start(self.trainer)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
@@ -350,7 +353,12 @@ class PretrainModule(L.LightningModule):
             self.nonfinite.skipped = saved["skipped_steps"]
             self.origin = saved.get("origin")
             self.segments.restore(saved.get("legs"))
-            restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
+            now = saved["accumulate"] if self._schedulers() else self.trainer.accumulate_grad_batches
+            restart_between_steps(checkpoint, saved["accumulate"], now)
+
+    def _schedulers(self) -> list[GradientAccumulationScheduler]:
+        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)]
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""

@@ -49,19 +49,20 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     def gradient(theta: Array) -> Array:
         return student.gradient(split(theta, blocks), target)
 
-    finite = np.isfinite(gradient(join(blocks))).all()
-    expect(bool(finite), f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
-    at = np.asarray(times, dtype=float)
+    at, start = np.asarray(times, dtype=float), join(blocks).astype(float)
+    finite = bool(np.isfinite(gradient(start)).all())
+    expect(finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
+    step = np.cos(np.arange(start.size))
+    theta = start + 0.1 * step  # at t = 0 the derivative by a scale vector may be 0
+    expected, slope = gradient(theta) @ step, (loss(theta + 1e-5 * step) - loss(theta - 1e-5 * step)) / 2e-5
+    if abs(slope - expected) > 1e-4 * np.linalg.norm(gradient(theta)) + 1e-6 * (1 + loss(theta)):
+        raise ConfigError(f"effective of {student.name!r} is not analytic; expected neither np.abs nor np.linalg.norm.")
+    small = 1e-14 * min(1.0, float(np.abs(target).max()) or 1.0)
     solution = solve_ivp(
-        lambda _, theta: -gradient(theta), (0.0, at[-1]), join(blocks), "DOP853", t_eval=at, rtol=1e-12, atol=1e-14
+        lambda _, theta: -gradient(theta), (0.0, at[-1]), start, "DOP853", t_eval=at, rtol=1e-12, atol=small
     )
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
-    theta = solution.y[:, 0]
-    expected, step = gradient(theta), 1e-5 * np.cos(np.arange(theta.size))
-    slope = (loss(theta + step) - loss(theta - step)) / 2e-5
-    if abs(slope - expected @ step / 1e-5) > 1e-4 * np.linalg.norm(expected) + 1e-6 * (1 + loss(theta)):
-        raise ConfigError(f"effective of {student.name!r} is not analytic; expected neither np.abs nor np.linalg.norm.")
     return Flow(np.array([loss(theta) for theta in solution.y.T]), [split(theta, blocks) for theta in solution.y.T])
 
 
@@ -137,7 +138,7 @@ def loss_ratio(
     """
     ours = flow(student, teacher, times, initial=initial[0]).loss
     theirs = flow(baseline, teacher, times, initial=initial[1]).loss
-    alive = theirs > FLOOR * 0.5 * float((np.asarray(teacher, dtype=float) ** 2).sum())
+    alive = theirs > FLOOR * 0.5 * float((_matrix(teacher).astype(float) ** 2).sum())
     return Curve(np.asarray(times)[alive], ours[alive] / theirs[alive])
 
 
@@ -158,7 +159,7 @@ def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool
 
 
 def _matrix(teacher: Any) -> Array:
-    matrix = np.asarray(teacher)
+    matrix = np.asarray(getattr(teacher, "matrix", teacher))
     fits = matrix.ndim == 2 and matrix.size > 0
     expect(fits, "the shape of the teacher", matrix.shape, "a matrix (outputs, inputs).")
     return matrix

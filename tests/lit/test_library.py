@@ -3,6 +3,7 @@
 import csv
 import re
 import runpy
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
+    GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.cli import LightningCLI
@@ -201,6 +204,31 @@ def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: P
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigError, match="weights only"):
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("way", ["exception", "scheduler"])
+def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(way: str, corpus: Path, tmp_path: Path) -> None:
+    """After an error in a step, and after a step of an epoch with more accumulation than the first."""
+    seen: dict[str, list[str]] = {"whole": [], "half": [], "resumed": []}
+    for name, path in (("whole", None), ("half", None), ("resumed", tmp_path / "half.ckpt")):
+
+        def note(run: Any, module: Any, outputs: Any, batch: Any, i: int, name: str = name) -> None:
+            seen[name].append(str(batch.tolist()))
+            if (name, way, run.current_epoch, i) == ("half", "scheduler", 1, 1):
+                run.save_checkpoint(tmp_path / "half.ckpt")
+
+        def fail(run: Any, module: Any, batch: Any, i: int, name: str = name) -> None:
+            if (name, way, run.current_epoch, i) == ("half", "exception", 1, 2):
+                raise KeyError("a bug of the user")
+
+        notes = LambdaCallback(on_train_batch_end=note, on_train_batch_start=fail)
+        keep = OnExceptionCheckpoint(tmp_path, filename="half")
+        more: Any = keep if way == "exception" else GradientAccumulationScheduler({0: 1, 1: 2})
+        limits = EPOCHS | {"limit_train_batches": 4}
+        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+        with pytest.raises(KeyError) if (name, way) == ("half", "exception") else nullcontext():
+            trainer(tmp_path / name, notes, more, **limits).fit(module(), data, ckpt_path=path, weights_only=True)
+    assert len(seen["whole"]) == 8 and seen["resumed"] == seen["whole"][6:]
 
 
 SCALER = torch.amp.GradScaler("cpu", init_scale=2.0**30)

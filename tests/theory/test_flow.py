@@ -15,7 +15,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
 from lightning_sv.theory.flow import flow, loss_series, power_series
 from lightning_sv.theory.series import Series
-from lightning_sv.theory.students import STUDENTS, Scaled, preconditioner
+from lightning_sv.theory.students import STUDENTS, TEACHERS, Scaled, preconditioner
 from tests.conftest import thinned
 from tests.theory.strategies import entries, rational_teachers, states
 
@@ -139,11 +139,13 @@ def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
     """A complex step sees no derivative of the norm."""
     student = Scaled("norm", lambda c, d: [np.ones(d)], lambda w, alpha: w * alpha / np.linalg.norm(alpha))
     with pytest.raises(ConfigError, match="not analytic"):
-        flow(student, [[2, 1]], [0.5])
+        flow(student, [[2, 1]], [0.0, 0.5])
 
 
 def test_flow_wrong_teacher_is_refused() -> None:
     with pytest.raises(ValueError, match="the teacher is"):
         flow(STUDENTS["f"], [1.0, 2.0], [1.0])
+    (by_name,), (by_rows,) = (flow(STUDENTS["f"], t, [1.0]).loss for t in (TEACHERS[0], TEACHERS[0].matrix))
+    assert by_name == by_rows
     with pytest.raises(ConfigError, match="finite"):
         flow(STUDENTS["f"], [[np.nan, 1.0]], [1.0])
