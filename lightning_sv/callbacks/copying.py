@@ -40,7 +40,8 @@ def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = 
     for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
         tokens, targets = part[:, :-1], part[:, 1:]
         documents = () if eot is None else (document_ids(tokens, eot),)
-        log_p = model(tokens, *documents).float().log_softmax(-1)
+        out = model(tokens, *documents)
+        log_p = getattr(out, "logits", out).float().log_softmax(-1)
         losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
     return torch.cat(losses)
 
@@ -56,11 +57,13 @@ def copying_losses(
     twice. second_minus_first: near 0 for a model of token pairs, about minus first_copy for a model that copies.
 
     Args:
-        model: a module that maps (B, T) token ids to (B, T, V) logits
+        model: a module that maps (B, T) token ids to (B, T, V) logits, or to an object with `logits`
         block: (B, T + 1) token ids
         repeat_length: length of the repeated text in tokens, at most (T + 1) / 2
         eot: id of the end-of-text token if attention is restricted to a document
     """
+    most = block.shape[1] // 2
+    expect(2 <= repeat_length <= most, "repeat_length", repeat_length, f"from 2 to {most}, half of a sequence.")
     losses, kinds = token_losses(model, block, eot), token_kinds(block)
     means = {}
     for name, kind in kinds.items():

@@ -97,6 +97,12 @@ def parameter_subsets(model: nn.Module) -> Subsets:
             sites[module.site] += module.norm.parameters()
             for name in module.names:
                 sites[name] += (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
+    for _, module, applied in applied_strategies(model):
+        for path, _, weight, sides in applied.branches(module):
+            for vector in sides.values() if weight is not None else ():
+                # a vector that stays in its norm is a function of the norm's parameter
+                owned = vector.parameters() if isinstance(vector, nn.Module) else getattr(vector, "args", ())[:1]
+                sites[path.rpartition(".")[2]] += owned
     subsets = subsets | sites | subsets  # 'router' keeps its meaning as a role
     trained = {
         name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in subsets.items()

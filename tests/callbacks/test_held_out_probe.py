@@ -54,6 +54,8 @@ def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
     assert copies["unseen"] == pytest.approx(torch.tensor(V).log().item(), abs=1e-4)
     assert counts["repeat"] > 3
     assert counts["second_minus_first"] == pytest.approx(0, abs=1e-5)
+    with pytest.raises(ConfigError, match="repeat_length is 17"):
+        copying_losses(Bigram(), block, 17)
 
 
 def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:

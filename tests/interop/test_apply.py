@@ -127,6 +127,9 @@ def test_apply_strategy_callbacks_read_every_matrix_and_vector(name: str, strate
     for role in ("input", "output"):
         wanted = {id(model.get_parameter(row.name)) for row in rows if row.role == role and row.trained}
         assert {id(parameter) for parameter in subsets[f"scale_{role}"]} == wanted
+    if name == "llama" and strategy != "ap+er":  # each subset of a branch has the vector that its matrix reads
+        inputs = {id(parameter) for parameter in subsets["scale_input"]}
+        assert all(inputs & {id(p) for p in subsets[site]} for site in ("q_proj", "up_proj", "lm_head"))
 
 
 def test_branch_norms_of_branches_with_one_name_have_their_paths() -> None:
