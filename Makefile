@@ -136,13 +136,14 @@ help:  ## list the targets
 	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
 	@echo "               FIG='$(FIG)' of: $(call names,paper)"
 	@echo "               PROBES=$(PROBES) measurements during training: $(call names,probes)"
+	@echo "               PYTHON=$$PYTHON TORCH=$$TORCH VENV=$$VENV of the environment"
 
 # torch first, because its build (CPU or CUDA) depends on the platform. The rest without dependency
 # resolution, because litdata requires torchvision, which is not needed and breaks a CPU build of torch.
 # compat: otherwise a script in the folder that contains the clone imports the clone's folder as an empty package.
 $(VENV)/.run: requirements/lock.txt pyproject.toml setup.py
 	@$$PYTHON -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@echo "installing into $$VENV (about a minute)"
+	@echo "installing into $$VENV (a few minutes)"
 	@$$PYTHON -m venv "$$VENV"
 	@$(PIP) "$$TORCH" 'setuptools>=77' wheel
 	@$(PIP) --no-deps -r requirements/lock.txt
@@ -214,7 +215,7 @@ plan: $(VENV)/.run  ## estimate memory, hours and data of MODEL on GPUS GPUs
 	@$(WORDS) $(SV) plan --gpus "$$GPUS" $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) "$$@"
 
 params: $(VENV)/.run  ## count the parameters of MODEL with the strategy SCALE, by role
-	@$(WORDS) $(SV) params --config conf/model/$(MODEL).yaml $(OF_SCALE) "$$@"
+	@$(WORDS) $(SV) params --config conf/base.yaml --config conf/model/$(MODEL).yaml $(OF_SCALE) "$$@"
 
 compare: MODEL = tiny
 compare: data  ## compare strategy A with one or several B, SEEDS pairs each: differences, intervals, a picture

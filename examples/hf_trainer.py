@@ -72,7 +72,7 @@ def main() -> None:
     blocks = text()
 
     plain = train(small_llama(), blocks, options.steps)
-    print(f"plain, iwd:             {plain:.3f} nats a byte after {options.steps} steps")
+    print(f"plain, iwd:             {plain:.3f} nats per byte after {options.steps} steps")
 
     model = small_llama()
     print(apply_strategy(model, "hg+dp+or+iwd"))

@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = blocks()
     for scale in options.scale:
-        print(f"{scale:<16} {train(scale, rows, options.steps):.3f} nats a byte after {options.steps} steps")
+        print(f"{scale:<16} {train(scale, rows, options.steps):.3f} nats per byte after {options.steps} steps")
 
 
 if __name__ == "__main__":

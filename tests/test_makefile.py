@@ -101,7 +101,7 @@ HOSTILE = """it's "$HOME" `touch a` $(touch b) $5 $$ \\ ; touch c # & | > d * ? 
         (["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
          "sweep --scale llama hg --lr 0.01 0.02 ... --config conf/model/tiny.yaml"),
         (["sweep", "SEEDS=4", "STD=1 2"], "sweep --scale unified --init_std 1 2 --seeds 4 ..."),
-        (["params", "SCALE=hg+or"], "params --config conf/model/mini.yaml --model.scale hg+or"),
+        (["params", "SCALE=hg+or"], "params --config conf/base.yaml --config conf/model/mini.yaml --model.scale hg+or"),
         (["paper", "FIG=iwd wsd"], "paper --budget cpu --fig iwd wsd"),
     ],
 )  # fmt: skip

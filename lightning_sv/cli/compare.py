@@ -28,7 +28,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     )
     parser.add_argument("--baseline", "--a", dest="a", required=True, help="Strategy A, usually llama.")
     parser.add_argument("--arms", "--b", dest="b", required=True, nargs="+", help="Strategies B, each compared with A.")
-    parser.add_argument("--seeds", type=number(int, 1, 1000), default=3, help="Seeds; each arm has one run per seed.")
+    parser.add_argument("--seeds", type=number(int, 1, 1000), default=3, help="Runs per arm, on seeds 0, 1, ...")
     parser.add_argument("--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".')
     parser.add_argument("--b_args", default="", help="Arguments of the strategies B only.")
     parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")

@@ -151,7 +151,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")  # it has the width that the numbers leave
     unit = "seconds" if on_cpu else "GPU-hours"
-    for column in ("steps", "tokens", "tokens a\nparameter", f"{unit}\na run", "runs", "done"):
+    for column in ("steps", "tokens", "tokens per\nparameter", f"{unit}\nper run", "runs", "done"):
         table.add_column(column, justify="right", no_wrap=True)
     alike: dict[str, list[RunRequest]] = {}
     for run_spec, seed in total:

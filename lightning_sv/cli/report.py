@@ -15,7 +15,7 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, print its path; return the exit code."""
-    text = "Report runs. Those with one label are an arm, which is compared with the baseline in pairs of one seed."
+    text = "Report runs. Runs with one label form an arm, which is compared with the baseline on the seeds of both."
     parser = PlainParser("report", text, json="Print the differences as JSON on stdout, and the rest on stderr.")
     places = "Run directories, folders of runs, or output directories of compare."
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=places)

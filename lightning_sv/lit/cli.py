@@ -341,7 +341,9 @@ class PretrainCLI(LightningCLI):
             for logger in trainer.loggers:
                 logger.finalize("success")
             write_atomically(self.run_dir / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
-        show_summary(self.summary, self.run_dir, as_json=self.config["json"])
+        plain = type(self) is PretrainCLI and self.model_class is PretrainModule  # else compare refuses the config
+        comparable = plain and self.model.settings.init_from is None
+        show_summary(self.summary, self.run_dir, comparable=comparable, as_json=self.config["json"])
 
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""

@@ -121,8 +121,11 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     console.print(table)
 
 
-def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
-    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning."""
+def show_summary(summary: dict[str, Any], run_dir: Path, *, comparable: bool, as_json: bool) -> None:
+    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
+
+    If `comparable`, a command is suggested that compares the run with its baseline.
+    """
     try:
         # Import matplotlib here, because it would delay every start.
         from lightning_sv.analysis.run_plot import draw_run
@@ -134,10 +137,10 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> No
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
         return
-    print_summary(Console(), summary, run_dir)
+    print_summary(Console(), summary, run_dir, comparable)
 
 
-def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comparable: bool) -> None:
     """Print the results, the run directory and suggested commands."""
     title = escape(f"{summary['model']}, {summary['label']}")
     table = Table(Column(), Column(justify="right"), title=title, title_justify="left", show_header=False)
@@ -155,9 +158,10 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
-    compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
-    compare += ["--config", str(run_dir / CONFIG)]
     charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
-    lines = {"picture": run_dir / PICTURE, "charts": charts, "sample": sample, "compare": shlex.join(compare)}
+    lines = {"picture": run_dir / PICTURE, "charts": charts, "sample": sample}
+    if comparable:
+        compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
+        lines["compare"] = shlex.join([*compare, "--config", str(run_dir / CONFIG)])
     for what, text in lines.items():
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -139,7 +140,7 @@ def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iter
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
         for name in (name for name in names if name not in known):
-            parser.add_argument(f"--{name}", type=kind, help="Key of a training run; ignored by this command.")
+            parser.add_argument(f"--{name}", type=kind, help=SUPPRESS)
 
 
 def _expected(hint: Any) -> str:

@@ -63,7 +63,8 @@ def test_derived_cli_trains_and_validates(
     run = tmp_path / "run"
     short = ["--trainer.max_steps", "2", "--data.val_sequences", "4", "--run_dir", str(run)]
     names = own("fit", *run_args, *short, "--note", "hello")
-    assert "context 32\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "context 32\n" in said and "sample " in said and "compare " not in said  # compare refuses --note
     config = read_config(run)
     assert config["note"] == "hello" and "context" not in config["model"] and (run / "summary.json").is_file()
     last = str(run / "checkpoints/last.ckpt")

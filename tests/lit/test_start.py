@@ -54,6 +54,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
         assert main(["fit", *run_args, *OTHER, *start, *first, "--run_dir", str(whole)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
+    assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
     assert First.weights.keys() == there["state_dict"].keys() and First.states == 0
     assert all(torch.equal(First.weights[key], value) for key, value in there["state_dict"].items())
     summary, run = json.loads((whole / "summary.json").read_text()), read_run(whole)
