@@ -48,6 +48,7 @@ def run(argv: list[str]) -> int:
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     summary, config = trained.summary, trained.config
+    rate = summary.get("lr")  # None if a subclass has its own optimizer
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
@@ -59,8 +60,8 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
-        "optimizer": config_value(config, "model.optim.name"),
-        "peak learning rate": f"{summary['lr']:g}" if "lr" in summary else None,
+        "optimizer": None if summary and rate is None else config_value(config, "model.optim.name"),
+        "peak learning rate": None if rate is None else f"{rate:g}",
         "seed": summary.get("seed"),
         "commit": summary.get("commit"),
         "date": summary.get("date"),

@@ -59,7 +59,7 @@ def _row(run_dir: Path) -> dict[str, Any]:
         "run": str(run_dir),
         "data": None if corpus is None else Path(str(corpus)).name,
         "strategy": summary.get("label") or config_value(config, "model.scale"),
-        "lr": summary.get("lr") or config_value(config, "model.optim.lr"),
+        "lr": summary["lr"] if "lr" in summary else config_value(config, "model.optim.lr"),
         "steps": summary.get("steps") or config_value(config, "trainer.max_steps"),
         "val_loss": summary.get("val_loss"),
         "complete": is_complete(run_dir),

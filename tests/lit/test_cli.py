@@ -86,6 +86,8 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(run_args: lis
     PretrainCLI(OwnOptimizer, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     assert json.loads((run / "summary.json").read_text())["lr"] is None and not (run / "parameters.csv").exists()
     assert "OwnOptimizer" in (run / "hparams.yaml").read_text()
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert "learning rate" not in (tmp_path / "out/README.md").read_text()
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"]])

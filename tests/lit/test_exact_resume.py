@@ -111,7 +111,7 @@ class Stop(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("at", "step"), thinned([("batch", 7), ("validation", 5), ("epoch", 5)], [("batch", 7)], several=True)
+    ("at", "step"), thinned([("batch", 7), ("batch", 9), ("validation", 5), ("epoch", 5)], [("batch", 7)], several=True)
 )
 def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -122,7 +122,8 @@ def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
         ["--data.validations", "2", "--trainer.max_steps", "10"],
     )
     train(short_args, whole, *more)
-    train(short_args, ended, *more, f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at)
+    stop = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at]
+    train(short_args, ended, *more, *stop, *(["--trainer.min_steps", "9"] if step == 9 else []))
     assert load(ended)["global_step"] == step and f"stopped at step {step}; resume with" in capsys.readouterr().err
     train(short_args, ended, *more)
     for key in ("state_dict", "optimizer_states", "TokenDataModule"):

@@ -201,9 +201,10 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop = self._stopping or self._clock.is_last(self._clock.step)
         asked = self.signals.received is not None
         self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
-        if self._stop or trainer.should_stop or self._clock.is_due(self._clock.step):
+        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        if self._stop or ends or self._clock.is_due(self._clock.step):
             # Wait for this step's validation, which a resumed run would not repeat; Lightning validates before a stop.
-            self._wait = validates_now(trainer) or (trainer.should_stop and not self._stop)
+            self._wait = validates_now(trainer) or (ends and not self._stop)
             if not self._wait:
                 self._save(trainer)
 
