@@ -157,7 +157,7 @@ class TokenLoader(DataLoader[Tensor]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was trained, as plain values, equal on all ranks."""
-        share, read = self.order.share, self._read - self.unfinished()
+        share, read = self.order.share, self._read - (0 if self._loaded else self.unfinished())
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
         ended = read >= self._last
         return {

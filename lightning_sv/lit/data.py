@@ -68,7 +68,7 @@ class TokenDataModule(L.LightningDataModule):
         )  # fmt: skip
         self._is_fixed = global_batch is not None
         self._share = self.batches.share(1)
-        self._loader: TokenLoader | None = None  # of the last fit, or the last one made without a Trainer
+        self._loader: TokenLoader | None = None  # of the last fit, or the last one made
         self._position: dict[str, Any] | None = None  # of the checkpoint, for the first loader of the fit
 
     @classmethod
@@ -89,6 +89,8 @@ class TokenDataModule(L.LightningDataModule):
         self.batches = replace(self.batches, micro_batch=size, global_batch=batch)
         if self.trainer is not None and self.trainer.state.fn is not None:
             self.setup(self.trainer.state.fn.value)
+        else:
+            self._share = self.batches.share(1)
 
     def setup(self, stage: str) -> None:
         """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.
@@ -145,16 +147,15 @@ class TokenDataModule(L.LightningDataModule):
             repeat=repeat,
             limit=1.0 if trainer is None else trainer.limit_train_batches,
         )
-        if trainer is None:
-            self._loader = loader
-            return loader
-        loader.unfinished = partial(_unfinished, trainer)
-        if self._position is not None and trainer.train_dataloader is None:
-            loader.load_state_dict(self._position)
+        self._loader = loader
+        if trainer is not None:
+            loader.unfinished = partial(_unfinished, trainer)
+            if self._position is not None and trainer.train_dataloader is None:
+                loader.load_state_dict(self._position)
         return loader
 
     def _read_loader(self) -> TokenLoader | None:
-        """Return the loader of the fit. The user may have made others, to see their length or a batch."""
+        """Return the loader that the Trainer reads, if it is ours: the user may have made others to look at a batch."""
         found = None if self.trainer is None else self.trainer.train_dataloader
         ours = (loader for loader in tree_leaves(found) if isinstance(loader, TokenLoader))
         return next(ours, self._loader)

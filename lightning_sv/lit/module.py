@@ -114,8 +114,6 @@ class PretrainModule(L.LightningModule):
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
-        self._monitored = False  # a TrainingMonitor writes the losses to the loggers
-        self._in_bar = True  # Lightning's progress bar shows the losses, for which it waits for the device
         self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
     @classmethod
@@ -227,6 +225,11 @@ class PretrainModule(L.LightningModule):
         assert data is not None
         return document_ids(tokens, data.eot)
 
+    @property
+    def _in_bar(self) -> bool:
+        """Return True if Lightning's progress bar shows the losses, for which it waits for the device."""
+        return self._trainer is None or not isinstance(self._trainer.progress_bar_callback, RunProgress)
+
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
         nats, routings = self.loss(block)
@@ -238,7 +241,7 @@ class PretrainModule(L.LightningModule):
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
         self.nonfinite.losses.append(loss.detach())
-        to_loggers = False if self._monitored else None
+        to_loggers = False if self._trainer is not None and is_monitored(self._trainer) else None
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
@@ -313,17 +316,15 @@ class PretrainModule(L.LightningModule):
         self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_fit_start(self) -> None:
-        """Read from the callbacks who shows the losses; the sanity check of the validation comes next."""
-        self._monitored = is_monitored(self.trainer)
-        self._in_bar = not isinstance(self.trainer.progress_bar_callback, RunProgress)
-        epoch = self.trainer.fit_loop.epoch_loop  # Lightning's finders search with other callbacks
+        """Forget what a search of Lightning's finders logged, because they search without the other callbacks."""
+        epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()
 
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
         for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
-            scheduler.on_train_epoch_start(self.trainer)
+            scheduler.on_train_epoch_start(self.trainer, self)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None

@@ -210,12 +210,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
-        if self._wait or trainer.should_stop:
+        if trainer.state.fn == "fit" and (self._wait or trainer.should_stop):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait for a checkpoint that is being written; log how to resume a run that max_time or a callback ended."""
-        if self._saved != trainer.global_step:  # ended at the end of an epoch
+        inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
+        if self._saved != trainer.global_step and not inside_step:  # ended at the end of an epoch
             self._save(trainer)
         self._finish_write(trainer)
         if trainer.global_step < trainer.max_steps:
