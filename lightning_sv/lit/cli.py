@@ -17,7 +17,7 @@ import lightning as L
 import yaml
 from jsonargparse.util import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
@@ -241,7 +241,8 @@ class PretrainCLI(LightningCLI):
         """Check what EarlyStopping and ModelCheckpoint monitor, unless code of the user may log it."""
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         classes = [type(self.model), *map(type, callbacks)]
-        if all(kind.__module__.startswith(("lightning.", "lightning_sv.")) for kind in classes):
+        ours = all(kind.__module__.startswith(("lightning.", "lightning_sv.")) for kind in classes)
+        if ours and LearningRateMonitor not in classes:
             for callback in callbacks:
                 if isinstance(callback, EarlyStopping | ModelCheckpoint):
                     key = f"monitor of trainer.callbacks: {type(callback).__name__}"
