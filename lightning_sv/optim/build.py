@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -85,10 +84,6 @@ class OptimConfig:
             expect(0 <= value < 1, f"model.optim.{key}", value, "a number in [0, 1).")
         expect(self.eps > 0, "model.optim.eps", self.eps, "a number above 0.")
         expect(self.weight_decay >= 0, "model.optim.weight_decay", self.weight_decay, "0 or more.")
-
-    def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without empty ones that older checkpoints lack."""
-        return {key: value for key, value in asdict(self).items() if value != {}}
 
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:
