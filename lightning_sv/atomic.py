@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -124,6 +126,21 @@ def regular(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a regular file; choose a different path.")
     return path
+
+
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: the file is missing, damaged or no object; the message names it and ends with `hint`
+    """
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); {hint}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a JSON object; {hint}")
+    return content
 
 
 def partial_of(final: Path) -> Path:
