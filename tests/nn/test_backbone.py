@@ -21,9 +21,9 @@ from lightning_sv.nn import (
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
+from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, thinned
