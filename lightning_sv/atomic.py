@@ -149,8 +149,8 @@ def partial_of(final: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists."""
-    if path.is_dir():
+    """Remove a file, a link or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
