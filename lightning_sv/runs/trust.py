@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_config
+from lightning_sv.scale.strategy import modules_named
 
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
@@ -60,7 +61,7 @@ def modules_of(config: Path) -> set[str]:
         if "${" in value:
             raise ConfigError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
         if path == ("model", "scale"):
-            found |= {token.strip().partition(":")[0] for token in value.split("+") if ":" in token}
+            found |= modules_named(value)
         elif _DOTTED.fullmatch(value) and (path[-1] == "class_path" or (path[0] not in _WORDS and _importable(value))):
             found.add(value.rpartition(".")[0])
     return {module for module in found if module.partition(".")[0] not in _OURS}
