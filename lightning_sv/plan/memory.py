@@ -16,6 +16,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids, router_loss
 from lightning_sv.optim import build_optimizer
 from lightning_sv.scale.eager import unchunked
+from lightning_sv.settings.data import divisors
 from lightning_sv.settings.model import PretrainConfig
 
 #: fraction of a GPU's memory available to tensors; the CUDA context, NCCL and fragmentation use the rest
@@ -241,11 +242,11 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most
         limit: maximum bytes
         most: maximum micro-batch; None for no maximum
     """
-    divisors = [size for size in range(1, min(share, most or share) + 1) if share % size == 0]
-    if peak(divisors[-1]) <= limit:
-        return divisors[-1]
-    fitting = bisect_right(divisors[:-1], limit, key=peak)
-    return divisors[fitting - 1] if fitting else None
+    sizes = [size for size in divisors(share) if size <= (most or share)]
+    if peak(sizes[-1]) <= limit:
+        return sizes[-1]
+    fitting = bisect_right(sizes[:-1], limit, key=peak)
+    return sizes[fitting - 1] if fitting else None
 
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
