@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -126,14 +128,29 @@ def regular(path: Path) -> Path:
     return path
 
 
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: the file is missing, damaged or no object; the message names it and ends with `hint`
+    """
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); {hint}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a JSON object; {hint}")
+    return content
+
+
 def partial_of(final: Path) -> Path:
     """Return the path to which a file or folder is written until it is complete."""
     return final.with_name(f".{final.name}.partial")
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists."""
-    if path.is_dir():
+    """Remove a file, a link or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.atomic import atomic_path, check_writable, partial_of
+from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_atomically
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -37,6 +37,14 @@ def test_atomic_path_after_an_error_keeps_the_old_content(folder: bool, tmp_path
         with pytest.raises(OSError, match="not empty"), atomic_path(final) as partial:
             write(partial, "second")
         assert write_to.read_text() == "first"
+
+
+def test_atomic_path_replaces_a_link_that_a_killed_process_left(tmp_path: Path) -> None:
+    folder, final = tmp_path / "folder", tmp_path / "final"
+    folder.mkdir()
+    partial_of(final).symlink_to(folder)
+    write_atomically(final, "new")
+    assert final.read_text() == "new" and sorted(tmp_path.iterdir()) == [final, folder]
 
 
 def test_check_writable_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

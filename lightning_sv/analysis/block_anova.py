@@ -30,7 +30,7 @@ class BlockDesign:
     """
 
     def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
-        cells = [(arm, seed, loss) for arm, of in losses.items() for seed, loss in of.items()]
+        cells = [(arm, seed, loss) for arm, row in losses.items() for seed, loss in row.items()]
         self._losses = losses
         self._arms = list(losses)
         seeds = sorted({seed for _, seed, _ in cells})
@@ -43,7 +43,7 @@ class BlockDesign:
         self._effects = self._inverse @ y
         self._known = self._inverse @ design
         self._residuals = y - design @ self._effects
-        self._of = np.array([self._arms.index(arm) for arm, _, _ in cells])
+        self._arm_of_cell = np.array([self._arms.index(arm) for arm, _, _ in cells])
         #: degrees of freedom of the residual variance
         self.df = len(cells) - int(np.linalg.matrix_rank(design))
         #: sum of squares of the residuals; 0 if they are rounding errors
@@ -66,7 +66,7 @@ class BlockDesign:
 
         Residuals of one fit are correlated, so that the test is lenient if there are few arms.
         """
-        rows = [self._residuals[self._of == self._arms.index(arm)] for arm in self.scattered]
+        rows = [self._residuals[self._arm_of_cell == self._arms.index(arm)] for arm in self.scattered]
         if len(rows) < 3 or not self.squares:
             return 1.0
         variances = [row.var(ddof=1) for row in rows]
@@ -100,8 +100,8 @@ class BlockDesign:
         if abs(mean) < self._rounding:
             mean = 0.0  # copies would differ by the last digit of the solver
         se = None if few or variance is None else math.sqrt(variance * float(rows @ rows))
-        of = len(self.scattered)
-        words = f"scatter of {of} arms, {self.df} degrees of freedom" if of > 2 and se is not None else ""
+        n_arms = len(self.scattered)
+        words = f"scatter of {n_arms} arms, {self.df} degrees of freedom" if n_arms > 2 and se is not None else ""
         return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
 
     def _why_alone(self, pairs: NDArray[np.floating]) -> str:

@@ -25,12 +25,16 @@ def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
     >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
-    previous, targets = block[:, :-1], block[:, 1:]
-    same = targets.unsqueeze(-1) == targets.unsqueeze(-2)  # B T T
-    same_pair = same & (previous.unsqueeze(-1) == previous.unsqueeze(-2))
-    repeat = same_pair.tril(-1).any(-1)
-    seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is not a target
+    repeat = _occurred(block[:, :-1].long() * (block.max() + 1) + block[:, 1:])
+    seen = _occurred(block)[:, 1:]
     return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
+
+
+def _occurred(numbers: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """Return True for each number that occurred earlier in its row."""
+    ordered, places = numbers.sort(stable=True)
+    occurred = torch.zeros_like(numbers, dtype=torch.bool)
+    return occurred.scatter(-1, places[:, 1:], ordered[:, 1:] == ordered[:, :-1])
 
 
 @torch.no_grad()

@@ -2,10 +2,8 @@
 
 import resource
 import time
-import timeit
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import lightning as L
@@ -85,9 +83,8 @@ class TrainingMonitor(MetricAccumulator):
     """Log a run's loss, learning rate, gradient norm, speed and memory.
 
     train/loss: mean over the steps since the last write, in nats per token. throughput/mfu: model FLOP/s over the
-    peak in the device's data sheet, or over the measured peak of a large matrix product if none is listed, as for a
-    CPU. For a custom module, train/loss is the value that training_step returns, and throughput/steps_per_s replaces
-    tokens and FLOPs.
+    peak in the GPU's data sheet, if it is listed. For a custom module, train/loss is the value that training_step
+    returns, and throughput/steps_per_s replaces tokens and FLOPs.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -103,8 +100,7 @@ class TrainingMonitor(MetricAccumulator):
         self.idle = 0.0
         self._validation_began = 0.0
         self._tokens: int | None = None
-        self._flops: float | None = None
-        self._peak = 0.0
+        self._flops = self._peak = 0.0
         #: last written values; None before the first write
         self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
@@ -119,9 +115,7 @@ class TrainingMonitor(MetricAccumulator):
         self._tokens = None if data is None else data.tokens_per_step
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
-            device, precision = pl_module.device, trainer.precision
-            peak = peak_flops(device, precision) or measured_flops(device, precision)
-            self._peak = peak * trainer.world_size
+            self._peak = (peak_flops(pl_module.device, trainer.precision) or 0.0) * trainer.world_size
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
@@ -146,7 +140,7 @@ class TrainingMonitor(MetricAccumulator):
             scalars["throughput/steps_per_s"] = speed
         else:
             self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens = speed * self._tokens
-            if self._flops is not None:
+            if self._peak:
                 scalars["throughput/mfu"] = tokens * self._flops / self._peak
         scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
@@ -225,23 +219,3 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
     if gpu := gpu_of_card(name):
         return gpu.peak(str(precision))
     return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)
-
-
-@cache
-def measured_flops(device: torch.device, precision: Any) -> float:
-    """Return the FLOP/s of a large product, the best of five timings, on a CPU in float32; cached per process."""
-    cuda = device.type == "cuda"
-    dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
-    n, count = (8192, 20) if cuda else (1024, 1)
-    with torch.random.fork_rng([device] if cuda else []):  # keep the random state of training
-        a = torch.randn(n, n, device=device, dtype=dtype)
-
-    def multiply() -> None:
-        for _ in range(count):
-            product = a @ a
-        float(product[0, 0])  # wait for a GPU
-
-    seconds = min(timeit.repeat(multiply, number=1, repeat=5)) / count
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib excludes this measurement
-    return 2 * n**3 / seconds

@@ -156,16 +156,16 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     alike: dict[str, list[RunRequest]] = {}
     for run_spec, seed in total:
         alike.setdefault(run_spec.identity, []).append((run_spec, seed))
-    for of in sorted(alike.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
-        run_spec, _ = of[0]
+    for requests in sorted(alike.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
+        run_spec, _ = requests[0]
         table.add_row(
             escape(f"{run_spec.model}, {run_spec.strategy}, {run_spec.details}"),
             f"{run_spec.steps:,}",
             f"{run_spec.tokens:,}",
             f"{run_spec.tokens_per_param:.1f}",
-            f"{cost(of[:1]):,.{0 if on_cpu else 1}f}",
-            str(len(of)),
-            str(sum(made.key(seed) not in missing for made, seed in of)),
+            f"{cost(requests[:1]):,.{0 if on_cpu else 1}f}",
+            str(len(requests)),
+            str(sum(made.key(seed) not in missing for made, seed in requests)),
         )
     console.print(table)
     for figure in figures:

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     check_writable(out)
     stderr = Console(stderr=True)
     bar = track(chosen, "claims", console=stderr, transient=True, disable=not stderr.is_terminal)
-    results = [claim.run() for claim in bar]
+    results = [Result(claim, claim.check()) for claim in bar]
     save(results, out)
     if options.json:
         print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))

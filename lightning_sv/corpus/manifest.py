@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
+from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 
 FORMAT_VERSION = 1
@@ -131,11 +132,8 @@ class Manifest:
                 f"{path} does not exist; expected a complete corpus in {dir}. Run `lightning-sv prepare` or "
                 "`make data`, or correct data.corpus.dir."
             )
-        try:
-            data = json.loads(path.read_text())
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: invalid JSON ({error}); delete {dir} and prepare it again.") from None
-        version = data.get("version") if isinstance(data, dict) else None
+        data = read_json(path, f"delete {dir} and prepare it again.")
+        version = data.get("version")
         again = f"{FORMAT_VERSION}. Delete {dir} and prepare it again."
         expect(version == FORMAT_VERSION, f"{path}: version", repr(version), again)
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lightning_sv.atomic import atomic_path, write_atomically
+from lightning_sv.atomic import atomic_path, read_json, write_atomically
 from lightning_sv.errors import ConfigError, expect
 
 END_OF_TEXT = "<|endoftext|>"
@@ -214,11 +214,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
 
 def _named_end(folder: Path) -> str | None:
     for path in (folder / name for name in _NAMES_END):
-        try:
-            settings = json.loads(read_file(path)) if path.is_file() else {}
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
-        token = settings.get("eos_token") if isinstance(settings, dict) else None
+        token = read_json(path, "repair or remove it.").get("eos_token") if path.is_file() else None
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             return token

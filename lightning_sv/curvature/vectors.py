@@ -10,9 +10,9 @@ Vector = tuple[Tensor, ...]
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Return <a, b>, summed over the tensors in float64."""
-    dots = [torch.dot(x.detach().flatten(), y.detach().flatten()) for x, y in zip(a, b, strict=True)]
-    total: float = torch.stack(dots).double().sum().item()
+    """Return <a, b> in float64, because products in float32 or float16 underflow and overflow."""
+    flat = ((x.detach().flatten().double(), y.detach().flatten().double()) for x, y in zip(a, b, strict=True))
+    total: float = torch.stack([torch.dot(x, y) for x, y in flat]).sum().item()
     return total
 
 
@@ -45,7 +45,8 @@ def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
 
 def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
     """Return independent standard normals, sampled in float32 on the generator's device."""
-    return tuple(torch.randn(x.shape, generator=generator, device=generator.device).to(x) for x in like)
+    device = generator.device
+    return tuple(torch.randn(x.shape, generator=generator, device=device, dtype=torch.float32).to(x) for x in like)
 
 
 class Basis:

@@ -80,8 +80,8 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
             names.setdefault(str(fact(run)), []).append(name)
         if len(names) > 1:
             shown = [
-                f"{value} ({', '.join(of) if len(of) < 4 else f'{of[0]} and {len(of) - 1} more'})"
-                for value, of in names.items()
+                f"{value} ({', '.join(same) if len(same) < 4 else f'{same[0]} and {len(same) - 1} more'})"
+                for value, same in names.items()
             ]
             warnings.append(f"The runs {what}: {'; '.join(shown)}.")
     for name, run in runs.items():
@@ -107,8 +107,8 @@ def panel_warnings(panel: Panel) -> list[str]:
     asked = [key for arm in arms for key in arm.overrides] + list(panel.spec.axes)
     asked += ["model.optim.lr", "model.backbone.init_std"]  # a tuned arm has its own
     asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
-    for of in panel.alike(panel.arms):
-        runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
+    for alike in panel.alike(panel.arms):
+        runs = {f"{arm.label}, run {i}": run for arm in alike for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
             text = comparability_warnings(runs, asked)

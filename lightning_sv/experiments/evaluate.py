@@ -146,9 +146,10 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
     kind = KINDS[claim.kind]
-    d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    margin = math.log(claim.margin or 1.0) if unit == "times" else claim.margin
-    word, p, to_go = finding or kind.test(tested or d, margin)
+    estimate = kind.measure(claim, panel)
+    d, detail = estimate.d, estimate.detail
+    margin = math.log(claim.margin or 1.0) if estimate.unit == "times" else claim.margin
+    word, p, to_go = estimate.finding or kind.test(estimate.tested or d, margin)
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
     p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
     detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
@@ -167,14 +168,14 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
         n=d.n,
         smallest=d.smallest_resolvable,
         paper=claim.paper,
-        unit=unit,
+        unit=estimate.unit,
         confidence=d.confidence,
-        part=part,
+        part=estimate.part,
         p=min(1.0, p) if d.se is not None else None,
         df=d.df,
         paper_value=value,
         agreement=agreement,
-        sides=sides,
+        sides=estimate.sides,
     )
 
 

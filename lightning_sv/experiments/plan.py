@@ -35,7 +35,7 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     budget, where = resolver.budget.name, f"{figure}: panel {panel.title!r}"
     models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
-    axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
+    axes = {key: by_budget[budget] for key, by_budget in panel.axes.items() if budget in by_budget}
     why_not = panel.skip_under.get(budget)
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned under {budget}; add one to lr in conf/paper/{figure}.yaml"

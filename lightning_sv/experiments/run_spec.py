@@ -102,8 +102,8 @@ class RunResolver:
             ConfigError: arguments that `fit` refuses
         """
         model = self.model(role)
-        of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
-        assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
+        reference = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
+        assert isinstance(model, ModelSpec) and isinstance(reference, ModelSpec), role
         rates = (panel.lr or {}) | (arm.lr or {})
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
         paths, below = self._paths(panel, model), {**self.budget.overrides, **model.overrides}
@@ -112,8 +112,8 @@ class RunResolver:
         keys = below | tuned | above
         request = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)
         if request not in self._resolved:
-            llama = {**self.budget.overrides, **of.overrides, **panel.overrides, **self.extra}
-            steps = round(self._steps(*_args(self._paths(panel, of), llama)) * arm.longer)
+            llama = {**self.budget.overrides, **reference.overrides, **panel.overrides, **self.extra}
+            steps = round(self._steps(*_args(self._paths(panel, reference), llama)) * arm.longer)
             steps = int(arm.overrides.get("trainer.max_steps", steps))
             resolved = self._resolve(paths, keys, arm, model, panel, steps)
             self._resolved[request] = replace(resolved, note=" ".join(filter(None, (resolved.note, note))))

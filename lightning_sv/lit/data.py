@@ -1,6 +1,5 @@
 """LightningDataModule: token sequences of a prepared corpus, in an order determined by the seed."""
 
-import itertools
 import math
 import os
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -181,21 +181,18 @@ class TokenDataModule(L.LightningDataModule):
         """Return `val_sequences` sequences, evenly spread over the validation split, always the same.
 
         Devices read different sequences in the same number of batches, because sharded forward passes must match.
-        Batch sizes are equal unless that makes them too small, because the compiler specializes on each.
+        Batch sizes differ by one at most, because the compiler specializes on each.
         """
         settings = self.batches
         sequences = open_split(settings.folder, "val", seq_len=settings.seq_len)
         numbers = settings.spread(len(sequences), settings.validation_sequences)
         # Evaluation saves no graph, so larger batches fit.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
-        mean, rest = divmod(len(numbers), self._share.ranks)
-        even = next(n for n in range(min(size, mean), 0, -1) if mean % n == 0)
-        batches = math.ceil(mean / (even if not rest and 2 * even > size else size))
-        mine = numbers[self._share.rank :: self._share.ranks]
-        cuts = [i * len(mine) // batches for i in range(batches + 1)]
+        batches = math.ceil(len(numbers) // self._share.ranks / size)
+        mine = np.array(numbers[self._share.rank :: self._share.ranks])
         return DataLoader(
             sequences,
-            batch_sampler=[mine[a:b] for a, b in itertools.pairwise(cuts)],
+            batch_sampler=[part.tolist() for part in np.array_split(mine, batches)],
             generator=torch.Generator(),
             pin_memory=self._on_cuda,
         )

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import is_dataclass, replace
+from dataclasses import asdict, is_dataclass, replace
 from inspect import currentframe
 from types import FrameType
 from typing import Any, Literal, Self
@@ -99,7 +99,7 @@ class PretrainModule(L.LightningModule):
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, nonfinite, seed, init_from,
         )  # fmt: skip
-        self.save_hyperparameters(self.settings.plain(), logger=False)
+        self.save_hyperparameters(asdict(self.settings), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
         # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
@@ -136,7 +136,7 @@ class PretrainModule(L.LightningModule):
         here = currentframe()
         frame = frame or (here and here.f_back)  # that of the caller, whose arguments are saved
         super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        plain = self.settings.plain()
+        plain = asdict(self.settings)
         if configs := {key: plain[key] for key, value in self.hparams.items() if is_dataclass(value) and key in plain}:
             super().save_hyperparameters(configs, logger=logger)
 
@@ -148,7 +148,7 @@ class PretrainModule(L.LightningModule):
     @lr.setter
     def lr(self, lr: float) -> None:
         self.settings = replace(self.settings, optim=replace(self.settings.optim, lr=lr))
-        self.save_hyperparameters({"optim": self.settings.plain()["optim"]}, logger=False)
+        self.save_hyperparameters({"optim": asdict(self.settings.optim)}, logger=False)
 
     @property
     def init_seed(self) -> int:

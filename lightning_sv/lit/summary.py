@@ -153,7 +153,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
     if extended := lengths(summary):
-        table.add_row("trainer.max_steps, leg by leg", " ".join(map(str, extended)))
+        table.add_row("trainer.max_steps, segment by segment", " ".join(map(str, extended)))
     console.print(table)
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy

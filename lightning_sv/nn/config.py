@@ -1,8 +1,7 @@
 """Sizes of a backbone, and choices that the paper leaves open."""
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from lightning_sv.errors import ConfigError, expect, unknown
 
@@ -185,8 +184,3 @@ class BackboneConfig:
     def expert_width(self) -> int:
         """Hidden width of one sparse expert."""
         return self.d_expert or int(2 * self.d_model / 3)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without unset ones that older checkpoints lack."""
-        unset: dict[str, Any] = {"n_kv_head": None, "rope_scaling": None, "init_std_by_role": {}}
-        return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}

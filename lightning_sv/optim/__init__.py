@@ -1,7 +1,6 @@
 """Optimizers, parameter groups by role, and schedules."""
 
-from lightning_sv.optim.build import OPTIMIZERS, build_optimizer, configured_groups
-from lightning_sv.optim.config import OptimConfig
+from lightning_sv.optim.build import OPTIMIZERS, OptimConfig, build_optimizer, configured_groups
 from lightning_sv.optim.groups import (
     PARAMETER_ROLES,
     ParameterGroup,

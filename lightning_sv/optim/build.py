@@ -1,14 +1,89 @@
-"""Registry of optimizers, and the optimizer of a config."""
+"""Settings of the optimizer, the registry of optimizers, and the optimizer of given settings."""
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from torch.optim import SGD, AdamW, Optimizer
 
-from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.optim.config import OptimConfig
-from lightning_sv.optim.groups import ParameterGroup
+from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES, ParameterGroup
 from lightning_sv.optim.muon import CompositeOptimizer, Muon
+
+NS_DTYPES = ("bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Settings of the optimizer; the defaults follow the paper (Appendix B.1).
+
+    Attributes:
+        name: the optimizer: 'adamw'; 'muon' for the matrices inside blocks and AdamW for the rest; or 'sgd'
+        lr: peak learning rate of all parameters; null for the paper's tuned value for this
+            model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py)
+        beta1: decay of AdamW's first moment, or SGD's momentum
+        beta2: decay of AdamW's second moment
+        eps: added to the root of AdamW's second moment
+        weight_decay: decay of the groups that decay; decoupled from the gradient except for SGD
+        undecayed: roles without decay: any of matrix, router, head and embedding; by default all decay, because the
+            paper does not specify it. Scale vectors decay according to the strategy
+        lr_factor_by_role: factor of `lr` per role, e.g. {embedding: 0.1, input: 2}; the roles are router, head,
+            embedding, input and output, and matrix always uses `lr`
+        weight_decay_by_role: weight decay of a role that decays, e.g. {input: 0.002}; `weight_decay` is the default
+        clip_by_role: maximum gradient norm of a single role, e.g. {input: 1.0, output: .inf}; such a role does not
+            count towards trainer.gradient_clip_val
+        muon_roles: matrix roles updated by Muon; we read the paper's "2D matrix blocks in Transformer layers" as
+            matrix only, so that AdamW updates the router of a mixture of experts
+        muon_momentum: Muon's Nesterov momentum
+        ns_dtype: dtype of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' or 'float64' for exact
+            comparisons
+    """
+
+    name: str = "adamw"
+    lr: float | None = None
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    undecayed: list[str] = field(default_factory=list)
+    lr_factor_by_role: dict[str, float] = field(default_factory=dict)
+    weight_decay_by_role: dict[str, float] = field(default_factory=dict)
+    clip_by_role: dict[str, float] = field(default_factory=dict)
+    muon_roles: list[str] = field(default_factory=lambda: ["matrix"])
+    muon_momentum: float = 0.95
+    ns_dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ConfigError(unknown("model.optim.name", self.name, OPTIMIZERS))
+        if self.ns_dtype not in NS_DTYPES:
+            raise ConfigError(unknown("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES))
+        for key in ("undecayed", "muon_roles"):
+            if unknown_roles := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
+                raise ConfigError(
+                    f"model.optim.{key} is {getattr(self, key)!r}; expected roles of "
+                    f"{' '.join(MATRIX_ROLES)}, not {unknown_roles[0]!r}. model.scale sets the decay of scale vectors."
+                )
+        for key in ("lr_factor_by_role", "weight_decay_by_role", "clip_by_role"):
+            for role, value in getattr(self, key).items():
+                if role not in PARAMETER_ROLES:
+                    raise ConfigError(unknown(f"role in model.optim.{key}", role, PARAMETER_ROLES))
+                limit = math.inf if key == "clip_by_role" else 1e12
+                fits = 0 < value <= limit or (value == 0 and key == "weight_decay_by_role")
+                expect(fits, f"model.optim.{key}.{role}", value, "a positive number.")
+        if "matrix" in self.lr_factor_by_role:
+            raise ConfigError("model.optim.lr_factor_by_role has matrix; set model.optim.lr instead.")
+        if conflicts := set(self.undecayed) & set(self.weight_decay_by_role):
+            raise ConfigError(
+                f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
+            )
+        expect(len(self.muon_roles) > 0, "model.optim.muon_roles", [], "a role, or model.optim.name adamw.")
+        expect(self.lr is None or self.lr > 0, "model.optim.lr", self.lr, "a number above 0.")
+        for key in ("beta1", "beta2", "muon_momentum"):
+            value = getattr(self, key)
+            expect(0 <= value < 1, f"model.optim.{key}", value, "a number in [0, 1).")
+        expect(self.eps > 0, "model.optim.eps", self.eps, "a number above 0.")
+        expect(self.weight_decay >= 0, "model.optim.weight_decay", self.weight_decay, "0 or more.")
 
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:
@@ -45,25 +120,12 @@ Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
 OPTIMIZERS: dict[str, Builder] = {"adamw": adamw, "muon": muon, "sgd": sgd}
 
 
-def builder_of(name: str) -> Builder:
-    """Return the builder of an optimizer.
-
-    Raises:
-        ConfigError: the name is unknown
-    """
-    if name not in OPTIMIZERS:
-        raise ConfigError(unknown("model.optim.name", name, OPTIMIZERS))
-    return OPTIMIZERS[name]
-
-
 def configured_groups(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> list[ParameterGroup]:
     """Return the groups with the settings of their roles, as `build_optimizer` uses them.
 
     Raises:
-        ConfigError: the optimizer is unknown, or the settings name a role without parameters, or a weight decay of
-            scale vectors that do not decay
+        ConfigError: the settings name a role without parameters, or a weight decay of scale vectors that do not decay
     """
-    builder_of(config.name)
     roles = [group.role for group in groups]
     for key, named in (
         ("undecayed", config.undecayed),
@@ -90,7 +152,7 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
     Raises:
         ConfigError: as `configured_groups`
     """
-    return builder_of(config.name)(configured_groups(groups, config, lr), config, lr)
+    return OPTIMIZERS[config.name](configured_groups(groups, config, lr), config, lr)
 
 
 def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> ParameterGroup:

@@ -1,7 +1,6 @@
 """Tuned peak learning rates per model, optimizer, schedule and strategy."""
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim.build import builder_of
 from lightning_sv.scale import ScaleStrategy
 
 # The paper tunes the baseline and uses its value for every strategy; '*' is any strategy.
@@ -60,10 +59,9 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     """Return the tuned peak learning rate.
 
     Raises:
-        ConfigError: the optimizer is unknown, or there is no value for the combination; the message lists the known
-            combinations, of this model if there are any
+        ConfigError: there is no value for the combination; the message lists the known ones, of this model if there are
+            any
     """
-    builder_of(optimizer)
     for placement in (strategy.placement, "*"):
         lr = TUNED_LR.get((model, optimizer, schedule, placement))
         if lr is not None:

@@ -23,7 +23,7 @@ from lightning_sv.plan.memory import (
     largest_micro_batch,
     step_memory,
 )
-from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -158,7 +158,7 @@ def make_plan(
         hours=tuple((mfu, time, time * gpus) for mfu, time in hours),
         checkpoint=weights + state,
         reads=_reads(data, run.backbone.vocab_size, share, steps),
-        device_counts=data.device_counts,
+        device_counts=tuple(divisors(data.global_batch)),
     )
 
 

@@ -1,6 +1,5 @@
 """Models without memory: on fake tensors, also from a transformers configuration."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from lightning_sv.atomic import regular
+from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 
 
@@ -83,13 +82,8 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     """
     file = path / "config.json" if path.is_dir() else path
     expect(file.suffix == ".json", str(file), "not a .json file", "a model's directory or its config.json.")
-    try:
-        written = json.loads(regular(file).read_text(encoding="utf-8"))
-        kind = str(written.get("model_type"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read ({error}); expected a directory written by save_pretrained, or a config.json."
-        ) from error
+    written = read_json(file, "expected a directory written by save_pretrained, or a config.json.")
+    kind = str(written.get("model_type"))
     module = transformers()
     foreign = kind not in module.CONFIG_MAPPING
     if foreign and "auto_map" in written and not trust_remote_code:

@@ -6,12 +6,11 @@ checkpoints/step-<n>.ckpt (if they are kept)
 train.log  command.json (if `compare` or `paper` started the run)
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.atomic import regular
+from lightning_sv.atomic import read_json, regular
 from lightning_sv.errors import ConfigError, expect
 
 #: the resolved config, which repeats the run
@@ -80,12 +79,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     path = run_dir / SUMMARY
     if not path.is_file():
         return {}
-    try:
-        summary = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
-    if not isinstance(summary, dict):
-        raise ConfigError(f"{path} is not a JSON object; remove {run_dir} and train it again.")
+    summary = read_json(path, f"remove {run_dir} and train it again.")
     for key, kind in SUMMARY_TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:

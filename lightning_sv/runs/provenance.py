@@ -46,7 +46,7 @@ class Segments:
 
     def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
         """Return all segments, including the current one."""
-        steps = step - sum(leg["steps"] for leg in self._before)
+        steps = step - sum(segment["steps"] for segment in self._before)
         return [*self._before, {"steps": steps, "max_steps": max_steps, "seconds": time.perf_counter() - self._began}]
 
     @property
@@ -58,14 +58,14 @@ class Segments:
         """Continue after the segments of a checkpoint, unless they are damaged."""
         kinds = {"steps": int, "max_steps": int, "seconds": float}
         try:
-            self._before = [{key: kind(leg[key]) for key, kind in kinds.items()} for leg in saved]
+            self._before = [{key: kind(segment[key]) for key, kind in kinds.items()} for segment in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"the checkpoint's legs are damaged ({error!r}); use a different one.") from error
+            raise ConfigError(f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one.") from error
 
 
 def lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
-    known = [leg.get("max_steps") for leg in summary.get("legs") or () if isinstance(leg, dict)]
+    known = [each.get("max_steps") for each in summary.get("legs") or () if isinstance(each, dict)]
     found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
     return found if len(found) > 1 else []
 

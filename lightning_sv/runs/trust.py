@@ -3,11 +3,13 @@
 import re
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_config
+from lightning_sv.scale.strategy import modules_named
 
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
@@ -59,10 +61,18 @@ def modules_of(config: Path) -> set[str]:
         if "${" in value:
             raise ConfigError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
         if path == ("model", "scale"):
-            found |= {token.strip().partition(":")[0] for token in value.split("+") if ":" in token}
-        elif (path[-1] == "class_path" or path[0] not in _WORDS) and _DOTTED.fullmatch(value):
+            found |= modules_named(value)
+        elif _DOTTED.fullmatch(value) and (path[-1] == "class_path" or (path[0] not in _WORDS and _importable(value))):
             found.add(value.rpartition(".")[0])
     return {module for module in found if module.partition(".")[0] not in _OURS}
+
+
+def _importable(name: str) -> bool:
+    """Return False if the first part of a dotted name is no module, as in the file name `perf.txt`."""
+    try:
+        return find_spec(name.partition(".")[0]) is not None
+    except ValueError:  # a module without a specification
+        return True
 
 
 def _texts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from torch import nn
 
@@ -66,10 +66,6 @@ class ScaleOptions:
         parts += [f"share_heads={'+'.join(sorted(set(self.share_heads)))}"] if self.share_heads else []
         parts += [f"initial_gamma_out={self.initial_gamma_out:g}"] if self.initial_gamma_out != 1 else []
         return f"[{','.join(parts)}]" if parts else ""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without an unset `initial_gamma_out`, which older checkpoints lack."""
-        return {k: v for k, v in asdict(self).items() if k != "initial_gamma_out" or v != 1}
 
 
 class Branch(NamedTuple):

@@ -84,13 +84,6 @@ class DataConfig:
         if checksums and (changes := changed_text(self.manifest)):
             log.warning("%s is used although its text has changed: %s", self.corpus.dir, changes)
 
-    @property
-    def device_counts(self) -> tuple[int, ...]:
-        """Numbers of devices that divide the global batch."""
-        batch = self.global_batch
-        small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
-        return tuple(sorted({*small, *(batch // n for n in small)}))
-
     def share(self, devices: int, rank: int = 0) -> RankShare:
         """Return the part of every optimizer step that one device reads.
 
@@ -98,15 +91,15 @@ class DataConfig:
             ConfigError: the devices do not divide the global batch, or the micro-batch does not divide their share
         """
         per_device, rest = divmod(self.global_batch, devices)
-        counts = self.device_counts
+        counts = divisors(self.global_batch)
         near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]
         hint = f"Use {' or '.join(map(str, near))} devices, or a batch of {(per_device + 1) * devices}."
         wanted = f"a multiple of {devices}, the number of devices. {hint}"
         expect(not rest, "data.global_batch", self.global_batch, wanted)
         micro = self.micro_batch or per_device
-        divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
-        wanted = f"a divisor of {per_device}, the sequences per device: {', '.join(map(str, divisors))}."
-        expect(micro in divisors, "data.micro_batch", micro, wanted)
+        sizes = divisors(per_device)
+        wanted = f"a divisor of {per_device}, the sequences per device: {', '.join(map(str, sizes))}."
+        expect(micro in sizes, "data.micro_batch", micro, wanted)
         return RankShare(self.global_batch, micro, rank, devices)
 
     def check_validation(self, devices: int) -> None:
@@ -130,3 +123,9 @@ class DataConfig:
         """Return at most k of the numbers below n, evenly spread."""
         k = min(k, n)
         return [i * n // k for i in range(k)]
+
+
+def divisors(n: int) -> list[int]:
+    """Return the divisors of n in ascending order."""
+    small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
+    return sorted({*small, *(n // k for k in small)})

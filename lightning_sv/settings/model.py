@@ -1,7 +1,7 @@
 """Settings of the model of a run: backbone, strategy, optimizer, schedule and budget."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,11 +46,6 @@ class PretrainConfig:
         self.n_activated = activated_parameters(meta, self.backbone)
         self.canonical = meta.canonical
         configured_groups(self.parameter_groups(meta), self.optim, self.lr)  # a check; building imports torch._dynamo
-
-    def plain(self) -> dict[str, Any]:
-        """Return the arguments as plain values."""
-        own = {key: getattr(self, key).settings() for key in ("backbone", "scale_options", "optim")}
-        return asdict(self) | own
 
     @property
     def label(self) -> str:

@@ -140,6 +140,6 @@ def test_block_design_unequal_scatter_not_pooled() -> None:
     design = BlockDesign(losses)
     tame = design.difference("1", "0")
     assert design.p_equal < 1e-6 and tame.df == 5 and "that of the 9 arms is unequal (Bartlett, p" in tame.scatter
-    rows = [design._residuals[design._of == i] for i in range(9)]
+    rows = [design._residuals[design._arm_of_cell == i] for i in range(9)]
     assert design.p_equal == pytest.approx(float(stats.bartlett(*rows).pvalue), rel=1e-9)
     assert BlockDesign({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0

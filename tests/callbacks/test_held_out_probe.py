@@ -16,6 +16,7 @@ from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_lo
 from lightning_sv.cli.main import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn.rope import rope_tables
+from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.runs.events import read_run
 
 V = 64
@@ -44,6 +45,13 @@ def test_token_kinds_random_text_match_brute_force() -> None:
             assert bool(repeat[j - 1]) == kind[0]
             assert bool(seen[j - 1]) == (kind[1] and not kind[0])
             assert bool(unseen[j - 1]) == (not kind[1])
+
+
+def test_token_kinds_memory_is_linear_in_the_length() -> None:
+    block = torch.randint(0, 50_000, (1, 4_097))
+    with AllocatedBytes() as counter:
+        token_kinds(block)
+    assert counter.peak < 100 * block.numel()
 
 
 def test_copying_losses_induction_is_near_zero_on_repeats() -> None:

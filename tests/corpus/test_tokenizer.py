@@ -136,7 +136,7 @@ def test_open_tokenizer_end_token_is_that_of_setting_or_files(
     [
         ({"tokenizer_config": {"eos_token": "<none>"}}, None, "<none>"),
         ({}, "<none>", "<none>"),
-        ({"tokenizer_config": [1]}, None, r"data\.corpus\.eot"),
+        ({"tokenizer_config": [1]}, None, r"tokenizer_config\.json is not a JSON object"),
     ],
 )
 def test_open_tokenizer_absent_end_token_is_refused(

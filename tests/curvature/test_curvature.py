@@ -180,6 +180,31 @@ def test_lanczos_of_two_dtypes_equals_the_known_eigenvalue() -> None:
     assert lanczos(product, rtol=0).value == pytest.approx(6, rel=1e-2)
 
 
+def test_lanczos_of_long_float16_parameters_equals_the_known_eigenvalue() -> None:
+    weight = nn.Parameter(torch.ones(70_000, dtype=torch.float16))
+    product = HessianProduct(lambda: weight.float().square().sum() / 2, [weight])
+    assert lanczos(product).value == pytest.approx(1, rel=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_estimates_of_extreme_float32_curvature_equal_known_values(scale: float) -> None:
+    weight = nn.Parameter(torch.ones(4))
+    spectrum = scale * torch.tensor([1.0, 2, 3, 4])
+    product = HessianProduct(lambda: (spectrum * weight.square()).sum() / 2, [weight])
+    assert lanczos(product).value == pytest.approx(4 * scale, rel=1e-5)
+    assert hutchinson(product).squared_frobenius.value == pytest.approx(30 * scale**2, rel=1e-5)
+
+
+def test_estimates_ignore_the_default_dtype() -> None:
+    product = Dense(with_eigenvalues([float(i) for i in range(20)]))
+    expected = lanczos(product, 4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert lanczos(product, 4) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_hessian_product_after_a_step_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     product = HessianProduct(lambda: p.pow(3).sum(), [p])

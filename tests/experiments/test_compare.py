@@ -29,7 +29,7 @@ from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import CONFIG, listen_to_interrupts, thinned
+from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
@@ -340,3 +340,9 @@ def test_compare_command_wrong_arguments_refused_before_training(
     with pytest.raises(ValueError, match=message):
         command.run(["--a", "llama", "--b", "unified", *run_args, *args])
     assert not Path("runs").exists()
+
+
+def test_report_of_damaged_comparison_refused(tmp_path: Path, refused: Refused) -> None:
+    for damaged in ("[" * 200_000, '{"runs": []}'):
+        (tmp_path / "comparison.json").write_text(damaged)
+        assert "comparison.json" in refused("report", str(tmp_path))

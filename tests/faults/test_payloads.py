@@ -18,6 +18,7 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
+from lightning_sv.runs.trust import modules_of
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import Refused, thinned
 from tests.runs.test_events import finish, write
@@ -216,6 +217,13 @@ def test_resumed_config_imports_allowed_modules_only(
     assert not marker.exists()
     error = refused("fit", "--trust_module", module, "--config", str(run / "config.yaml"), *resume)
     assert f"--trust_module {module}" not in error  # the import is allowed, and of the wrong kind
+
+
+def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
+    names = "filename: perf.txt, dirpath: my.project"
+    logger = f"{{class_path: their_module.Logger, init_args: {{{names}, model: xml.dom}}}}"
+    (tmp_path / "config.yaml").write_text(f"trainer: {{logger: {logger}}}\n")
+    assert modules_of(tmp_path / "config.yaml") == {"their_module", "xml"}
 
 
 def test_terminal_escapes_are_not_printed(

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
+from lightning_sv.lit.checkpoint.callback import name_also
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
@@ -235,6 +236,16 @@ def test_last_checkpoint_kept_ones_survive_a_kill(run_args: list[str], tmp_path:
     assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
     assert steps(stopped) == steps(whole)
     same_checkpoint(whole, stopped)
+
+
+def test_last_checkpoint_that_a_copy_of_the_run_has_as_a_folder_is_replaced(tmp_path: Path) -> None:
+    written, last = tmp_path / "step-2.ckpt", tmp_path / "last.ckpt"
+    for folder in (written, last):
+        folder.mkdir()
+        (folder / "meta.pt").write_text(folder.name)
+    for _ in range(2):  # a folder, and then a link
+        name_also(written, last)
+        assert last.is_symlink() and (last / "meta.pt").read_text() == written.name
 
 
 @pytest.mark.long

@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
+from lightning_sv.nn import BackboneConfig
+from lightning_sv.optim import OptimConfig
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.provenance import commit
+from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import LAST, contents, leaving, load, same_checkpoint, same_curves
 
@@ -120,3 +126,15 @@ def test_init_from_different_tokenizer_or_unknown_step_is_refused(
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
     torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {"data": {}}}, tmp_path / "bad.ckpt")
     assert "does not record its step" in refused(*fit, "--model.init_from", str(tmp_path / "bad.ckpt"))
+
+
+def test_checkpoint_without_a_newer_setting_has_its_default() -> None:
+    sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
+    config = PretrainConfig(sizes, optim=OptimConfig(lr=1e-3))
+    saved = settings_of(config, None)
+    for key, name in (("backbone", "n_kv_head"), ("scale_options", "initial_gamma_out"), ("optim", "clip_by_role")):
+        del saved[key][name]
+    check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)
+    saved["backbone"]["n_wing"] = 2
+    with pytest.raises(ConfigError, match=r"backbone\.n_wing is None; expected 2, as in the checkpoint"):
+        check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)

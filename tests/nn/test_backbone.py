@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
-    RopeScalingConfig,
     activated_parameters,
     cross_entropy,
     document_ids,
@@ -22,9 +21,9 @@ from lightning_sv.nn import (
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
+from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, GEMMA, MOE, thinned
@@ -245,10 +244,3 @@ def test_qk_norm_with_dnp_refused(text: str, config: BackboneConfig) -> None:
         meta_backbone(replace(config, qk_norm=True), text)
     options = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
     meta_backbone(replace(config, **GEMMA), text, options)  # as the message advises
-
-
-def test_backbone_settings_omit_defaults(config: BackboneConfig) -> None:
-    """A new setting at its default changes no hash of a run."""
-    assert not {"n_kv_head", "rope_scaling"} & config.settings().keys()
-    scaled = replace(config, n_kv_head=1, rope_scaling=RopeScalingConfig(8, 1, 4, 64))
-    assert BackboneConfig(**scaled.settings()) == scaled

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import cross_entropy, next_token_loss
-from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
+from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.scale.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, perturbed
 from tests.tolerances import assert_near

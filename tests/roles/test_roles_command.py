@@ -133,5 +133,6 @@ def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Ref
     assert "no-such-type" in refused("roles", str(model_dir))
     edit(config, model_type=None)
     assert "model_type" in refused("roles", str(model_dir))
-    config.write_text("{")
-    assert "config.json cannot be read" in refused("roles", str(model_dir))
+    for damaged in ("{", "[]", "[" * 200_000):
+        config.write_text(damaged)
+        assert re.search("config.json (cannot be read|is not a JSON object)", refused("roles", str(model_dir)))

@@ -137,4 +137,4 @@ def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text("model: [")
     refused(r"config\.yaml is not valid YAML")
     (tmp_path / "summary.json").write_text("{")
-    refused("not valid JSON")
+    refused(r"summary\.json cannot be read as JSON")

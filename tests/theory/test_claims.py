@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_sv.theory.claims import CLAIMS, placement, reparameterization
-from lightning_sv.theory.claims.base import Finding
+from lightning_sv.theory.claims.base import Finding, Result
 from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced, end_rates, singular_value
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, State, early
 from lightning_sv.theory.flow import difference_series, flow, loss_ratio, stays_below
@@ -26,7 +26,7 @@ QUICK = ["P", "K", "Hessian", "overhead", "expansion", "4 isotropic", "5 as prin
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.part in QUICK], ids=lambda c: f"{c.claim} {c.part}")
 def test_quick_claim_is_as_expected(claim) -> None:  # type: ignore[no-untyped-def]
-    assert claim.run().verdict in ("holds", "fails, as expected")
+    assert Result(claim, claim.check()).verdict in ("holds", "fails, as expected")
 
 
 @pytest.mark.long
@@ -118,10 +118,11 @@ def test_claim_with_wrong_statement_is_contradicted(monkeypatch: pytest.MonkeyPa
     claims = {(claim.claim, claim.part): claim for claim in CLAIMS}
     claim, stated = claims["or", "(ii)"], reparameterization.or_coefficient
     wrong = partial(early, "or", lambda teacher: stated(teacher) + Fraction(1, 100_000))
-    result = replace(claim, check=wrong).run()
+    result = Result(claim, wrong())
     assert result.verdict == "CONTRADICTED" and result.finding.error == pytest.approx(1e-5)
     monkeypatch.setattr(reparameterization, "stated_exponential", lambda alpha, beta: np.eye(alpha.size))
-    assert claims["table1", "J Jᵀ"].run().verdict == "CONTRADICTED"
+    exponential = claims["table1", "J Jᵀ"]
+    assert Result(exponential, exponential.check()).verdict == "CONTRADICTED"
     for agrees, verdict in ((True, "CONTRADICTED"), (False, "fails, as expected")):
         limit = replace(claim, check=lambda agrees=agrees: Finding("< 1", 0.5, None, agrees), expected="fails")
-        assert limit.run().verdict == verdict
+        assert Result(limit, limit.check()).verdict == verdict

@@ -99,7 +99,7 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
     """Return sentences on the number of verdicts that are false by chance."""
     primary = [v for v in judged if v.primary]
     others = [v for v in judged if not v.primary]
-    kept, others_kept = (sum(v.corrected != NOT_RESOLVED for v in of) for of in (primary, others))
+    kept, others_kept = (sum(v.corrected != NOT_RESOLVED for v in verdicts) for verdicts in (primary, others))
     return (
         f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and its opposite. If all "
         f"arms were equal, about {max(1, round(2 * ALPHA * len(judged)))} would be resolved by chance. After the "

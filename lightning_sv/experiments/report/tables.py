@@ -227,8 +227,8 @@ def p_words(verdict: Verdict) -> str:
     """Return the p value and the corrected one: `0.004; 0.03 of the primary claims`."""
     if verdict.p is None or verdict.p_corrected is None:
         return ""
-    of = "the primary claims" if verdict.primary else "all others"
-    return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {of}"
+    claims = "the primary claims" if verdict.primary else "all others"
+    return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {claims}"
 
 
 def _pairs(n: int) -> str:

@@ -119,10 +119,10 @@ def _tuned_text(figure: Figure, panel: Panel) -> str:
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     found: dict[str, Optimum] = {}
     for series in panel.series:
-        best, of = series.optimum, series.arms[0].run_spec
-        assert of is not None
-        if of.strategy not in found or best.loss < found[of.strategy].loss:
-            found[of.strategy] = best
+        best, run_spec = series.optimum, series.arms[0].run_spec
+        assert run_spec is not None
+        if run_spec.strategy not in found or best.loss < found[run_spec.strategy].loss:
+            found[run_spec.strategy] = best
     for strategy, best in found.items():
         error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
         lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")

@@ -1,6 +1,5 @@
 """Figure of your own runs, from their event files."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from string import ascii_lowercase
 
 from rich.console import Console
 
+from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.report.tables import tokens_per_param
@@ -94,11 +94,11 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
             found += ((run, None) for run in complete)
             unfinished += begun
         elif (path / COMPARISON).is_file():
+            content = read_json(path / COMPARISON, "run compare again.")
             try:  # run directories are relative to that of the comparison; a name begins with the letter of its arm
-                content = json.loads((path / COMPARISON).read_text())
                 labels = {letter: arm["label"] for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)}
                 found += ((path / run["dir"], labels[run["name"][0]]) for run in content["runs"])
-            except (ValueError, LookupError, TypeError) as error:
+            except (LookupError, TypeError) as error:
                 raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
         else:
             found.append((path, None))

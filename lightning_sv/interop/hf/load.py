@@ -1,6 +1,5 @@
 """Import of transformers models (Llama, Mistral, Qwen 3, Gemma 3) as backbones with the same logits."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sv.atomic import regular
+from lightning_sv.atomic import read_json, regular
 from lightning_sv.corpus.tokenizer import Tokenizer, read_file
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import check_no_norm, unfold
@@ -139,14 +138,8 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
 
 
 def _config(folder: Path) -> tuple[str, Any]:
-    path = regular(folder / "config.json")
-    try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-        kind = written.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({type(error).__name__}); expected a folder written by save_pretrained."
-        ) from error
+    path = folder / "config.json"
+    kind: Any = read_json(path, "expected a folder written by save_pretrained.").get("model_type")
     known = f"one of {' '.join(_FAMILIES)}. Use apply_strategy for other models (docs/own-model.md)."
     expect(kind in _FAMILIES, f"model_type in {folder}", repr(kind), known)
     family = _FAMILIES[kind]

@@ -68,8 +68,10 @@ def name_also(checkpoint: Path, name: Path) -> None:
     """Give a checkpoint a second name atomically: a hard link to a file (or a copy), a symbolic link to a folder."""
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
-        partial_of(name).unlink(missing_ok=True)
+        remove(partial_of(name))
         partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+        if name.is_dir() and not name.is_symlink():  # in a copy of a run whose links became folders
+            remove(name)
         partial_of(name).replace(name)
         return
     with atomic_path(name) as partial:

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from math import isclose, isfinite
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.optim import build_optimizer, matrix_rate
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.provenance import Segments
@@ -26,17 +27,22 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import expand_path
 
+#: settings that a checkpoint has as plain values -> their class
+_CONFIGS: dict[str, Any] = {
+    "backbone": BackboneConfig, "scale_options": ScaleOptions, "optim": OptimConfig, "schedule": ScheduleConfig,
+}  # fmt: skip
+
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
     """Return the settings that weights, optimizer state and the order of the data depend on."""
     return {
-        "backbone": module.backbone.settings(),
+        "backbone": asdict(module.backbone),
         "scale": str(module.strategy),
-        "scale_options": module.scale_options.settings(),
+        "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,
         "residual": module.residual,
         "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
-        "optim": module.optim.settings() | {"lr": module.lr},
+        "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
         "init_from": module.init_from,
         "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
@@ -67,7 +73,11 @@ def check_settings(
     skipped |= set() if checkpoint.get("global_step") else {"data"}  # of a Tuner, which then sets the batch
     skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
     for key in (key for key in here if key not in skipped):
-        where, then, now = first_difference(key, saved.get(key), here[key])
+        then = saved.get(key)
+        if key in _CONFIGS and isinstance(then, dict):
+            with suppress(TypeError, ValueError, AttributeError):  # a damaged checkpoint: show the difference
+                then = asdict(_CONFIGS[key](**then))  # an older checkpoint lacks new fields: their defaults
+        where, then, now = first_difference(key, then, here[key])
         wanted = f"{then}, as in the checkpoint. Resume with the same settings, or start a new run."
         expect(then == now, where, now, wanted)
     if training and not own_groups:

@@ -64,10 +64,6 @@ class Claim:
     check: Callable[[], Finding]  #: function that measures
     expected: Literal["holds", "fails"] = "holds"  #: 'fails' for a limit: a statement with a known counterexample
 
-    def run(self) -> "Result":
-        """Run the check."""
-        return Result(self, self.check())
-
 
 class Result(NamedTuple):
     """A claim with its finding."""
