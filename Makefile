@@ -96,7 +96,8 @@ $(foreach sign,? * [,$(if $(findstring $(sign),$(DATA)),$(error DATA is '$(DATA)
 	without $(sign))))
 export TEXT := $(subst ?,$(space),$(WORD))
 STEM := $(or $(subst ?,_,$(basename $(notdir $(WORD)))),text)
-export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(if $(wildcard data/$(WORD)/corpus.yaml),$(WORD),$(STEM)))
+NAMED := $(if $(findstring ?,$(WORD)),,$(patsubst data/%,%,$(WORD)))
+export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(if $(wildcard data/$(NAMED)/corpus.yaml),$(NAMED),$(STEM)))
 MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
 THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
@@ -321,5 +322,5 @@ doctor: $(VENV)/.run  ## print versions and devices, for a bug report
 
 clean:  ## remove environments, runs and prepared corpora
 	rm -rf "$$VENV" "$$VENV"-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	for manifest in data/*/manifest.json; do rm -rf "$${manifest%/*}"; done; rm -rf data/.*.partial data/.*.lock
+	for layer in data/*/corpus.yaml; do rm -rf "$${layer%/*}"; done; rm -rf data/.*.partial data/.*.lock
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -151,11 +151,12 @@ def test_make_own_text_is_prepared_and_trained_on(given: str, text: str, corpus:
     assert prepare == ["prepare", *layer] and fit[-4:] == layer
     (tmp_path / corpus).rename(tmp_path / "data/letters.txt")  # the name of a corpus may have a dot
     layer = ["--config", "data/letters.txt/corpus.yaml", "--data.corpus.dir", "data/letters.txt"]
-    assert run("train", "DATA=letters.txt")[1][-4:] == layer
+    for name in ("letters.txt", "data/letters.txt"):
+        assert run("train", f"DATA={name}")[1][-4:] == layer
 
 
 def test_make_clean_removes_corpora_and_keeps_other_files(run: Run, tmp_path: Path) -> None:
-    corpus, own = tmp_path / "data/notes/manifest.json", tmp_path / "data/mine/held-out.jsonl"
+    corpus, own = tmp_path / "data/notes/corpus.yaml", tmp_path / "data/mine/held-out.jsonl"
     for file in (corpus, own):
         file.parent.mkdir(parents=True)
         file.touch()

@@ -80,9 +80,8 @@ def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
         return sizes.get(name, 0)
 
     in_threads("downloading", fetch, names, sum(sizes.values()))
-    tokenizer = Tokenizer.load(folder)
-    tokenizer.eot = manifest.eot  # the manifest does not list the file that names it
-    tokenizer.save(folder)
+    # The manifest does not list the file that names the end token.
+    Tokenizer((folder / manifest.tokenizer_file).read_bytes(), url, manifest.eot).save(folder)
 
 
 def _fetch(store: Any, url: str, name: str, folder: Path) -> None:

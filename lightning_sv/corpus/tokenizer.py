@@ -38,7 +38,7 @@ class Tokenizer:
     Args:
         raw: content of a tokenizer.json, which is kept byte for byte
         where: name of the file in errors
-        eot: name of the end-of-text token; None for the first common one
+        eot: name or id of the end-of-text token; None for the first common one
 
     Attributes:
         filename: name of its file in a corpus and in a run
@@ -52,7 +52,7 @@ class Tokenizer:
 
     filename = "tokenizer.json"
 
-    def __init__(self, raw: bytes, where: str, eot: str | None = None) -> None:
+    def __init__(self, raw: bytes, where: str, eot: str | int | None = None) -> None:
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
@@ -64,6 +64,7 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+        eot = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
         names = _END_OF_TEXT_NAMES if eot is None else (eot,)
         eot_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if eot_id is None:
@@ -119,9 +120,12 @@ class Tokenizer:
 
         The library needs 0.2 GB per MB of text, so byte-level tokenizers encode long texts in parts.
         """
-        if self._splits_at_lines and any(len(text) > _PART for text in texts):
-            parts = [[np.array(self.encode(part), dtype=self.dtype) for part in _parts(text)] for text in texts]
-            return [np.concatenate([np.empty(0, self.dtype), *ids]) for ids in parts]
+        if not self._splits_at_lines or all(len(text) <= _PART for text in texts):
+            return self._encode(texts)
+        none = np.empty(0, self.dtype)
+        return [np.concatenate([none, *(self._encode([part])[0] for part in _parts(text))]) for text in texts]
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 

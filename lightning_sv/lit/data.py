@@ -133,6 +133,8 @@ class TokenDataModule(L.LightningDataModule):
         With the Trainer's overfit_batches, every epoch has the same order. A resumed fit continues at its checkpoint.
         """
         batches, trainer = self.batches, self.trainer
+        ready = trainer is None or self._share.ranks == trainer.world_size
+        expect(ready, "setup of TokenDataModule", "not called", "a call of super().setup(stage) in a subclass.")
         # not torch's seed, which differs between processes until one is set
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
         repeat = trainer is not None and trainer.overfit_batches > 0  # type: ignore[attr-defined]

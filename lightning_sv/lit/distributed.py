@@ -50,7 +50,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
     wanted = "auto, ddp or FullyShardedStrategy, whose processes run the command."
-    expect(not forks, "trainer.strategy", "ddp_spawn, ddp_fork or ddp_notebook", wanted)
+    expect(not forks, "trainer.strategy", getattr(trainer.strategy, "strategy_name", "ddp_spawn"), wanted)
     devices, nodes = trainer.num_devices, trainer.num_nodes
     programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}."
     wanted = f"{trainer.world_size}, the processes that were started. Start one per device: {programs}"

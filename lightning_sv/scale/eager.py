@@ -12,7 +12,7 @@ CHUNK_ELEMENTS = {"cpu": 1 << 16}
 
 
 def uses_reference() -> bool:
-    """Return True where the definitions run instead: in compiled code, which fuses them, and without gradients."""
+    """Return True if the definitions must run: in compiled code, which fuses them, without gradients, in torch.func."""
     return torch.compiler.is_compiling() or not torch.is_grad_enabled() or inside_torch_func()
 
 

@@ -52,8 +52,10 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     at, start = np.asarray(times, dtype=float), join(blocks).astype(float)
     finite = bool(np.isfinite(gradient(start)).all())
     expect(finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
+    expect(at[-1] > 0, "times", times, "output times of which the last is above 0.")
     step = np.cos(np.arange(start.size))
-    theta = start + 0.1 * step  # at t = 0 the derivative by a scale vector may be 0
+    # Zeros are moved, because at t = 0 the derivative by a scale vector may be 0; the others keep their sign.
+    theta = np.where(start == 0, 0.1 * step, start * (1 + 0.1 * step))
     expected, slope = gradient(theta) @ step, (loss(theta + 1e-5 * step) - loss(theta - 1e-5 * step)) / 2e-5
     if abs(slope - expected) > 1e-4 * np.linalg.norm(gradient(theta)) + 1e-6 * (1 + loss(theta)):
         raise ConfigError(f"effective of {student.name!r} is not analytic; expected neither np.abs nor np.linalg.norm.")

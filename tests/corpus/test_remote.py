@@ -62,7 +62,7 @@ def test_open_split_of_an_address_reads_the_sequences_of_the_folder(url: str, co
 
 
 def test_local_folder_has_the_end_token_of_the_manifest(url: str, s3: Any, corpus: Path) -> None:
-    manifest = replace(Manifest.load(corpus), eot=5)
+    manifest = replace(Manifest.load(corpus), eot=5)  # the id of an unusual token
     s3.put_object(Bucket=BUCKET, Key="mine/corpus/manifest.json", Body=json.dumps(manifest.to_dict()))
     assert Tokenizer.load(remote_module.local_folder(url)).eot == 5
 

@@ -171,7 +171,11 @@ def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | Non
 def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
     """Return input of a norm, which may be a sum -> whether norms read all of it; it then needs no second norm."""
     flow, normalized = traced.flow, dict[Node, bool]()
-    read = [(source, node.inputs[0][1]) for node, (source, _) in flow.statistics.items() if node.op in ("mean", "sum")]
+    read = [
+        (source, node.inputs[0][1])
+        for node, (source, _) in flow.statistics.items()
+        if not any(value in flow.statistics for _, value in node.inputs)  # not a power of a different statistic
+    ]
     read += [(stem(node.inputs[0][1]), node.inputs[0][1]) for node in flow.graph.nodes if node.op in NORMS]
     for source, value in read:
         whole = math.prod(value.shape) == math.prod(source.shape)

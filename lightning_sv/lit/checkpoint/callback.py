@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from torch import distributed
 
@@ -279,6 +279,8 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
             allow = allow_words(str(pl_module.settings.strategy))
+            if any(type(callback) is Timer for callback in trainer.callbacks):  # type: ignore[attr-defined]
+                allow += ["--trainer.max_time", "null"]  # whose time includes earlier starts
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
             hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
             log.warning("stopped at step %d; %s", trainer.global_step, hint)
