@@ -2,9 +2,7 @@
 
 import ast
 import builtins
-import functools
 import logging
-import operator
 import os
 import re
 import typing
@@ -12,9 +10,10 @@ import warnings
 from collections import defaultdict
 from dataclasses import make_dataclass
 from datetime import timedelta
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 
@@ -23,7 +22,7 @@ from lightning_sv.errors import ConfigError, expect
 log = logging.getLogger(__name__)
 
 
-@functools.cache
+@cache
 def trainer_keys() -> type:
     """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults.
 
@@ -34,10 +33,7 @@ def trainer_keys() -> type:
     names = defaultdict[str, Any](lambda: Any, vars(builtins) | vars(typing) | known)
 
     def evaluate(node: ast.expr) -> Any:
-        value = eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
-        # typing may return an equal union in another order, and Lightning's 1 is not 1.0
-        kinds = sorted(get_args(value), key=lambda kind: kind is float) if get_origin(value) is Union else []
-        return functools.reduce(operator.or_, kinds) if kinds else value
+        return eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
 
     for node in ast.parse((root / "fabric/plugins/precision/precision.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):

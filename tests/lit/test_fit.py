@@ -182,7 +182,6 @@ WRONG = [
         ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"],
         "is val_loss; expected one of: ",
     ),
-    (["--trainer.limit_val_batches", "1"], "Set data.val_sequences instead"),  # Lightning's 1.0 is all, 1 one batch
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, trainer_keys
+from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
 from tests.conftest import CONFIG, Refused, thinned
 
 
@@ -156,3 +157,11 @@ def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
         words = lines[name].partition("   (or")[0]
         said = subprocess.run(["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True)
         assert word in said.stdout.splitlines(), words
+
+
+def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
+    """1 == 1.0, but Lightning's 1 is one batch. Parsers of one process may also read 1 as 1.0, so none is used here."""
+    given = vars(trainer_keys()()) | TRAINER_DEFAULTS
+    check_trainer_keys(given | {"limit_val_batches": 1.0})
+    with pytest.raises(ConfigError, match=r"limit_val_batches is 1; .*data\.val_sequences"):
+        check_trainer_keys(given | {"limit_val_batches": 1})
