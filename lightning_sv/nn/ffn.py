@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import Branch, Output, ScaleBuilder
@@ -105,12 +104,46 @@ def swiglu(
     """
     if uses_reference():
         return _swiglu(gate, up, weight)
-    out: Tensor = checkpoint(_swiglu, gate, up, weight, use_reentrant=False, preserve_rng_state=False)
+    out: Tensor = _SwiGLU.apply(gate, up, weight)
     return out
 
 
 def _swiglu(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
     return F.silu(gate) * up * weight.to(gate.dtype).unsqueeze(-1)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """`_swiglu` for eager mode, in chunks of rows on the CPU, with full buffers for the results only.
+
+    On a CPU it takes 0.95 to 1.25 (float32) or about 1.6 (bf16) times as long as the reference, and saves three tensors
+    instead of five.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+        for out, g, u, w in row_chunks(*_rows(y, gate, up), weight.reshape(-1, 1)):
+            torch.mul(F.silu(g), u, out=out).mul_(w.to(out.dtype))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        gate, up, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
+            return tuple(reference_gradients(_swiglu, (gate, up, weight), grad))
+        grad = grad.contiguous()
+        grad_gate, grad_up, grad_weight = (torch.empty_like(t) for t in (grad, grad, weight))
+        rows, columns = _rows(grad_gate, grad_up, grad, gate, up), (t.reshape(-1, 1) for t in (weight, grad_weight))
+        for dg, du, dy, g, u, w, dw in row_chunks(*rows, *columns):
+            torch.mul(F.silu(g), dy, out=du)
+            torch.sum(du * u, -1, keepdim=True, out=dw)
+            w = w.to(dy.dtype)
+            du.mul_(w)
+            dy = (dy * u).mul_(w)
+            torch.ops.aten.silu_backward.grad_input(dy, g, grad_input=dg)
+        return grad_gate, grad_up, grad_weight
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
