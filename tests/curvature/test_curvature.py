@@ -234,7 +234,7 @@ def test_products_of_wrong_input_refused() -> None:
         (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
         (lambda: HessianProduct(lambda: p * p, [p]), r"the loss is a tensor of shape \(3,\)"),
-        (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),
+        (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),  # type: ignore
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
         (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "use DifferenceProduct"),
         (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "step of DifferenceProduct is 0.0"),
