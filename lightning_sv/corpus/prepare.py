@@ -19,7 +19,7 @@ from lightning_sv.corpus.sources.document import Document, Source, SplitDocument
 from lightning_sv.corpus.sources.files import changed_text, file_states, files_source
 from lightning_sv.corpus.sources.hub import hub_source
 from lightning_sv.corpus.sources.stdlib import python_source
-from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
+from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer, tokenizer_file
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import ConfigError, expect
 
@@ -99,11 +99,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
             "choose a different dir, or delete it."
         )
     check_corpus(manifest, target, checksums=False)
-    path = Path(config.tokenizer).expanduser()
-    is_file = config.tokenizer != "gpt2" and bpe_size(config.tokenizer) is None and path.is_file()
-    if is_file and file_sha256(path) != manifest.tokenizer_sha256:
+    file = tokenizer_file(config.tokenizer)
+    if file is not None and file.is_file() and file_sha256(file) != manifest.tokenizer_sha256:
         raise ConfigError(
-            f"dir={config.dir} has a corpus whose tokenizer {path} has changed since; delete it to prepare it again, "
+            f"dir={config.dir} has a corpus whose tokenizer {file} has changed since; delete it to prepare it again, "
             "or choose a different dir."
         )
     if changes := changed_text(manifest):

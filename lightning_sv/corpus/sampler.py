@@ -100,7 +100,7 @@ class TokenLoader(DataLoader[Tensor]):
         limit: number or fraction of an epoch's batches that are read, as Trainer's limit_train_batches
 
     Attributes:
-        unfinished: returns the number of batches that were read but not trained, as after an error in a step; 0
+        unfinished: returns the number of batches read but not trained, as after an error in a step; 0 by default
     """
 
     def __init__(

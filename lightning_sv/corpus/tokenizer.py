@@ -192,6 +192,11 @@ def bpe_size(spec: str) -> int | None:
     return size
 
 
+def tokenizer_file(spec: str) -> Path | None:
+    """Return the path that a specification names, None for 'bpe:N' and 'gpt2'."""
+    return None if spec == "gpt2" or bpe_size(spec) is not None else Path(spec).expanduser()
+
+
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     """Return a tokenizer that needs no training: 'gpt2', downloaded or cached by the hub's client, or a tokenizer.json.
 

@@ -16,7 +16,7 @@ from lightning_sv.atomic import file_sha256, locked, regular, write_atomically
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import CHECKSUM, SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import in_threads
-from lightning_sv.corpus.tokenizer import bpe_size, read_file
+from lightning_sv.corpus.tokenizer import read_file, tokenizer_file
 from lightning_sv.errors import ConfigError, expect
 
 # Above this size, hashing takes more than a second or two and shows a progress bar.
@@ -81,8 +81,8 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
         raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
         return
-    is_file = spec != "gpt2" and bpe_size(spec) is None
-    same = is_file and hashlib.sha256(read_file(Path(spec).expanduser())).hexdigest() == manifest.tokenizer_sha256
+    file = tokenizer_file(spec)
+    same = file is not None and hashlib.sha256(read_file(file)).hexdigest() == manifest.tokenizer_sha256
     hint = f"Use that one{_by_layer(root)}, or prepare a different folder."
     expect(same, "tokenizer", spec, f"{manifest.tokenizer}, with which the corpus in {root} was prepared. {hint}")
 

@@ -316,7 +316,7 @@ class PretrainModule(L.LightningModule):
         self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_fit_start(self) -> None:
-        """Forget what a search of Lightning's finders logged, because they search without the other callbacks."""
+        """Clear the values that a search of Lightning's finders logged: it runs without the other callbacks."""
         epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()

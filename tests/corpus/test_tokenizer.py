@@ -168,7 +168,7 @@ def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatc
     held = [text for text in rows if Document.from_text(text, "").held_out(0.3)]
     assert some.val.bytes + lost == pytest.approx(sum(len(text.encode()) for text in held))
     _published(tmp_path, vocabulary=["?", END, *words, "more"], tokenizer_config={"eos_token": END})
-    with pytest.raises(ConfigError, match=r"whose tokenizer .*tokenizer\.json has changed"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         make(rows, "some")
     assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]

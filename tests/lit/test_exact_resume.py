@@ -117,18 +117,15 @@ class Stop(L.Callback):
 def test_fit_ended_by_a_callback_has_a_checkpoint_and_resumes(
     at: str, step: int, short_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, ended, more = (
-        tmp_path / "whole",
-        tmp_path / "ended",
-        ["--data.validations", "2", "--trainer.max_steps", "10"],
-    )
-    train(short_args, whole, *more)
+    uninterrupted, ended = tmp_path / "uninterrupted", tmp_path / "ended"
+    more = ["--data.validations", "2", "--trainer.max_steps", "10"]
+    train(short_args, uninterrupted, *more)
     stop = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks.at", at]
     train(short_args, ended, *more, *stop, *(["--trainer.min_steps", "9"] if step == 9 else []))
     assert load(ended)["global_step"] == step and f"stopped at step {step}; resume with" in capsys.readouterr().err
     train(short_args, ended, *more)
     for key in ("state_dict", "optimizer_states", "TokenDataModule"):
-        assert differences(load(whole)[key], load(ended)[key]) == []
+        assert differences(load(uninterrupted)[key], load(ended)[key]) == []
 
 
 WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)

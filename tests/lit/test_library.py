@@ -192,14 +192,18 @@ class Look(L.Callback):
 def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
     made, look = {}, Look()
-    for name, callbacks, checkpoint in (("whole", [], None), ("half", [look, keep], None), ("resumed", [look], resume)):
+    for name, callbacks, checkpoint in (
+        ("uninterrupted", [], None),
+        ("half", [look, keep], None),
+        ("resumed", [look], resume),
+    ):
         made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
     position = data.state_dict()
     run.validate(made[name], data, verbose=False)
     assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
-    for name, value in made["whole"].state_dict().items():
+    for name, value in made["uninterrupted"].state_dict().items():
         assert torch.equal(value, made["resumed"].state_dict()[name]), name
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigError, match="weights only"):
@@ -209,8 +213,8 @@ def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: P
 @pytest.mark.parametrize("way", ["exception", "scheduler"])
 def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(way: str, corpus: Path, tmp_path: Path) -> None:
     """After an error in a step, and after a step of an epoch with more accumulation than the first."""
-    seen: dict[str, list[str]] = {"whole": [], "half": [], "resumed": []}
-    for name, path in (("whole", None), ("half", None), ("resumed", tmp_path / "half.ckpt")):
+    seen: dict[str, list[str]] = {"uninterrupted": [], "half": [], "resumed": []}
+    for name, path in (("uninterrupted", None), ("half", None), ("resumed", tmp_path / "half.ckpt")):
 
         def note(run: Any, module: Any, outputs: Any, batch: Any, i: int, name: str = name) -> None:
             seen[name].append(str(batch.tolist()))
@@ -228,7 +232,7 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(way: str, corpu
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         with pytest.raises(KeyError) if (name, way) == ("half", "exception") else nullcontext():
             trainer(tmp_path / name, notes, more, **limits).fit(module(), data, ckpt_path=path, weights_only=True)
-    assert len(seen["whole"]) == 8 and seen["resumed"] == seen["whole"][6:]
+    assert len(seen["uninterrupted"]) == 8 and seen["resumed"] == seen["uninterrupted"][6:]
 
 
 SCALER = torch.amp.GradScaler("cpu", init_scale=2.0**30)

@@ -136,5 +136,5 @@ def test_checkpoint_without_a_newer_setting_has_its_default() -> None:
         del saved[key][name]
     check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)
     saved["backbone"]["n_wing"] = 2
-    with pytest.raises(ConfigError, match=r"backbone\.n_wing is None; expected 2, as in the checkpoint"):
+    with pytest.raises(ConfigError, match="n_wing"):
         check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)

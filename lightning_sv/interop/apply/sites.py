@@ -178,10 +178,10 @@ def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
     ]
     read += [(stem(node.inputs[0][1]), node.inputs[0][1]) for node in flow.graph.nodes if node.op in NORMS]
     for source, value in read:
-        whole = math.prod(value.shape) == math.prod(source.shape)
+        all_read = math.prod(value.shape) == math.prod(source.shape)
         before_bias = [value for _, value in source.inputs] if source.op in SUMS else []
         for node in (source, *before_bias):
-            normalized[node] = whole or normalized.get(node, False)
+            normalized[node] = all_read or normalized.get(node, False)
     return normalized
 
 
