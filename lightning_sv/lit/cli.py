@@ -266,8 +266,6 @@ class PretrainCLI(LightningCLI):
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
             check_settings(checkpoint, model, data, training=True, own_groups=self.model.has_own_groups)
-            if not may_jump and not self.model.has_own_optimizer:
-                check_learning_rate(checkpoint, model, trainer.max_steps)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)
             self.model.start_from(start)
@@ -275,6 +273,9 @@ class PretrainCLI(LightningCLI):
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
         # the number of devices is known from here on
         accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
+        trainer.fit_loop.epoch_loop.max_steps = self._count_steps(accumulate)
+        if ckpt_path is not None and not may_jump and not self.model.has_own_optimizer:
+            check_learning_rate(checkpoint, model, trainer.max_steps)
         every = math.ceil(trainer.max_steps / data.validations)
         trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
         self._cleanup.callback(self._signals.leave)
@@ -294,6 +295,16 @@ class PretrainCLI(LightningCLI):
         trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
         self._signals.listen(trainer)
         self.model.segments.start()
+
+    def _count_steps(self, accumulate: int) -> int:
+        """Return the run's steps: trainer.max_steps, or fewer if max_epochs ends it before."""
+        trainer, data = self.trainer, self.batches
+        if trainer.max_epochs in (None, -1):
+            return trainer.max_steps
+        batches = data.manifest.train.sequences(data.seq_len) // data.global_batch * accumulate
+        limit = trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        return min(trainer.max_steps, trainer.max_epochs * math.ceil(batches / accumulate))
 
     def _begin(self) -> None:
         """Write config, tokenizer and parameters before the first step, after all checks."""

@@ -84,9 +84,8 @@ REFUSED_CALLBACKS = {
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
-#: callback or trainer key that may end a run early -> warning
+#: callback that may end a run early -> warning
 WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
-WARNED = {"max_epochs": ((None, -1), _BUDGET), "max_time": ((None,), _BUDGET)}
 
 
 def check_trainer_keys(given: Any) -> None:
@@ -98,9 +97,8 @@ def check_trainer_keys(given: Any) -> None:
     for key, (accepted, hint) in DERIVED.items():
         same = repr(given[key]) in map(repr, accepted)  # 1 is one batch for Lightning, 1.0 all of them
         expect(same, f"trainer.{key}", given[key], f"its default. {hint}")
-    for key, (accepted, effect) in WARNED.items():
-        if given[key] not in accepted:
-            log.warning("trainer.%s %s %s", key, given[key], effect)
+    if given["max_time"] is not None:
+        log.warning("trainer.max_time %s %s", given["max_time"], _BUDGET)
     callbacks = given["callbacks"]
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         path = callback["class_path"] if isinstance(callback, dict | Namespace) else callback

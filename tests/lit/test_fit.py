@@ -235,6 +235,14 @@ def test_fit_refused_on_a_finished_run_changes_nothing(
     assert "ckpt_path is not set; expected a checkpoint" in refused("validate", *run_args)
 
 
+def test_fit_max_epochs_shortens_the_run(run_args: list[str], tmp_path: Path) -> None:
+    ends = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "3", "--data.micro_batch", "2"]
+    assert main(["fit", *run_args, *ends, "--run_dir", str(tmp_path / "run")]) == 0
+    record = read_run(tmp_path / "run")
+    assert record.summary["steps"] == 4  # an epoch is one step of two micro-batches, and one of the rest
+    assert record.curve("val/loss").tokens.tolist() == [2 * 128, 4 * 128]
+
+
 @pytest.mark.parametrize("balance", thinned(["bias", "loss"], ["bias"]))
 def test_fit_moe_losses_biases_and_figures_equal_the_routings(
     balance: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
