@@ -256,6 +256,8 @@ class PretrainCLI(LightningCLI):
         checksums = trainer.local_rank == 0
         sharded_graph = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
         expect(not sharded_graph, "model.compile", "model", "block or none for a sharded model.")
+        half = str(self.config["trainer"]["precision"]) == "16-true"
+        expect(not half, "trainer.precision", "16-true", "16-mixed, because AdamW divides by 0 in float16.")
         self._check_monitors()
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)

@@ -118,11 +118,8 @@ def check_trainer_keys(given: Any) -> None:
         )
     expect(given["logger"] is not False, "trainer.logger", False, "a logger, or null. A run writes its losses.")
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
-    if str(given["precision"]) in ("bf16-true", "16-true"):
-        log.warning(
-            "trainer.precision %s loses small changes of a scale vector near 1; bf16-mixed keeps them",
-            given["precision"],
-        )
+    if str(given["precision"]) == "bf16-true":
+        log.warning("trainer.precision bf16-true loses small changes of a scale vector near 1; bf16-mixed keeps them")
 
 
 def prepare_process() -> None:

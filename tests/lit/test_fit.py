@@ -185,6 +185,7 @@ WRONG = [
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),
+    (["--trainer.precision", "16-true"], "trainer.precision is 16-true"),
     (["--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
     (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
