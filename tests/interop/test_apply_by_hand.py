@@ -143,10 +143,12 @@ def _heads(split: Callable[[Tensor], Any]) -> Read:
 
 FUSED: dict[str, tuple[Read, int, int]] = {
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
+    "two calls": (lambda net, x: net.head(torch.mul(*torch.cat([net.matrix(row) for row in x]).chunk(2, -1))), 2, 2),
     "unflatten": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (2, D)).unbind(-2))), 2, 2),
     "q, k and v one after the other": (_attention((3, 2), (2, 0, 3, 1, 4)), 3, 3),
     "heads, split": (_heads(lambda y: y.split([2, 1, 1], 2)), 2, 3),
     "heads, sliced": (_heads(lambda y: (y[:, :, :2], y[:, :, 2:3], y[:, :, 3:])), 2, 3),
+    "heads, indexed": (_heads(lambda y: (y[:, :, :2], y[:, :, [2]], y[:, :, [3]])), 2, 1),
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
 }
 

@@ -214,7 +214,7 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
 
 
 def _cuts(value: Node, axis: int) -> set[int] | None:
-    """Return the positions at which an axis of channels, or of heads, is split; None for a split with a stride."""
+    """Return the positions at which an axis of channels, or of heads, is split; None if they are not blocks."""
     d_out = value.shape[axis]
     cuts = {0, d_out}
     for user, splits, after in _users_along(value, axis):
@@ -229,9 +229,13 @@ def _cuts(value: Node, axis: int) -> set[int] | None:
                 return None
             ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
             cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
+        elif splits and user.op == "index":  # the graph has no positions
+            return None
         elif len(after) > 1 and user.is_view:
             n = user.shape[min(after)]
-            heads = range(n) if _taken_apart(user, min(after)) else _cuts(user, min(after)) or ()
+            heads = range(n) if _taken_apart(user, min(after)) else _cuts(user, min(after))
+            if heads is None:
+                return None
             cuts |= {i * d_out // n for i in heads}
     return cuts
 
@@ -247,9 +251,13 @@ def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset
         for _, user in value.users:
             dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
             splits = user.op in _SPLITS and int(dim) % len(value.shape) == axis
+            if user.op == "index":
+                splits = len(user.shape) == len(value.shape) and user.shape[axis] != size
             keeps = user.op == "masked_fill" or (user.pointwise and user.is_alone(value))
             follows = not splits and (user.moves or keeps)
             after = moved(value, user, frozenset({axis})) if follows else frozenset()
+            if user.op == "cat" and int(dim) % len(value.shape) != axis:  # outputs of several experts
+                after = frozenset({axis})
             yield user, splits, after
             if len(after) == 1 and user.shape[min(after)] == size:
                 pending.append((user, min(after)))
