@@ -25,7 +25,7 @@ from lightning_sv.settings.yaml_file import read_yaml, to_args
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
 #: placement -> strategy whose values an untuned arm has
-KIN = {"nop": "nop", "bp": "llama", "ap": "hg+dp+or", "dp": "hg+dp+or", "dnp": "hg+dnp+or+iwd"}
+RELATED = {"nop": "nop", "bp": "llama", "ap": "hg+dp+or", "dp": "hg+dp+or", "dnp": "hg+dnp+or+iwd"}
 _STD = "model.backbone.init_std"
 
 
@@ -216,16 +216,16 @@ def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
 def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) -> tuple[dict[str, float], str]:
     """Return the values of an arm, and a sentence if they are those of a related arm.
 
-    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else that of `KIN`.
+    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else of `RELATED`.
 
     Raises:
         ConfigError: neither the arm nor its related arm is tuned
     """
-    kin = KIN.get(strategy.placement, "")
+    of_placement = RELATED.get(strategy.placement, "")
     related = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
-    source = max(related, key=lambda name: len(_split(name)[1]), default=kin)
+    source = max(related, key=lambda name: len(_split(name)[1]), default=of_placement)
     if source not in tuned.arms:
-        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
+        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for {of_placement!r}.")
     values = dict(tuned.arms[source])
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))
