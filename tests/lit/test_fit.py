@@ -63,33 +63,12 @@ def test_fit_writes_summary_curves_and_a_config_that_repeats_it(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_generate_moved_run_repeats_its_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = load(run)["state_dict"]
-    for model in (load_backbone(run), load_backbone(str(run / LAST))):
-        for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, weights[f"backbone.{name}"])
-    moved = shutil.copytree(run, tmp_path / "moved")
-    capsys.readouterr()
-    texts = []
-    for _ in range(2):
-        assert main(["generate", str(moved), "--prompt", "def ", "--tokens", "9", "--json"]) == 0
-        texts.append(json.loads(capsys.readouterr().out))
-    assert texts[0] == texts[1] and texts[0]["prompt"] == "def " and texts[0]["text"]
-
-
 def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], tmp_path: Path) -> None:
     """With 0 for no clipping, and a budget in tokens per parameter."""
     args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.optim.undecayed", "[embedding]"]
-    args += [
-        "--trainer.num_sanity_val_steps",
-        "1",
-        "--trainer.gradient_clip_val",
-        "0",
-        "--trainer.max_steps=-1",
-        "--model.tokens_per_param",
-        "0.035",
-    ]
-    args += ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true", "--run_dir", str(tmp_path / "run")]
+    args += ["--trainer.num_sanity_val_steps", "1", "--trainer.gradient_clip_val", "0", "--trainer.max_steps=-1"]
+    args += ["--model.tokens_per_param", "0.035", "--model.mask_documents", "true"]
+    args += ["--trainer.precision", "bf16-mixed", "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     record = read_run(tmp_path / "run")
     losses = record.curve("train/loss").values
@@ -155,33 +134,26 @@ DAMAGES = ["optimizer_states", "lr_schedulers", "loops", "callbacks", "number", 
 
 
 @pytest.mark.parametrize("how", thinned(DAMAGES, ["optimizer_states", "loops", "shape", "rate"]))
-def test_fit_damaged_checkpoint_is_refused(
-    how: str, run: Path, run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
+def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, refused: Refused) -> None:
     path = shutil.copytree(run, tmp_path / "run") / LAST
     checkpoint = torch.load(path, weights_only=True)
     damage(checkpoint, how)
     torch.save(checkpoint, path)
-    longer = ["--trainer.max_steps", "13", "--allow_lr_jump"]
-    error = refused("fit", *run_args, *longer, "--ckpt_path", str(path))
+    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(path), "--allow_lr_jump"]
+    error = refused("fit", *resume, "--trainer.max_steps", "13")
     assert "error: the checkpoint" in error and ("optimizer state is damaged" in error or how in DAMAGES[:4])
 
 
 MISSING = ["--data.corpus.dir", "missing"]
 COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
 WRONG = [
-    (["--model.scale", "hg+dpn"], "word 'dpn' of the strategy"),
-    (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
     (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
     (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
     (["--data.seq_len", "1000000"], "seq_len is 1000000"),
     (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
     *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
     (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
-    (
-        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"],
-        "is val_loss; expected one of: ",
-    ),
+    (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"], "is val_loss; expected"),
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),
@@ -191,7 +163,6 @@ WRONG = [
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
     (["--ckpt_path", "."], "which is not a file; expected a file such as RUN/checkpoints/last.ckpt"),
     (["--ckpt_path", __file__], "is not a readable checkpoint"),
-    (["--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor"),
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
     (["--samples.tokens", "-1"], "samples.tokens is -1"),
@@ -200,8 +171,6 @@ WRONG = [
     ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
     ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),
-    ([*MISSING, "--model.backbone.router.balance", "luck"], "model.backbone.router.balance 'luck' is unknown"),
-    ([*MISSING, "--model.schedule.name=wsd", "--model.schedule.warmup_ratio=0.9"], "schedule.warmup_ratio is 0.9"),
 ]
 
 
@@ -214,9 +183,7 @@ def test_fit_wrong_input_is_refused_before_any_step(
     assert not list((tmp_path).glob("refused/events*"))
 
 
-def test_fit_refused_on_a_finished_run_changes_nothing(
-    run: Path, run_args: list[str], tmp_path: Path, refused: Refused
-) -> None:
+def test_fit_refused_leaves_a_finished_run(run: Path, run_args: list[str], tmp_path: Path, refused: Refused) -> None:
     run = shutil.copytree(run, tmp_path / "run")
     before, last = contents(run), run / "checkpoints/last.ckpt"
     longer = ["--trainer.max_steps", "14"]
@@ -254,9 +221,8 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
 
     def recorded(self: PretrainModule, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
         out = original(self, block, batch_idx)
-        seen.append(
-            out | {"loss": out["loss"].detach().clone(), "routed": router_loss(out["routings"], self.settings.backbone)}
-        )
+        routed = router_loss(out["routings"], self.settings.backbone)
+        seen.append(out | {"loss": out["loss"].detach().clone(), "routed": routed})
         return out
 
     monkeypatch.setattr(PretrainModule, "training_step", recorded)
@@ -296,11 +262,8 @@ def test_fit_moe_losses_biases_and_figures_equal_the_routings(
 
 
 @pytest.mark.long
-def test_choose_micro_batch_of_a_gpu_is_the_largest_that_fits(
-    run_args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
-    args += ["--model.backbone.n_layer", "1"]
+def test_choose_micro_batch_of_gpu_is_largest_that_fits(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed", "--model.backbone.n_layer=1"]
     h200, gpu = find_gpu("h200"), torch.device("cuda", 0)
 
     def chosen(memory: int, devices: int = 1, precision: str = "bf16-mixed", micro_batch: int | None = None) -> int:
