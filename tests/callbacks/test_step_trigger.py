@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_sv.callbacks import (
-    BranchNorms,
-    CopyingMonitor,
-    Preconditioner,
-    RouterMonitor,
-    Sharpness,
-    TrainingMonitor,
-)
+from lightning_sv import callbacks
 from lightning_sv.callbacks.run_state import StepTrigger, evaluation_mode
 from lightning_sv.errors import ConfigError
 
@@ -43,21 +36,21 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
 @pytest.mark.parametrize(
     ("callback", "key", "value", "name"),
     [
-        (TrainingMonitor, "every_n_steps", 0, "scalars.every_n_steps"),
-        (BranchNorms, "every_n_steps", 0, "branch_norms.every_n_steps"),
-        (RouterMonitor, "every_n_steps", 0, "experts.every_n_steps"),
-        (Preconditioner, "every_n_steps", 0, "every_n_steps of Preconditioner"),
-        *((CopyingMonitor, key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
-        (Sharpness, "budget", 0.0, "budget of Sharpness"),
-        (Sharpness, "probes", 1, "probes of Sharpness"),
-        (Sharpness, "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
-        (Sharpness, "subsets", [], "subsets of Sharpness"),
-        (Sharpness, "method", "Exact", "method of Sharpness"),
+        ("TrainingMonitor", "every_n_steps", 0, "scalars.every_n_steps"),
+        ("BranchNorms", "every_n_steps", 0, "branch_norms.every_n_steps"),
+        ("RouterMonitor", "every_n_steps", 0, "experts.every_n_steps"),
+        ("Preconditioner", "every_n_steps", 0, "every_n_steps of Preconditioner"),
+        *(("CopyingMonitor", key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
+        ("Sharpness", "budget", 0.0, "budget of Sharpness"),
+        ("Sharpness", "probes", 1, "probes of Sharpness"),
+        ("Sharpness", "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
+        ("Sharpness", "subsets", [], "subsets of Sharpness"),
+        ("Sharpness", "method", "Exact", "method of Sharpness"),
     ],
 )
-def test_callbacks_argument_out_of_range_is_refused(callback: Any, key: str, value: Any, name: str) -> None:
+def test_callbacks_argument_out_of_range_is_refused(callback: str, key: str, value: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is "):
-        callback(**{key: value})
+        getattr(callbacks, callback)(**{key: value})
 
 
 def test_evaluation_mode_restores_the_mode_of_every_module() -> None:

@@ -11,16 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LambdaCallback,
-    LearningRateFinder,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -29,26 +20,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lightning_sv
-from lightning_sv import (
-    BackboneConfig,
-    BranchNorms,
-    Preconditioner,
-    PretrainModule,
-    RouterMonitor,
-    Sharpness,
-    TextSamples,
-    TokenDataModule,
-    TrainingMonitor,
-    apply_strategy,
-)
-from lightning_sv.callbacks import CopyingMonitor
+from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
+from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.nonfinite import NonFiniteError
 from tests.conftest import thinned
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN_MODULE = EXAMPLES / "own_lightning_module.py"
 SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
 MIXTURE = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expert=3, n_expert_active=2)
 
@@ -97,7 +78,7 @@ def test_lightning_trainer_example_reads_its_best_checkpoint(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
+    runpy.run_path(str(EXAMPLES / "lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
     assert re.search(r"logits \(\d+, 64, 1024\)", capsys.readouterr().out)
     wanted = {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"}
     assert wanted <= tags(tmp_path / "out")
@@ -105,7 +86,7 @@ def test_lightning_trainer_example_reads_its_best_checkpoint(
 
 def test_own_lightning_module_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples/own_lightning_module.py"))["main"](str(tmp_path), steps=40)
+    runpy.run_path(str(OWN_MODULE))["main"](str(tmp_path), steps=40)
     losses = [float(row["loss"]) for row in rows(tmp_path) if row["loss"]]
     assert losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
 
@@ -115,7 +96,7 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     for split in ("validate", "test"):  # a validated module trains afterwards
         (values,) = getattr(trainer(tmp_path / split, logger=False), split)(made, data, verbose=False)
         assert len(values) == 2  # loss and perplexity
-    run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
+    run = trainer(tmp_path / "log", keep, L.pytorch.callbacks.EarlyStopping("val/loss"), LearningRateMonitor())
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
     assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
@@ -226,8 +207,8 @@ def test_trainer_resumed_inside_an_epoch_trains_every_batch_once(way: str, corpu
                 raise KeyError("a bug of the user")
 
         notes = LambdaCallback(on_train_batch_end=note, on_train_batch_start=fail)
-        keep = OnExceptionCheckpoint(tmp_path, filename="half")
-        more: Any = keep if way == "exception" else GradientAccumulationScheduler({0: 1, 1: 2})
+        keep = L.pytorch.callbacks.OnExceptionCheckpoint(tmp_path, filename="half")
+        more: Any = keep if way == "exception" else L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
         limits = EPOCHS | {"limit_train_batches": 4}
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         with pytest.raises(KeyError) if (name, way) == ("half", "exception") else nullcontext():
@@ -276,7 +257,7 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
     trainer(tmp_path).fit(other, TokenDataModule(corpus, seq_len=8, batch_size=8, val_sequences=8, seed=0))
     assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
     again = module()
-    finder = LearningRateFinder(num_training_steps=20)
+    finder = L.pytorch.callbacks.LearningRateFinder(num_training_steps=20)
     trainer(tmp_path, TrainingMonitor(1), finder, default_root_dir=tmp_path).fit(again, loader())
     assert again.lr != 0.01 and again.step_lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
 
@@ -294,9 +275,7 @@ def test_data_module_epochs_repeat_batches_only_to_overfit(
     assert len(seen) == 6 and len(set(seen)) == distinct
 
 
-def test_data_module_without_a_seed_has_one_order(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def order() -> list[int]:
         torch.seed()  # as in a new process
         data = TokenDataModule(str(corpus), seq_len=8, batch_size=2)
@@ -312,7 +291,7 @@ def test_data_module_without_a_seed_has_one_order(
 
 
 class Foreign(L.LightningModule):
-    """A user's module: a plain transformer-like net with RMSNorm, and a loss of its own."""
+    """A user's module, with a loss of its own."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -327,22 +306,14 @@ class Foreign(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(300, 16), nn.RMSNorm(16)
-        self.gate_proj, self.up_proj = nn.Linear(16, 24, bias=False), nn.Linear(16, 24, bias=False)
-        self.down_proj, self.head = nn.Linear(24, 16, bias=False), nn.Linear(16, 300, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        y = self.norm(x)
-        return self.head(x + self.down_proj(nn.functional.silu(self.gate_proj(y)) * self.up_proj(y)))  # type: ignore[no-any-return]
+def plain() -> nn.Module:
+    """Return the network of the example, which has no scale vectors."""
+    return runpy.run_path(str(OWN_MODULE))["Net"](vocab_size=300)  # type: ignore[no-any-return]
 
 
 def foreign(kind: str) -> nn.Module:
     if kind == "applied":
-        net = Plain()
+        net = plain()
         apply_strategy(net, "hg+dp+or", example=blocks()[:, :-1])
         return net
     config = MIXTURE if kind == "mixture" else SIZES
@@ -353,15 +324,12 @@ def foreign(kind: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "method"), thinned([(None, "exact"), ("net", "difference")], [("net", "difference")], several=True)
 )
-def test_callbacks_on_a_custom_module_leave_training_unchanged(
-    kind: str, name: str | None, method: Any, tmp_path: Path
-) -> None:
+def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, method: Any, tmp_path: Path) -> None:
     user = Foreign(foreign(kind))
     before = {key: value.clone() for key, value in user.state_dict().items()}
-    held_out = blocks(4)
 
     def loss(user: Any) -> Tensor:
-        return user.training_step(held_out, 0)
+        return user.training_step(blocks(4), 0)
 
     probe = Sharpness(("all", "scale_input"), probes=2, loss=loss, model=name, method=method)
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
@@ -477,16 +445,17 @@ def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp
     assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
 
 
-@pytest.mark.parametrize(
-    "callback", [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness()]
-)
-def test_callbacks_model_without_scale_vectors_is_refused(callback: L.Callback, tmp_path: Path) -> None:
+READERS = [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness(), ResidualMonitor()]
+
+
+@pytest.mark.parametrize("callback", READERS)
+def test_callbacks_model_without_parts_is_refused(callback: L.Callback, data: TokenDataModule, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        trainer(tmp_path, callback).fit(Foreign(Plain()), loader())
+        trainer(tmp_path, callback).fit(Foreign(plain()), data)
 
 
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
-    run = trainer(tmp_path, Sharpness(), TextSamples(3), CopyingMonitor())
+    run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor())
     assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
 
 
