@@ -88,9 +88,7 @@ def test_torchrun_failed_job_restarts_from_its_checkpoint(short_args: list[str],
 
 
 @pytest.mark.long
-def test_fit_fault_on_one_of_two_devices_is_handled_by_both(
-    short_args: list[str], tmp_path: Path, tally: Tally
-) -> None:
+def test_fit_fault_on_one_of_two_devices_is_met_by_both(short_args: list[str], tmp_path: Path, tally: Tally) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')
     scontrol.chmod(0o755)

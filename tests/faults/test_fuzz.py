@@ -187,12 +187,7 @@ def test_fit_hostile_config_is_read_or_refused(tally: Tally, tmp_path: Path, n: 
 def test_fit_hostile_override_is_read_or_refused(tally: Tally, tmp_path: Path, n: int) -> None:
     path = tmp_path / "good.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
-    keys = [
-        f"{section}.{key}.{leaf}" if leaf else f"{section}.{key}"
-        for section in ("model", "data")
-        for key, value in CONFIG[section].items()
-        for leaf in ("", *(value if isinstance(value, dict) else ()))
-    ]
+    keys = [".".join(path) for path in leaves(CONFIG) if path[0] in ("model", "data") and len(path) > 1]
     words = st.one_of(
         VALUES.map(str),
         st.text(max_size=12),

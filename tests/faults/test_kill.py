@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_fit_killed_at_random_steps_equals_uninterrupted(args: list[str], tmp_pa
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 
+def start_in_a_write(args: list[str], run: Path, fast: int) -> tuple[subprocess.Popen, Path]:
+    """Return a fit that has written more than `fast` bytes of its second checkpoint, and the file."""
+    process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)})
+    partial = run / "checkpoints/.last.ckpt.partial"
+    while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > fast):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.02)
+    return process, partial
+
+
 def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--trainer.max_steps", "9", "--checkpoint.every_n_steps", "3", "--data.validations", "2"]
     whole = tmp_path / "whole"
@@ -60,11 +71,7 @@ def test_fit_killed_in_a_checkpoint_write_resumes_from_the_last(args: list[str],
     size = (whole / LAST).stat().st_size
     for n, fast in enumerate((0, size // 3, size // 2, size - 9000)):
         run = tmp_path / f"killed{n}"
-        process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": str(fast)})
-        partial = run / "checkpoints/.last.ckpt.partial"
-        while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > fast):
-            assert process.poll() is None, finish(process)
-            time.sleep(0.02)
+        process, partial = start_in_a_write(args, run, fast)
         before = (run / LAST).read_bytes()
         kill(process)
         with pytest.raises(RuntimeError):
@@ -113,9 +120,7 @@ def test_fit_killed_worker_is_one_error_and_resumes(run_args: list[str], tmp_pat
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
-def test_fit_full_disk_keeps_the_last_checkpoint(
-    share: float, run_args: list[str], tmp_path: Path, tally: Tally
-) -> None:
+def test_fit_full_disk_keeps_last_checkpoint(share: float, run_args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*run_args, "--checkpoint.every_n_steps", "3"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     with leaving(run, 3):

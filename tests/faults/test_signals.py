@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.distributed import REQUEUE_ON_SIGTERM
 from lightning_sv.lit.module import PretrainModule
 from tests.faults.conftest import Tally
+from tests.faults.test_kill import start_in_a_write
 from tests.lit.runs import LAST, differences, finish, load, same_curves, start, wait_for
 
 pytestmark = pytest.mark.faults
@@ -90,11 +90,7 @@ def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
 def test_fit_second_ctrl_c_ends_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
     args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
     run = tmp_path / "run"
-    process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": "9999"})
-    partial = run / "checkpoints/.last.ckpt.partial"
-    while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > 9999):
-        assert process.poll() is None
-        time.sleep(0.02)
+    process, _ = start_in_a_write(args, run, 9999)
     before = (run / LAST).read_bytes()
     process.send_signal(signal.SIGINT)
     wait_for(process, "Ctrl-C again ends the run at once")
