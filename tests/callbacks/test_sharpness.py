@@ -61,9 +61,7 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
-def test_sharpness_probes_beyond_the_budget_are_skipped(
-    seconds: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sharpness_beyond_its_budget_is_skipped(seconds: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 steps of 1 s and a budget of 5% leave 52 s for 9 probes."""
     written: dict[int, dict[str, float]] = {}
     trainer, module = trainer_stub(written), LightningModule()

@@ -136,21 +136,16 @@ WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup
     [
         (COS, 50, 100, 100, False),
         (COS, 50, 100, 150, True),
-        (COS, 50, 100, 60, True),
         (COS, 100, 100, 150, True),
         (COS, 5, 100, 101, False),  # in a warm-up of as many steps nothing has been otherwise
         (WSD, 50, 100, 500, False),
         (WSD, 50, 100, 62, False),  # the decay begins now
         (WSD, 50, 100, 60, True),  # it should have begun
-        (WSD, 81, 100, 100, False),
-        (WSD, 90, 100, 200, True),
         (WSD, 100, 100, 200, True),
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],
 )
-def test_check_learning_rate_jump_is_refused(
-    schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
-) -> None:
+def test_learning_rate_jump_is_refused(schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool) -> None:
     rate = 0.01 * schedule.factor(min(step, then - 1), then)
     checkpoint = {
         "global_step": step,
@@ -262,9 +257,7 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[
     assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
 
 
-def test_last_checkpoint_full_disk_leaves_every_one(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_all_checkpoints(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     save, kept = torch.save, {}
 

@@ -102,22 +102,16 @@ def test_validate_as_under_nccl_equals_one_process(
     assert refused == ([1, 1] if ranks == 2 else [0])
 
 
-@pytest.fixture(scope="module")
-def muon_args(args: list[str]) -> list[str]:
-    return [*arguments(args, "muon"), "--checkpoint.every_n_steps", "2"]
-
-
-def fsdp(muon_args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
-    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *muon_args, "--data.micro_batch", "4", *SHARDED, *more]
-    return [*fit, "--trainer.devices", str(ranks), "--run_dir", str(run), "--ckpt_path", "last"]
+def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
+    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *arguments(args, "muon"), "--checkpoint.every_n_steps", "2"]
+    fit += ["--data.micro_batch", "4", *SHARDED, *more, "--trainer.devices", str(ranks)]
+    return [*fit, "--run_dir", str(run), "--ckpt_path", "last"]
 
 
 @pytest.mark.long
-def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
-    muon_args: list[str], alone: Path, tmp_path: Path
-) -> None:
+def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    hybrid = fsdp(muon_args, run, 4, "--trainer.strategy.init_args.replicas", "2")
+    hybrid = fsdp(args, run, 4, "--trainer.strategy.init_args.replicas", "2")
     ended = launch("tests.lit.sharded_checkpoints", "7", *hybrid, logs=tmp_path, seconds=300, ranks=4)
     assert not ended.fine
     assert is_sharded(run / LAST), ended
@@ -125,7 +119,7 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
     assert step in {4, 6}
 
     (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)  # as if killed while writing
-    ended = launch("tests.lit.sharded_checkpoints", "-1", *fsdp(muon_args, run, 2), logs=tmp_path, seconds=300)
+    ended = launch("tests.lit.sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path, seconds=300)
     assert ended.fine, ended
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
@@ -142,7 +136,7 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
         for key, value in state.items():
             assert (states[number][key] - value).norm() <= 1e-2 * value.norm(), (number, key)
     single = ["--run_dir", str(tmp_path / "single"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
-    assert main(["fit", *muon_args, "--trainer.max_steps", "9", *single]) == 0
+    assert main(["fit", *arguments(args, "muon"), "--trainer.max_steps", "9", *single]) == 0
 
     # and refuses incomplete checkpoints
     broken = tmp_path / "broken.ckpt"
@@ -155,8 +149,8 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(
             check_checkpoint(str(broken))
 
 
-def test_fit_replicas_that_do_not_divide_the_devices_is_refused(muon_args: list[str], tmp_path: Path) -> None:
-    words = fsdp(muon_args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
+def test_fit_replicas_that_do_not_divide_the_devices_is_refused(args: list[str], tmp_path: Path) -> None:
+    words = fsdp(args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
     ended = launch("tests.lit.sharded_checkpoints", "-1", *words, logs=tmp_path, seconds=300)
     assert set(ended.codes) <= {2, -signal.SIGABRT}, ended  # the first rank that leaves ends the other
     assert any("replicas is 3; expected a divisor of 2" in log for log in ended.logs)

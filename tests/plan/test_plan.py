@@ -49,9 +49,7 @@ def test_plan_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixt
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
 
-def test_plan_measured_mfu_gives_the_time_of_the_run(
-    capsys: pytest.CaptureFixture[str], run_args: list[str], tmp_path: Path
-) -> None:
+def test_plan_measured_mfu_sets_hours(capsys: pytest.CaptureFixture[str], run_args: list[str], tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path / "run")) as writer:
         for step in range(1, 21):  # half the tokens at 0.2, half at 0.6, after a start that does not count
             writer.add_scalar("throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step)
@@ -144,7 +142,6 @@ def test_plan_strategy_and_memory_follow_the_config(capsys: pytest.CaptureFixtur
 
 REFUSED = [
     (["--gpus", "64", "--data.global_batch", "480"], "480; expected a multiple of 64, .* 60 or 80 devices, .* 512"),
-    (["--gpus", "64", "--data.global_batch", "48"], "Use 48 devices, or a batch of 64"),
     (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
     ([], "--gpus"),
     (["--gpus", "0"], "--gpus is 0;"),
@@ -159,7 +156,6 @@ REFUSED = [
     (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas is 3; expected a divisor of 4"),
     (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
     (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
-    (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many;"),
 ]
 
 
@@ -174,9 +170,7 @@ TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml"))
 
 @pytest.mark.parametrize("trainer", thinned(TRAINERS, ["fsdp"]))
 @pytest.mark.parametrize("nodes", [1, 6])
-def test_sbatch_script_starts_a_run_that_fit_knows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str
-) -> None:
+def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str) -> None:
     script = ROOT / "conf/slurm/train.sbatch"
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')

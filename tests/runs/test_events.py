@@ -19,21 +19,17 @@ def finish(directory: Path) -> None:
 
 
 def write(
-    directory: Path,
-    points: list[tuple[int, float]],
-    wall_time: float,
-    start: int | None = None,
-    saved: int | None = None,
+    folder: Path, points: list[tuple[int, float]], wall_time: float, start: int | None = None, saved: int | None = None
 ) -> Path:
     """One event file of val/loss, as torch's writer makes it, with the marks of `RunLogger`."""
-    with SummaryWriter(str(directory), filename_suffix=f".{wall_time}") as writer:
+    with SummaryWriter(str(folder), filename_suffix=f".{wall_time}") as writer:
         if start is not None:
             writer.file_writer.add_event(Event(session_log=SessionLog(status="START")), start + 1, wall_time)
         for tokens, value in points:
             writer.add_scalar("val/loss", value, tokens, walltime=wall_time)
             if tokens == saved:
                 writer.file_writer.add_event(Event(session_log=SessionLog(status="CHECKPOINT")), saved, wall_time)
-    (file,) = directory.glob(f"*.{wall_time}")
+    (file,) = folder.glob(f"*.{wall_time}")
     return file
 
 
