@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.runs.trust import modules_of
@@ -206,19 +205,6 @@ def test_resumed_config_texts_with_dots_are_no_modules(tmp_path: Path) -> None:
     logger = f"{{class_path: their_module.Logger, init_args: {{{names}, model: xml.dom}}}}"
     (tmp_path / "config.yaml").write_text(f"trainer: {{logger: {logger}}}\n")
     assert modules_of(tmp_path / "config.yaml") == {"their_module", "xml"}
-
-
-def test_terminal_escapes_are_not_printed(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
-) -> None:
-    run = write_run(tmp_path / "run", corpus)
-    (run / "config.yaml").write_text('data: {seq_len: "\\e[31m"}\n')
-    assert "data.seq_len" in refused("generate", str(run))
-    (run / "config.yaml").write_text('seed_everything: 0\nmodel: {scale: "\\e[31mx"}\n')
-    (run / "summary.json").write_text(json.dumps({"label": "\x1b]0;x", "machine": "\x1b[2J"}))
-    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
 
 
 @pytest.mark.timeout(120)  # nothing waits for a pipe's other end

@@ -105,9 +105,7 @@ def test_cli_called_from_python_raises(run_args: list[str]) -> None:
 CALLBACKS = callbacks.__name__
 
 
-def test_fit_logger_profiler_and_callbacks_of_lightning_work(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_tools_of_lightning_work(run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "more.yaml").write_text(
         f"""
 trainer:

@@ -180,9 +180,7 @@ def test_fit_extended_run_records_its_lengths(schedule: str, run_args: list[str]
         assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
 
 
-def test_fit_resumed_error_or_interrupt_of_user_code_is_raised(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_raises_errors_of_user_code(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--ckpt_path", "last", "--trainer.max_steps"]
     assert main([*fit, "1"]) == 0
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", Mock(side_effect=IndexError))

@@ -141,10 +141,7 @@ def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tm
     targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
     loss = nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), targets.flatten())
     assert float(loss) == pytest.approx(logged["test/loss"], rel=1e-5)
-
-
-def test_module_masking_documents_of_other_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mask_documents"):
+    with pytest.raises(ConfigError, match="mask_documents"):  # of other data
         trainer(tmp_path).fit(module(mask_documents=True), loader())
 
 
@@ -173,11 +170,8 @@ class Look(L.Callback):
 def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
     made, look = {}, Look()
-    for name, callbacks, checkpoint in (
-        ("uninterrupted", [], None),
-        ("half", [look, keep], None),
-        ("resumed", [look], resume),
-    ):
+    parts = (("uninterrupted", [], None), ("half", [look, keep], None), ("resumed", [look], resume))
+    for name, callbacks, checkpoint in parts:
         made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
@@ -399,9 +393,7 @@ class Wider(PretrainModule):
         self.net.embed.requires_grad_(False)
 
 
-def test_module_that_saves_its_arguments_is_restored(
-    data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_own_arguments_are_restored(data: TokenDataModule, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, keep = Wider(width=3, backbone=SIZES, lr=0.01), ModelCheckpoint(tmp_path)
     trainer(tmp_path / "log", keep).fit(made, data)
     assert "extra.weight is not part of the backbone" in caplog.text

@@ -115,9 +115,7 @@ def test_init_from_with_a_different_model_is_refused(
     assert not here.exists()
 
 
-def test_init_from_different_tokenizer_or_unknown_step_is_refused(
-    source: Path, short_corpus: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_init_from_unfit_checkpoint_refused(source: Path, short_corpus: Path, tmp_path: Path, refused: Refused) -> None:
     fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)

@@ -46,10 +46,8 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     assert not list(elsewhere.iterdir())
 
 
-def test_fit_slurm_checkpoint_in_the_working_directory_is_ignored(
-    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lightning resumes any hpc_ckpt_*.ckpt there under SLURM."""
+def test_fit_hpc_checkpoint_is_ignored(short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning resumes any hpc_ckpt_*.ckpt of the working directory under SLURM."""
     args = [*short_args, "--trainer.max_steps", "2", "--scalars.every_n_steps", "1"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "other")]) == 0
     (tmp_path / "other" / LAST).rename(tmp_path / "hpc_ckpt_1.ckpt")

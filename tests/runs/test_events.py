@@ -109,12 +109,12 @@ def test_read_run_label_and_seed_are_those_of_summary_and_config(
     tmp_path: Path, scale: str, options: dict[str, object], stated: str | None, label: str
 ) -> None:
     write(tmp_path, [(40, 1.5)], 100.0)
-    config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}}
+    config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}, "note": {"\x1b]": ["\x1b["]}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     (tmp_path / "summary.json").write_text(json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"}))
     run = read_run(tmp_path)
     assert (run.label, run.summary["label"], run.summary["seed"]) == (label, label, 3)
-    assert run.summary["torch"].isprintable()
+    assert run.summary["torch"].isprintable() and str(run.config["note"]).count("\N{REPLACEMENT CHARACTER}") == 2
 
 
 def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> None:

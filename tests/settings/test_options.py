@@ -37,9 +37,8 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
         assert main(["params", f"--model.backbone.n{a}layer=3", f"--seed{a}everything", "1", *CONFIG, "--json"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and '"steps": 3' in said[0]
-    _, data, trainer = parse_run(
-        [*CONFIG, "--data.global_batch", "4", "--trainer.max-steps=-1", "--trainer.max-epochs", "7"], check_corpus=False
-    )
+    words = ["--data.global_batch", "4", "--trainer.max-steps=-1", "--trainer.max-epochs", "7"]
+    _, data, trainer = parse_run([*CONFIG, *words], check_corpus=False)
     assert (data.global_batch, trainer["max_steps"], trainer["max_epochs"]) == (4, -1, 7)
 
 
