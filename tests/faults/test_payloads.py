@@ -22,8 +22,6 @@ from lightning_sv.scale import ScaleOptions
 from tests.conftest import Refused, thinned
 from tests.runs.test_events import finish, write
 
-ROOT = Path(__file__).parents[2]
-
 
 class Payload:
     """Creates a file when unpickled."""

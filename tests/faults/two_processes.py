@@ -12,27 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.distributed import STOPPED
 from lightning_sv.lit.module import PretrainModule
+from tests.faults.test_nonfinite import Injection
 from tests.lit.runs import events, load
 
 STEPS, STEP = 4, 1
 RANK = int(os.environ.get("RANK", "0"))
 LAST_RANK = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
-
-
-def not_finite_on_the_last_rank(patch: pytest.MonkeyPatch) -> None:
-    loss_of = PretrainModule.loss
-
-    def spoiled(module: PretrainModule, block: Tensor) -> Any:
-        loss, routings = loss_of(module, block)
-        wrong = LAST_RANK and module.trainer.training and module.global_step == STEP
-        return loss * (float("nan") if wrong else 1.0), routings
-
-    patch.setattr(PretrainModule, "loss", spoiled)
 
 
 def signal_to_the_last_rank(patch: pytest.MonkeyPatch) -> None:
@@ -49,7 +38,7 @@ def run(out: Path, args: list[str]) -> dict[str, bool]:
     found = {}
     for how in ("stop", "skip"):
         with pytest.MonkeyPatch.context() as patch:
-            not_finite_on_the_last_rank(patch)
+            Injection(patch, "nan loss", {STEP} if LAST_RANK else set())
             code = main([*fit, "--model.nonfinite", how, "--run_dir", str(out / how)])
         fine = code == (1 if how == "stop" else 0)
         if RANK == 0:

@@ -25,9 +25,8 @@ from torch import Tensor
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import router_loss
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
-from tests.conftest import BUILDS, GEMMA, MOE
+from tests.conftest import BUILDS, GEMMA, MOE, ROOT
 
-ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("losses.json")
 #: Without MKL's switch, with two threads, or (Muon's bfloat16 products) with oneDNN's free choice, losses differ.
 ENVIRONMENT = {

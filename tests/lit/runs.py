@@ -90,9 +90,7 @@ def differences(one: Any, two: Any, path: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
         return [place for key in one for place in differences(one[key], two[key], f"{path}.{key}")]
     if isinstance(one, list | tuple) and type(one) is type(two) and len(one) == len(two):
-        return [
-            place for i, pair in enumerate(zip(one, two, strict=True)) for place in differences(*pair, f"{path}.{i}")
-        ]
+        return differences(dict(enumerate(one)), dict(enumerate(two)), path)
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
         same = one.dtype == two.dtype and one.shape == two.shape
         return [] if same and torch.equal(one.view(-1).view(torch.uint8), two.view(-1).view(torch.uint8)) else [path]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import callbacks
 
 from lightning_sv import PretrainCLI, PretrainModule
@@ -21,9 +20,8 @@ from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import _keys, _parser
 from lightning_sv.settings.trainer import REFUSED_CALLBACKS, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
 from lightning_sv.settings.yaml_file import SECTIONS
-from tests.conftest import Refused
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, Refused
+from tests.lit.test_library import OwnStep
 
 
 def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +70,11 @@ def test_derived_cli_trains_and_validates(
     assert "val/loss" in capsys.readouterr().out
 
 
-class OwnOptimizer(PretrainModule):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
 def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(run_args: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    PretrainCLI(OwnOptimizer, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
+    PretrainCLI(OwnStep, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     assert json.loads((run / "summary.json").read_text())["lr"] is None and not (run / "parameters.csv").exists()
-    assert "OwnOptimizer" in (run / "hparams.yaml").read_text()
+    assert "OwnStep" in (run / "hparams.yaml").read_text()
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
 

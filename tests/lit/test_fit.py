@@ -144,8 +144,7 @@ def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, 
     assert "error: the checkpoint" in error and ("optimizer state is damaged" in error or how in DAMAGES[:4])
 
 
-MISSING = ["--data.corpus.dir", "missing"]
-COPYING = ["--trainer.callbacks", "lightning_sv.callbacks.CopyingMonitor"]
+COPYING = "--trainer.callbacks=lightning_sv.callbacks.CopyingMonitor"
 WRONG = [
     (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
     (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
@@ -168,9 +167,9 @@ WRONG = [
     (["--samples.tokens", "-1"], "samples.tokens is -1"),
     (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
-    ([*COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
+    ([COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),
     # a model that cannot be built, before the corpus is read
-    ([*MISSING, "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than"),
+    (["--data.corpus.dir=missing", "--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected"),
 ]
 
 
@@ -191,7 +190,6 @@ def test_fit_refused_leaves_a_finished_run(run: Path, run_args: list[str], tmp_p
         "optim.lr is 1e-09; expected 0.006": ["--model.optim.lr", "1e-9"],
         "data.global_batch is 8; expected 4": ["--data.global_batch", "8"],
         "scale is llama; expected hg": ["--model.scale", "llama"],
-        "backbone.d_model is 64; expected 32": ["--model.backbone.d_model", "64"],
         "at step 12 of 12 of its cos schedule": [],
     }
     for said, change in changes.items():

@@ -156,20 +156,15 @@ def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModu
 EPOCHS = {"max_steps": -1, "max_epochs": 2, "val_check_interval": None}
 
 
-class Look(L.Callback):
-    """Read a batch of a loader of its own, before the first step and after every step."""
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        next(iter(trainer.datamodule.train_dataloader()))
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.on_fit_start(trainer, pl_module)
+def read_a_batch(trainer: Any, *_: Any) -> None:
+    """Read a batch of a loader that nobody else reads."""
+    next(iter(trainer.datamodule.train_dataloader()))
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 6}, EPOCHS | {"limit_train_batches": 6}])
 def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
-    made, look = {}, Look()
+    made, look = {}, LambdaCallback(on_fit_start=read_a_batch, on_train_batch_end=read_a_batch)
     parts = (("uninterrupted", [], None), ("half", [look, keep], None), ("resumed", [look], resume))
     for name, callbacks, checkpoint in parts:
         made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)

@@ -26,9 +26,8 @@ def test_fit_expanded_run_dir_finds_its_corpus_from_elsewhere(
     run_args: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    home.mkdir()
-    elsewhere.mkdir()
-    (home / "$kept").mkdir()
+    for folder in (home / "$kept", elsewhere):
+        folder.mkdir(parents=True)
     (home / "text").symlink_to(corpus)
     monkeypatch.chdir(home)
     monkeypatch.setenv("HOME", str(home))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,8 @@ from lightning_sv.plan.memory import Held, Parallel, StepMemory, find_strategy, 
 from lightning_sv.plan.parameters import PAPER_FIGURES
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import Refused, thinned
+from tests.conftest import ROOT, Refused, thinned
 from tests.plan.test_memory import allocated
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -148,7 +145,6 @@ REFUSED = [
     (["--gpus", "two"], "--gpus is two"),
     (["--gpus", "2", "--mfu", "40"], "--mfu is 40.0;"),
     (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
-    (["--gpus", "2", "--run", "nowhere"], "is not a folder; expected the directory of a run"),
     (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
     (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
     (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),
@@ -174,9 +170,8 @@ def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[
     script = ROOT / "conf/slurm/train.sbatch"
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
-    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = {"PATH": path, "SLURM_NNODES": str(nodes), "SLURM_CPUS_PER_TASK": "8"}
+    srun.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NNODES": str(nodes), "SLURM_CPUS_PER_TASK": "8"}
     env |= {"TRAINER": trainer, "ARGS": "--trainer.max_steps 7"} | ({"MICRO": "2"} if nodes == 6 else {})
     done = subprocess.run(["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
     words = done.stdout.removesuffix("\0").split("\0")

@@ -32,11 +32,9 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
     return make_module(BackboneConfig(name="x", d_model=d_model, n_layer=n_layer, n_head=4, vocab_size=vocab_size))
 
 
-def measure(
-    d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens: int, n: int, keep: bool
-) -> tuple[int, int]:
+def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int, n: int, keep: bool) -> tuple[int, int]:
     """Bytes planned and bytes measured, on the first rank; the others only take part in its steps."""
-    module = make(d_model, n_layer, vocab_size)
+    module = make(d_model, n_layer, vocab)
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep)
     optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
@@ -46,7 +44,7 @@ def measure(
         for index in range(n):
             module.net.set_requires_gradient_sync(index == n - 1)  # type: ignore[operator]
             module.net.set_reshard_after_backward(not keep or index == n - 1)  # type: ignore[operator]
-            module.training_step(torch.randint(vocab_size, (sequences, tokens + 1)), index)["loss"].backward()
+            module.training_step(torch.randint(vocab, (sequences, tokens + 1)), index)["loss"].backward()
         torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0)
         optimizer.step()
         return module
@@ -62,7 +60,7 @@ def measure(
             step()
         return 0, 0
     measured = min(real() for _ in range(STEPS))
-    plan = step_memory(make(d_model, n_layer, vocab_size).settings, sequences, tokens, accumulate=n > 1)
+    plan = step_memory(make(d_model, n_layer, vocab).settings, sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
     planned = gpu_memory(plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1)
     return planned.peak, measured + weights + state
