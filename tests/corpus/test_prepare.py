@@ -194,8 +194,6 @@ def own(tmp_path: Path, notes: Path) -> CorpusConfig:
     [
         ("files:{}", lambda n: (n / "0.txt").write_text("note 0\n" * 41), "0.txt has changed"),
         ("files:{}", lambda n: (n / "1.txt").write_text("nota 1\n" * 40), "1.txt has changed"),  # of the same size
-        ("files:{}", lambda n: (n / "3.md").write_text("new"), "3.md is new"),
-        ("files:{}", lambda n: (n / "2.txt").unlink(), "2.txt is gone"),
         ("files:{}", lambda n: (n / "2.txt").rename(n / "4.txt"), "2.txt is gone, .*4.txt is new"),
         ("files:{0}/0.txt,{0}/1.txt", lambda n: (n / "1.txt").unlink(), "1.txt is gone"),
     ],
