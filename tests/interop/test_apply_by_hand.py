@@ -34,7 +34,6 @@ class Net(nn.Module):
             self.norm.weight += 0.3 * torch.randn(D)
 
     def forward(self, ids: Tensor) -> Any:
-        """Ids -> what `read` makes of the normalized input."""
         return self.read(self, self.norm(self.emb(ids)))
 
 
@@ -59,8 +58,6 @@ def test_apply_strategy_matrix_of_two_norms_noted_once() -> None:
 
 @dataclasses.dataclass(slots=True)
 class Slots:
-    """An output that keeps its tensors in slots."""
-
     logits: Tensor
 
 
@@ -197,8 +194,6 @@ def test_fold_applied_parameters_keep_order() -> None:
 
 def test_apply_strategy_norm_bias_found_by_use() -> None:
     class Layer(nn.Module):
-        """A norm and a matrix in one module."""
-
         def __init__(self, computed: Callable[[Any, Tensor], Tensor]) -> None:
             super().__init__()
             self.gamma, self.bias = nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
@@ -216,11 +211,7 @@ def test_apply_strategy_norm_bias_found_by_use() -> None:
         assert report.difference < 1e-5 and report.vectors == ("1.parametrizations.weight.0.parts.0.scale_out",)
 
 
-@pytest.mark.parametrize(
-    "gamma",
-    [lambda net: net.g.exp(), lambda net: 2 * net.g, lambda net: net.g.square()],
-    ids=["exp", "twice", "square"],
-)
+@pytest.mark.parametrize("gamma", [lambda net: net.g.exp(), lambda net: 2 * net.g], ids=["exp", "twice"])
 def test_apply_strategy_function_of_parameter_unchanged(gamma: Callable[[Any], Tensor]) -> None:
     net = Net(lambda net, x: plain(net, F.rms_norm(x, (D,)) * gamma(net)))
     net.norm, net.g = nn.Identity(), nn.Parameter(torch.randn(D))
@@ -250,7 +241,6 @@ class Bare(nn.Module):
         self.norm, self.more = norm, more
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids -> logits."""
         x = self.emb(ids)
         h = self.norm(x)
         x = x + self.down(F.silu(self.gate(h)) * self.up(h))
@@ -462,7 +452,6 @@ class Speech(nn.Module):
         self.codes = nn.Parameter(torch.arange(2), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids -> logits, with a mask in training."""
         x = self.net.emb(ids)
         x = torch.where(ids[..., None] % 2 == 0, self.mask, x) if self.training else x
         return plain(self.net, self.net.norm(x + self.positions(x)))

@@ -120,9 +120,7 @@ def test_export_refused_nothing_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
 
 
-@pytest.mark.parametrize(
-    "sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}], ids=["llama", "gemma", "moe"]
-)
+@pytest.mark.parametrize("sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}])
 def test_export_folder_has_version_4_keys_and_umask(
     sizes: dict[str, Any], config: BackboneConfig, corpus: Path, tmp_path: Path
 ) -> None:

@@ -14,8 +14,6 @@ from lightning_sv.scale.vector import HeadShared
 from tests.conftest import EVERY_STRATEGY, GEMMA, LLAMA_31, MOE, perturbed
 
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": MOE}
-#: what Q/K-norm cannot go with, normalizes already
-ONCE = {"q_proj": "dp", "k_proj": "dp"}
 #: vectors of each family that stay if every possible output is normalized, by the last words of their paths
 STAY = {
     "dense": {"q_proj.scale_out", "k_proj.scale_out", "gate_proj.scale_out", "lm_head.scale_out"},
@@ -29,7 +27,7 @@ STAY["moe"] |= {"lm_head.scale_out"}
 def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
     """Return a float64 model whose scale vectors differ from 1, each by a different amount; some are negative."""
     if family == "gemma" and ScaleStrategy.parse(text).placement_row.norm_out:
-        options["placement_at"] = ONCE | options.get("placement_at", {})
+        options["placement_at"] = {"q_proj": "dp", "k_proj": "dp"}  # which Q/K-norm normalizes already
     model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)
     if "er" not in text.split("+"):
         with torch.no_grad():

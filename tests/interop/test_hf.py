@@ -49,7 +49,6 @@ def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) 
 
 
 PLAIN = [
-    ("Llama", {}),
     ("Llama", LLAMA_31),
     ("Gemma3", GEMMA),
     ("Qwen3", {"qk_norm": True}),
@@ -60,11 +59,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes"),
-    thinned(PLAIN, [PLAIN[i] for i in (1, 2, 3, 4, 5, 7)], several=True),
-    ids=["llama", "llama-3.1", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
-)
+@pytest.mark.parametrize(("family", "sizes"), thinned(PLAIN, [*PLAIN[:5], PLAIN[6]], several=True))
 @pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
 def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
     assert_same_logits(Backbone(replace(config, **sizes), text), family)
@@ -77,12 +72,10 @@ GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
 #: family, sizes and options of `unified`, and whether our code is needed
 UNIFIED = [
     # dnp on q and k with vectors that heads share is plain Qwen 3
-    ("Qwen3", {}, DENSE | SHARE, False),
     ("Qwen3", LLAMA_31, DENSE | SHARE, False),
     ("Qwen3Moe", UNSHARED, SPARSE | SHARE, False),
     ("Qwen3", {"n_head": 1}, DENSE, False),
     # other normalized outputs
-    ("Llama", {}, {}, True),
     ("Llama", LLAMA_31, {}, True),
     ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}, True),
     ("Gemma3", GEMMA, GEMMAS, True),
@@ -96,7 +89,7 @@ UNIFIED = [
 
 @pytest.mark.parametrize(
     ("family", "sizes", "options", "own_code"),
-    thinned(UNIFIED, [UNIFIED[i] for i in (1, 2, 5, 6, 7, 11)], several=True),
+    thinned(UNIFIED, [UNIFIED[i] for i in (0, 1, 3, 4, 5, 9)], several=True),
 )
 def test_to_hugging_face_unified_same_logits(
     family: str, sizes: dict[str, Any], options: dict[str, Any], own_code: bool, config: BackboneConfig
@@ -192,7 +185,6 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("llama", {"model_type": "qwen2"}, "'qwen2'"),
         ("mistral", {"sliding_window": 64}, "its layers have a sliding window of 64 tokens"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3|Llama"),
         ("llama-3.1", {"rope_parameters": ROPE | LONG | {"high_freq_factor": 0.5}}, "high_freq_factor"),
@@ -245,7 +237,4 @@ def test_from_hugging_face_damaged_folder_refused(folders: dict[str, Path], tmp_
         from_hugging_face(folder)
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cannot be read"):
-        from_hugging_face(folder)
-    save_file({"a": torch.zeros(1)}, weights, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="missing keys"):
         from_hugging_face(folder)

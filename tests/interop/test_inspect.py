@@ -86,10 +86,7 @@ def assert_measured(row: VectorStatistics, expected: dict[str, float | None]) ->
 FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
 
 
-@pytest.mark.parametrize(
-    ("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True),
-    ids=["llama", "gpt2", "qwen3_moe", "gemma3"],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "origin"), thinned(FOLDERS, FOLDERS[2:], several=True))
 def test_vectors_of_folder_statistics_equal_formulas(
     family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +215,6 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
         model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
         return tmp_path / name
 
-    assert "nowhere has no *.safetensors" in refused("inspect", str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
     assert "empty has no *.safetensors" in refused("inspect", str(tmp_path / "empty"))

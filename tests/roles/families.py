@@ -55,7 +55,6 @@ class Family:
         self.id = f"{name}-{variant}" if variant else name
 
     def build(self) -> nn.Module:
-        """Make the tiny model."""
         import transformers
 
         sizes = {key: value for key, value in (SIZES | self.config).items() if value is not None}
@@ -65,7 +64,6 @@ class Family:
         return model
 
     def truth(self, name: str, parameter: nn.Parameter) -> str:
-        """The role of one parameter."""
         for role, ends in self.roles.items():
             if ends_in(name, ends):
                 return role
@@ -246,5 +244,4 @@ FAMILIES = [
 
 
 def find(name: str) -> Family:
-    """Return the row with this id."""
     return next(family for family in FAMILIES if family.id == name)
