@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,7 +26,6 @@ LAYER_OF = {
     "theory": 2, "roles": 2, "interop": 3, "settings": 2, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4, "lit": 5,
     "experiments": 6, "cli": 7, "__main__": 8, "__init__": 8,
 }  # fmt: skip
-KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper holds experiments
 EXPERIMENTS = ("paper", "budgets", "tuned", "experiment")
 LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS)
@@ -57,7 +55,7 @@ def test_packages_import_lower_layers_only() -> None:
                 allowed = other == home or LAYER_OF[other] < LAYER_OF[home]
                 assert allowed, f"{where} imports {name} from its own layer or above"
             if name.split(".")[0] == "lightning":
-                assert home in KNOW_LIGHTNING, f"{where} knows Lightning"
+                assert home in ("lit", "callbacks"), f"{where} knows Lightning"
             if name.split(".")[0] == "matplotlib":
                 assert {PACKAGE / "analysis", PACKAGE / "experiments/report"} & set(path.parents), f"{where} draws"
         assert path.name != "utils.py"
@@ -161,17 +159,8 @@ def test_model_config_has_a_learning_rate_and_parameter_counts(path: Path, capsy
 
 
 def entries(docstring: str, section: str) -> list[str]:
-    """Return the names of the entries of one section."""
     lines = f"{docstring}\n".partition(f"\n{section}:\n")[2].partition("\n\n")[0]
     return re.findall(r"^ {4}([*\w.]+): ", lines, re.MULTILINE)
-
-
-def documented() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef, str]]:
-    """Yield the place, node and docstring of every class and function that has a docstring."""
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}", node, docstring
 
 
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
@@ -193,11 +182,14 @@ def fields(node: ast.ClassDef) -> list[str]:
 
 def test_docstring_arguments_are_the_real_ones() -> None:
     """Ruff checks functions only; this also checks classes, and the order."""
-    for where, node, docstring in documented():
-        if names := entries(docstring, "Args"):
-            assert names == arguments(node), where
-        if isinstance(node, ast.ClassDef) and not any(isinstance(c, ast.FunctionDef) for c in node.body):
-            assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
+    nodes = [(path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
+    for path, node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+            where = f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}"
+            if names := entries(docstring, "Args"):
+                assert names == arguments(node), where
+            if isinstance(node, ast.ClassDef) and not any(isinstance(c, ast.FunctionDef) for c in node.body):
+                assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
 
 
 def test_machines_files_and_left_out_tests_exist() -> None:

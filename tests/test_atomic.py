@@ -10,7 +10,6 @@ from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_a
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_atomic_path_after_an_error_keeps_the_old_content(folder: bool, tmp_path: Path) -> None:
-
     def write(path: Path, text: str) -> None:
         if folder:
             path.mkdir()

@@ -35,7 +35,6 @@ def tables() -> Iterator[None]:
 
 
 def run(word: str) -> dict[str, Any]:
-    """Run the one block that contains `word`."""
     (block,) = (block for block in BLOCKS if word in block)
     names: dict[str, Any] = {"__name__": "my_module"}
     exec(block, names)

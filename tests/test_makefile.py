@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run `make -n`, which prints the commands."""
     return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=ENV)
 
 

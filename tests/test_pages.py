@@ -62,7 +62,6 @@ def test_page_links_exist(path: Path) -> None:
 
 
 def check_make(*words: str) -> None:
-    """Check that make accepts these targets and variables."""
     env = {"PATH": os.environ["PATH"]}
     done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -256,10 +255,8 @@ def test_workflows_have_the_oldest_and_newest_versions() -> None:
     oldest = re.search(r'"torch>=([\d.]+),<2\.(\d+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
     default = re.search(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert oldest[0] and oldest[1] and default
-    assert (
-        tried["torch"] == [f"{oldest[0][1]}.0", default[1], f"2.{int(oldest[0][2]) - 1}.0"]
-        and tried["python"][0] == oldest[1][1]
-    )
+    assert tried["torch"] == [f"{oldest[0][1]}.0", default[1], f"2.{int(oldest[0][2]) - 1}.0"]
+    assert tried["python"][0] == oldest[1][1]
     assert {path.stem for path in WORKFLOWS} == {"check", "test", "faults"}
 
 

@@ -83,7 +83,6 @@ def test_prepare_again_does_no_work_and_other_settings_are_refused(config: Corpu
 
 
 def test_corpus_hash_is_equal_for_equal_content(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
-    """The hash is equal for equal content in a different folder, and different for other shards."""
     again = prepare(replace(config, dir=str(tmp_path / "again")), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash

@@ -94,11 +94,7 @@ def test_local_folder_of_a_changed_shard_is_refused(url: str, s3: Any, corpus: P
             remote_module.local_folder(url)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [f"s3://{BUCKET}/none", "s3://no-such-bucket/corpus", "ftp://host/corpus"],
-    ids=["key", "bucket", "scheme"],
-)
+@pytest.mark.parametrize("address", [f"s3://{BUCKET}/none", "s3://no-such-bucket/corpus", "ftp://host/corpus"])
 def test_local_folder_without_a_corpus_is_refused(s3: Any, address: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.corpus\.dir"):
         remote_module.local_folder(address)

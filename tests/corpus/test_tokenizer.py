@@ -17,9 +17,6 @@ from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import bpe_size, open_tokenizer
 from lightning_sv.errors import ConfigError
 
-tokenizer_module = sys.modules["lightning_sv.corpus.tokenizer"]
-prepare_module = sys.modules["lightning_sv.corpus.prepare"]
-
 
 def test_decode_encoded_text_is_equal(corpus: Path) -> None:
     tokenizer = Tokenizer.load(corpus)
@@ -40,7 +37,7 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
     tokenizer = Tokenizer.load(corpus)
     words = open_tokenizer(_published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END}))
     assert tokenizer._splits_at_lines and not words._splits_at_lines
-    monkeypatch.setattr(tokenizer_module, "_PART", 2)
+    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
 
     @given(st.lists(st.text("ab \n\r\t'.é\u2028") | st.text()))
     @example(["a\nb\nc\n\nd \n e\n", "", "it's\n'll\nx"])
@@ -135,7 +132,7 @@ def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "LOSS_SAMPLE_BYTES", 5000)
+    monkeypatch.setattr(sys.modules["lightning_sv.corpus.prepare"], "LOSS_SAMPLE_BYTES", 5000)
     words = [f"word{number}" for number in range(40)]
     spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
     rows = [" ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)]

@@ -47,10 +47,7 @@ def test_check_corpus_good_copy_passes(copy: Path) -> None:
     check_corpus(manifest, copy, checksums=False)
 
 
-Edit = Callable[[dict[str, Any]], object]
-
-
-def _in_manifest(edit: Edit, *, signed: bool = True) -> Callable[[Path], None]:
+def _in_manifest(edit: Callable[[dict[str, Any]], object], *, signed: bool = True) -> Callable[[Path], None]:
     """Return a damage of manifest.json, by default with a checksum of the new content."""
 
     def damage(root: Path) -> None:

@@ -79,11 +79,6 @@ def grid_panel() -> Panel:
     return Panel(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
 
 
-def table_panel() -> Panel:
-    table = Table(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
-    return Panel(PanelSpec("Overhead", kind="table"), table=table)
-
-
 def figure() -> Figure:
     """Return a figure with all kinds of panels and with markup in its texts."""
     qkv = Panel(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
@@ -94,7 +89,9 @@ def figure() -> Figure:
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
-    panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, table_panel())
+    table = Table(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
+    overhead = Panel(PanelSpec("Overhead", kind="table"), table=table)
+    panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}
     spec = FigureSpec("placement", title, "Section 4.1", summary, [panel.spec for panel in panels], paper)

@@ -151,9 +151,8 @@ def test_grid_plots_have_a_ring_at_the_optimum() -> None:
 
 def test_branch_plots_have_one_scale() -> None:
     bare = fake.point("nop", 3.0)
-    panel = Panel(
-        PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
-    )
+    arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
+    panel = Panel(PanelSpec("b", kind="qkv"), arms)
     plots, notes = branch_plots(panel)
     assert len(plots) == 2 and notes == ["nop has no branch norms in its event files."]
     first, second = (plot.figure.axes[0] for plot in plots)

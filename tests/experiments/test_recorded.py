@@ -22,7 +22,6 @@ from tests.experiments.test_evaluate import cpu, plan, quiet
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
-    """Return the report of a trained figure, and the evaluated figure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         (figure,) = plan("heterogeneity")
@@ -55,9 +54,8 @@ def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_pat
     report, before = trained
     rows = (report / "results.csv").read_text().splitlines(keepends=True)
     (tmp_path / "some").mkdir()
-    (tmp_path / "some/results.csv").write_text(
-        "".join(row for row in rows if "-hg-seed0" not in row and "-hg-seed1" not in row)
-    )
+    kept = [row for row in rows if "-hg-seed0" not in row and "-hg-seed1" not in row]
+    (tmp_path / "some/results.csv").write_text("".join(kept))
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
     said = quiet()
@@ -107,7 +105,6 @@ def test_paper_command_takes_recordings(
     (("c0ffee", "decaf"), r"is decaf; expected c0ffee, the current one"),
     (("7001", ""), "results.csv, line 2"),
     (("10000:", "many:"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
-    ((",10000,", ",many,"), r"line 2: it is not a row of a report \(ValueError.*'many'"),
     ((" ", ",,,"), r"line 2: the number of cells differs from the header"),
 ])  # fmt: skip
 def test_read_recorded_invalid_line_is_named(

@@ -58,7 +58,6 @@ def test_sweep_lowest_at_the_end_no_optimum(corpus: Path, tmp_path: Path, capsys
         (["--lr", "-1", "1"], "learning rate|lr"),
         (["--lr", "0.1", "--seeds", "0"], "--seeds is 0"),
         (["--lr", "0.1", "--jobs", "0"], "jobs is 0"),
-        (["--lr", "0.1", "--model.optim.lr", "0.2"], r"--model\.optim\.lr"),
         (["--lr", "0.1", "--model.optim", "{lr: 0.2}"], r"--model\.optim\.lr is 0\.2"),
         (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],

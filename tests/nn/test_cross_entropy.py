@@ -32,11 +32,6 @@ def oracle(
     return -log_p.gather(-1, targets.unsqueeze(-1)).mean()
 
 
-def arguments(dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
-    made = [torch.randn(3, 15, D), torch.randn(VOCAB, D), 1 + 0.3 * torch.randn(D), 1 + 0.3 * torch.randn(VOCAB)]
-    return [t.to(dtype).requires_grad_() for t in made], torch.randint(0, VOCAB, (3, 15))
-
-
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("eps", [None, EPS], ids=["plain", "normalized"])
 def test_linear_cross_entropy_and_derivatives_equal_definition(
@@ -44,7 +39,8 @@ def test_linear_cross_entropy_and_derivatives_equal_definition(
 ) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * VOCAB)  # 16 of 45 tokens per chunk
-    leaves, targets = arguments()
+    made = [torch.randn(3, 15, D), torch.randn(VOCAB, D), 1 + 0.3 * torch.randn(D), 1 + 0.3 * torch.randn(VOCAB)]
+    leaves, targets = [t.double().requires_grad_() for t in made], torch.randint(0, VOCAB, (3, 15))
     found, exact = (loss(*leaves, targets=targets, norm_eps=eps) for loss in (ours, oracle))
     torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
     first = torch.autograd.grad(3 * found, leaves, retain_graph=True)  # a loss is scaled if micro-batches add up

@@ -56,7 +56,6 @@ def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
 
 
 ROUTERS = {
-    "default": {},
     "bias": {"router": RouterConfig(balance="bias")},
     "raw": {"router": RouterConfig(renormalize=False, gate_shared=True)},
     "unshared": {"n_expert_shared": 0},

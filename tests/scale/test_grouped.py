@@ -106,9 +106,7 @@ def test_grouped_product_backward_saves_only_its_arguments(autocast: bool) -> No
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
-@pytest.mark.parametrize(
-    "dtype", thinned([torch.float64, torch.float32, torch.bfloat16], [torch.float64, torch.bfloat16])
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
 def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch.dtype) -> None:
     ends = rows_of(BLOCKS["some"]).ends

@@ -18,17 +18,13 @@ KEYS = {
 }  # fmt: skip
 
 
-def quick(agrees: bool) -> tuple:
-    """The first claim with a check that takes no time."""
-    panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
-    return (replace(CLAIMS[0], check=lambda: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,))),)
-
-
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
 def test_theory_writes_json_and_pictures_and_exits_by_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool, code: int
 ) -> None:
-    monkeypatch.setattr(command, "CLAIMS", quick(agrees))
+    panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
+    quick = replace(CLAIMS[0], check=lambda: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,)))
+    monkeypatch.setattr(command, "CLAIMS", (quick,))
     assert main(["theory", "theorem1", "--json", "--out", str(tmp_path)]) == code
     (row,) = json.loads(capsys.readouterr().out)
     assert set(row) == KEYS and row["verdict"] == ("holds" if agrees else "CONTRADICTED")
