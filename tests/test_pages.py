@@ -206,6 +206,7 @@ def models_row(path: Path) -> list[str]:
     """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
     content = yaml.safe_load(path.read_text())
     config = BackboneConfig(**content["model"]["backbone"])
+    assert config.name == path.stem
     counted = count_parameters(config, "llama").figures
     experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}" if config.n_expert else ""
     if config.n_expert and config.n_expert_shared:

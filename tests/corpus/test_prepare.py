@@ -51,9 +51,7 @@ def test_prepare_shards_contain_the_documents_in_order(corpus: Path, manifest: M
         assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
 
 
-def test_prepare_layer_sets_corpus_and_vocabulary_of_a_run(
-    config: CorpusConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that contains its ids."""
     made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")

@@ -67,9 +67,7 @@ def test_local_folder_has_the_end_token_of_the_manifest(url: str, s3: Any, corpu
     assert Tokenizer.load(remote_module.local_folder(url)).eot == 5
 
 
-def test_local_folder_of_a_second_process_downloads_no_shard(
-    url: str, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_folder_of_a_second_process_downloads_no_shard(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = remote_module.local_folder(url)
     remote_module._download.cache_clear()
     monkeypatch.setattr(remote_module, "_fetch_all", None)

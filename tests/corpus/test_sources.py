@@ -143,9 +143,7 @@ def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path
 
 
 @pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")])
-def test_files_source_missing_package_is_named(
-    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_text("x")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"{name}: .*{module} .*make install-text, or pip install {module}"):
@@ -172,9 +170,7 @@ def test_files_source_bad_file_is_named(tmp_path: Path, name: str, content: byte
         _texts(f"files:{tmp_path / name}")
 
 
-def test_hub_source_unreachable_hub_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`datasets`, which would ask again and again, is not called."""
     asked = []
 

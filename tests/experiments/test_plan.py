@@ -132,7 +132,6 @@ TWO_BASELINES = FIGURE.replace("llama}", "llama, baseline: true}").replace("hg}"
 WRONG = [
     (of_arm("longer: 2.0"), r"arms\.b\.scale"),
     (of_arm("scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
-    (of_arm("scale: hg, longer: much"), "arms.b.longer"),
     (of_panel("kind: pie"), "'pie'"),
     (of_panel("seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", "mine.yaml"),

@@ -235,9 +235,7 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert float(pair["estimate"]) == b - a
 
 
-def test_report_command_incomparable_runs_refused(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, unified, empty = runs / "llama0", runs / "unified0", tmp_path / "empty"
     empty.mkdir()
     bare, cut, tokens = (write_run(tmp_path / name, "hg", 0) for name in ("bare", "cut", "tokens"))

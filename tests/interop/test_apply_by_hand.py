@@ -224,7 +224,6 @@ def test_apply_strategy_function_of_parameter_unchanged(gamma: Callable[[Any], T
 Norm = Callable[[Tensor], Tensor]
 NORMS: dict[str, Norm] = {
     "LayerNorm": nn.LayerNorm(D, elementwise_affine=False),
-    "RMSNorm": nn.RMSNorm(D, elementwise_affine=False),
     "rms_norm": lambda x: F.rms_norm(x, (D,)),
     "by hand": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(),
     "in float32": lambda x: F.layer_norm(x.double(), (D,)).to(x.dtype),
@@ -312,7 +311,6 @@ def _reads_embedding(model: Bare, h: Tensor) -> Tensor:
 
 OTHERS: dict[str, tuple[Callable[[Bare, Tensor], Tensor], dict[str, set[str]], set[str]]] = {
     "the residual stream": (lambda model, h: h, {"head": BOTH}, set()),
-    "a function": (lambda model, h: torch.tanh(h), {"head": BOTH}, set()),
     "a matrix of other data": (_reads_embedding, {"gate": BOTH, "head": BOTH}, {"up.weight"}),
 }
 

@@ -157,9 +157,7 @@ def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
     assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
 
 
-def test_fit_init_from_exported_folder_same_loss(
-    runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_fit_from_exported_same_loss(runs: dict[str, Path], corpus: Path, tmp_path: Path, refused: Refused) -> None:
     """At a tiny learning rate, the loss under a different strategy equals that of the exported run."""
     folder, run = tmp_path / "exported", tmp_path / "run"
     assert main(["export", str(runs["plain"]), str(folder)]) == 0

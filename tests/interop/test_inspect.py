@@ -189,9 +189,7 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_inspect_run_and_folder_shown(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     picture = tmp_path / "sub/run.png"
     assert main(["inspect", str(runs["own"]), "--png", str(picture)]) == 0

@@ -31,9 +31,7 @@ def ours(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor |
 
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
-def test_swiglu_outputs_and_derivatives_equal_definition(
-    scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_swiglu_and_derivatives_equal_definition(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(eager.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
     inputs = [leaf(2, 5, D), leaf(2, 5, D), *(leaf(D) if one else None for one in scaled)]
     leaves = [t for t in inputs if t is not None]

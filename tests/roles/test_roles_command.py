@@ -76,9 +76,7 @@ def test_roles_configured_class_is_built(name: str, tmp_path: Path, capsys: pyte
     assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
 
 
-def test_roles_unused_parameter_needs_role(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
-) -> None:
+def test_roles_unused_parameter_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
     config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
     config.architectures = ["Dinov2ForImageClassification"]
     config.save_pretrained(tmp_path)

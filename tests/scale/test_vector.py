@@ -65,8 +65,6 @@ def test_set_gamma_not_representable_refused() -> None:
 
 
 class Softplus(ScaleVector):
-    """gamma = softplus(w), with its inverse."""
-
     def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
         super().__init__(d, role, batch_dims)  # type: ignore[arg-type]
         self.w = nn.Parameter(torch.zeros(*self.batch_dims, d))
@@ -80,8 +78,6 @@ class Softplus(ScaleVector):
 
 
 class LowRank(Softplus):
-    """Refuses gammas that it cannot represent."""
-
     def set_gamma(self, gamma: Tensor) -> None:
         if (gamma != 1).any():
             raise ValueError("a low-rank gamma cannot be this one")
