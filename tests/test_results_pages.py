@@ -122,9 +122,8 @@ def test_protocol_tables_equal_the_recording(folder: str, model: str) -> None:
     assert shown == [[protocol(folder, arm, part) for arm in ARMS] for part in parts]
     runs = recorded(f"{folder}/results.csv", figure="protocol").drop_duplicates(["arm", "seed"])
     losses = runs.pivot_table("val_loss", "seed", "arm")[["llama", "nop", "hg+dp+or", *ARMS[:2]]].dropna()
-    assert table(page(folder), "| seed |") == [
-        [seed, *(f"{loss:.4f}" for loss in row)] for seed, row in losses.iterrows()
-    ]
+    rows = [[seed, *(f"{loss:.4f}" for loss in row)] for seed, row in losses.iterrows()]
+    assert table(page(folder), "| seed |") == rows
 
 
 def test_proxy_tables_equal_the_recording() -> None:

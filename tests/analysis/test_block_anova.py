@@ -69,9 +69,8 @@ def test_block_design_missing_run_estimated_through_other_arms() -> None:
     assert contrast.mean == pytest.approx(solved[0] - solved[1], rel=1e-9)
     assert (design.df, contrast.n) == (2, 1)
     unit = np.linalg.inv(known.T @ known)
-    assert contrast.se == pytest.approx(
-        math.sqrt(design.squares / 2 * (unit[0, 0] + unit[1, 1] - 2 * unit[0, 1])), rel=1e-9
-    )
+    of_difference = unit[0, 0] + unit[1, 1] - 2 * unit[0, 1]
+    assert contrast.se == pytest.approx(math.sqrt(design.squares / 2 * of_difference), rel=1e-9)
 
 
 def test_block_design_no_shared_seed_refused() -> None:

@@ -228,9 +228,8 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
         "figure, launcher = compared_figure((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
         "compare(figure, RunStore(out, launcher=launcher), out, jobs=2, console=Console(stderr=True))"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
-    )
+    words = [sys.executable, "-c", code]
+    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts)
     while len(list(tmp_path.glob("runs/*-seed1-*/hanging"))) < 2:
         assert parent.poll() is None
         time.sleep(0.05)

@@ -68,11 +68,9 @@ def test_with_looks_baseline_is_blue_and_solid(tmp_path: Path) -> None:
         assert first.label == base and look == (BLUE, "-")
         looks = [other for _, other in others]
         assert all(colour != BLUE and line != "-" for colour, line in looks) and all(a != b for a, b in pairwise(looks))
-    for axes in (
-        curve_plots(fake.curves_panel())[0][0].figure.axes[0],
-        scaling_plots(fake.scaling_panel())[0][0].figure.axes[0],
-        grid_plots(fake.grid_panel())[0][0].figure.axes[0],
-    ):
+    drawn = (curve_plots(fake.curves_panel()), scaling_plots(fake.scaling_panel()), grid_plots(fake.grid_panel()))
+    for plots, _ in drawn:
+        axes = plots[0].figure.axes[0]
         assert next(look[0] for name, look in legend(axes).items() if name.startswith("llama")) == BLUE
     for name in ("a", "b"):
         grid_plots(fake.grid_panel())[0][0].save(tmp_path / name)

@@ -322,9 +322,8 @@ def test_with_earlier_changed_verdicts_are_shown(tmp_path: Path) -> None:
 
 def test_read_log_of_the_repository_has_its_reports() -> None:
     """Each tested verdict of results/*/verdicts.csv is in the log; names of folders begin with their budget."""
-    logged = {
-        (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
-    }
+    keys = ("budget", "figure", "verdict", "estimate")
+    logged = {tuple(row[key] for key in keys) for row in read_log(ROOT / "results/log.csv")}
     for path in sorted(ROOT.glob("results/*/verdicts.csv")):
         tested = [row for row in rows(path) if not row["verdict"].startswith("not testable")]
         budget = max((name for name in budget_names() if path.parent.name.startswith(name)), key=len)

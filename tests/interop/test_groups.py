@@ -171,10 +171,8 @@ def test_param_groups_litgpt_decays_input_side() -> None:
     from litgpt.utils import instantiate_torch_optimizer
 
     sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_query_groups": 2, "vocab_size": 64, "padded_vocab_size": 64}
-    for family, kind in (
-        ("Qwen3", {"norm_qk": True}),
-        ("Gemma-2", {"post_attention_norm": True, "post_mlp_norm": True}),
-    ):
+    kinds = {"Qwen3": {"norm_qk": True}, "Gemma-2": {"post_attention_norm": True, "post_mlp_norm": True}}
+    for family, kind in kinds.items():
         plain = {"norm_class_name": "RMSNorm", "bias": False, "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
         more = {"block_size": 16, "intermediate_size": 48, "parallel_residual": False}
         model = GPT(Config(**sizes, **plain, **more, **kind))

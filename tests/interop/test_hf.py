@@ -210,11 +210,8 @@ def test_from_hugging_face_unsupported_config_refused(
 
 def test_from_hugging_face_wrapped_names_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = rewritten(folders["qwen3"], tmp_path / "wrapped")
-    stored = load_file(folder / "model.safetensors")
-    renamed = {
-        f"_orig_mod.module.{key}".replace("layers.1.", "layers.1._checkpoint_wrapped_module."): value
-        for key, value in stored.items()
-    }
+    stored, layer = load_file(folder / "model.safetensors"), "layers.1._checkpoint_wrapped_module."
+    renamed = {f"_orig_mod.module.{key}".replace("layers.1.", layer): value for key, value in stored.items()}
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     expected, found = from_hugging_face(folders["qwen3"]).state_dict(), from_hugging_face(folder).state_dict()
     assert all(torch.equal(found[key], value) for key, value in expected.items())

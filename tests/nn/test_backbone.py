@@ -72,9 +72,8 @@ def test_init_weights_under_other_torch_defaults_are_equal(family: dict, config:
         wide = Backbone(config, "unified", seed=1)
     finally:
         torch.set_default_dtype(torch.float32)
-    for (name, expected), narrow, double in zip(
-        plain.named_parameters(), inside.parameters(), wide.parameters(), strict=True
-    ):
+    models = zip(plain.named_parameters(), inside.parameters(), wide.parameters(), strict=True)
+    for (name, expected), narrow, double in models:
         assert torch.equal(narrow, expected) and torch.equal(double, expected.double()), name
 
 

@@ -32,10 +32,9 @@ def test_learnable_multipliers_two_steps_equal_paper_llama() -> None:
     vectors = [name for name in plain if "scale_" in name]
     assert len(vectors) == 2 * (7 * SMALL.n_layer + 1)
     matrices = [name for name in plain if name not in vectors]
-    groups = [([plain[n] for n in matrices], 0.1), ([plain[n] for n in vectors], 0.002)]
-    adamw = torch.optim.AdamW(
-        [{"params": list(ps), "weight_decay": decay} for ps, decay in groups], lr=0.01, betas=(0.9, 0.95)
-    )
+    groups = [{"params": [plain[n] for n in matrices], "weight_decay": 0.1}]
+    groups += [{"params": [plain[n] for n in vectors], "weight_decay": 0.002}]
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
     ours = build_optimizer(role_groups(model, model.strategy.decayed_roles), config, 0.01)
     for _ in range(2):
         loss = F.cross_entropy(theirs(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -129,10 +129,8 @@ def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneCon
 
     def vectors(text: str, options: ScaleOptions | None = None) -> dict[str, torch.Size]:
         prefix = "layers.0.ffn.inputs."
-        model = meta_backbone(config, text, options)
-        return {
-            n.removeprefix(prefix): p.shape for n, p in model.named_parameters() if prefix in n and "weight" not in n
-        }
+        named = meta_backbone(config, text, options).named_parameters()
+        return {n.removeprefix(prefix): p.shape for n, p in named if prefix in n and "weight" not in n}
 
     d, e, w, ff = config.d_model, config.n_expert, config.expert_width, config.ffn_width
     assert vectors("llama") == {"norm.scale.gamma": (d,)}

@@ -145,9 +145,8 @@ def test_muon_parameters_without_gradient_unchanged() -> None:
     for name, parameter in model.named_parameters():
         parameter.grad = None if name in still else torch.randn_like(parameter)
     optimizer.step()
-    moved = {
-        n for (n, a), b in zip(model.named_parameters(), before.parameters(), strict=True) if not torch.equal(a, b)
-    }
+    pairs = zip(model.named_parameters(), before.parameters(), strict=True)
+    moved = {name for (name, after), start in pairs if not torch.equal(after, start)}
     assert moved == {name for name, _ in model.named_parameters()} - still - {"wide.weight"}
     assert len(optimizer.state) == len(moved)
 

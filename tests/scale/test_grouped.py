@@ -27,9 +27,8 @@ TAIL = 6
 def rows_of(blocks: tuple[int, ...]) -> Rows:
     sizes = torch.tensor(blocks)
     expert = torch.arange(len(blocks)).repeat_interleave(sizes)
-    return Rows(
-        F.pad(expert, (0, TAIL), value=len(blocks) - 1), sizes.cumsum(0).int(), filled=3 * int(sizes.sum()) // 4
-    )
+    padded = F.pad(expert, (0, TAIL), value=len(blocks) - 1)
+    return Rows(padded, sizes.cumsum(0).int(), filled=3 * int(sizes.sum()) // 4)
 
 
 def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = torch.float64) -> list[Tensor | None]:
