@@ -154,6 +154,7 @@ def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkey
     ("name", "content", "message"),
     [
         ("a.pdf", b"x", r"a\.pdf"),
+        ("a.txt", b"ok \xff", r"a\.txt: byte 3 is not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: .*JSON"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2"),

@@ -171,6 +171,15 @@ def test_apply_strategy_dnp_outside_plain_linear_is_dp(name: str, words: list[st
     assert report.same_function == (not normed)
 
 
+def test_apply_strategy_generation_with_cache_same_tokens() -> None:
+    for name in ("llama", "gemma2"):
+        model, ids = named(name), torch.arange(4, 12)[None]
+        plain = model.generate(ids, max_new_tokens=10, do_sample=False)
+        apply_strategy(model, "hg+dp+or+iwd")
+        assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False), plain)
+        assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False), plain)
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("how", thinned(["reentrant", "non-reentrant", "compiled"], ["reentrant", "non-reentrant"]))
 def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> None:

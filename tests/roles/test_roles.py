@@ -129,6 +129,7 @@ class Mixed(nn.Module):
         self.spare = nn.Parameter(torch.ones(3), requires_grad=how != "frozen")
         self.register_buffer("calls", torch.zeros(()))
         self.out = nn.Linear(8, 11, bias=False)
+        self.queries, self.reader = nn.Parameter(torch.randn(3, 8)), nn.Linear(8, 8)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -153,12 +154,15 @@ class Mixed(nn.Module):
         self.calls += 1
         x = self.table[ids]
         x = checkpoint(self.block, x, use_reentrant=self.how == "reentrant") if "entrant" in self.how else self.block(x)
+        weights = torch.softmax(x @ self.reader(self.queries).T, -1)  # learned queries, through a matrix and a bias
+        x = x + weights.sum(-1, keepdim=True)
         return self.out(x) + (self.spare.sum() if self.how == "plain" else 0)
 
 
 IDS = torch.zeros(1, 5, dtype=torch.long)
 TRUTH = {
     "table": "embedding", "gamma": "input", "first.weight": "matrix", "first.bias": "bias", "second.weight": "matrix",
+    "queries": "matrix", "reader.weight": "matrix", "reader.bias": "bias",
     "scorer.weight": "router", "factor": "multiplier", "spare": "bias", "out.weight": "head",
 } | {f"experts.{i}.weight": "matrix" for i in range(4)}  # fmt: skip
 
