@@ -111,19 +111,34 @@ def test_readme_table_equals_the_recordings() -> None:
         assert f", {recorded(f'{folder}/differences.csv').n[0]} seeds" in setting
 
 
+PARTS = ("final loss", *(f"final loss, part of {kind}" for kind in ("repeat", "seen", "unseen")))
 ARMS = ["unified", "unified, dp at the lm_head", "hg+dp+or", "nop"]
+FURTHER = ["hg", "dp", "dnp", "llama with QK-norm", "llama with Peri-LN"]
+
+
+def losses_by_seed(folder: str) -> pd.DataFrame:
+    """Return the final losses at the paper's protocol, a row per seed and a column per arm."""
+    runs = recorded(f"{folder}/results.csv", figure="protocol").drop_duplicates(["arm", "seed"])
+    return runs.pivot(index="seed", columns="arm", values="val_loss").map("{:.4f}".format, na_action="ignore")
 
 
 @pytest.mark.parametrize(("folder", "model"), [("cpu-100-protocol", "tiny"), ("gpu-25", "mini")])
 def test_protocol_tables_equal_the_recording(folder: str, model: str) -> None:
     """The difference and its parts by kind of token, and the losses of each seed."""
-    parts = ("final loss", *(f"final loss, part of {kind}" for kind in ("repeat", "seen", "unseen")))
-    shown = [cells for _, *cells in table(page("results"), f"| difference to `llama` of `{model}`")]
-    assert shown == [[protocol(folder, arm, part) for arm in ARMS] for part in parts]
-    runs = recorded(f"{folder}/results.csv", figure="protocol").drop_duplicates(["arm", "seed"])
-    losses = runs.pivot_table("val_loss", "seed", "arm")[["llama", "nop", "hg+dp+or", *ARMS[:2]]].dropna()
-    rows = [[seed, *(f"{loss:.4f}" for loss in row)] for seed, row in losses.iterrows()]
-    assert table(page(folder), "| seed |") == rows
+    shown = [cells for _, *cells in table(page("results"), f"| difference to `llama` of `{model}`, nats")]
+    assert shown == [[protocol(folder, arm, part) for arm in ARMS] for part in PARTS]
+    losses = losses_by_seed(folder)[["llama", "nop", "hg+dp+or", *ARMS[:2]]].dropna().reset_index()
+    assert table(page(folder), "| seed |") == losses.to_numpy().tolist()
+
+
+def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
+    shown = [cells for _, *cells in table(page("results"), "| difference to `llama` of `tiny`, three seeds")]
+    assert shown == [[protocol("cpu-100-protocol", arm, part) for arm in FURTHER] for part in PARTS]
+    losses = losses_by_seed("cpu-100-protocol")[FURTHER].dropna().T.reset_index()
+    assert table(page("cpu-100-protocol"), "| strategy | seed") == losses.to_numpy().tolist()
+    low, high = (protocol("cpu-100-protocol", arm)[1:6] for arm in FURTHER[3:])
+    assert f"{low} and {high} nats per token below `llama`" in page("related")
+    assert f"lower the loss of `llama` by {low} and {high}" in (ROOT / "README.md").read_text()
 
 
 def test_proxy_tables_equal_the_recording() -> None:
