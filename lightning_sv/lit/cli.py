@@ -301,12 +301,15 @@ class PretrainCLI(LightningCLI):
     def _count_steps(self, accumulate: int) -> int:
         """Return the run's steps: trainer.max_steps, or fewer if max_epochs ends it before."""
         trainer, data = self.trainer, self.batches
-        if trainer.max_epochs in (None, -1):
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return trainer.max_steps
         batches = data.manifest.train.sequences(data.seq_len) // data.global_batch * accumulate
         limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        return min(trainer.max_steps, trainer.max_epochs * math.ceil(batches / accumulate))
+        wanted = f"a number of batches that is a multiple of {accumulate}, those of a step."
+        expect(batches % accumulate == 0, "trainer.limit_train_batches", limit, wanted)
+        epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+        return int(min(trainer.max_steps, epochs * (batches // accumulate)))
 
     def _begin(self) -> None:
         """Write config, tokenizer and parameters before the first step, after all checks."""

@@ -157,6 +157,7 @@ WRONG = [
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),
     (["--trainer.precision", "16-true"], "trainer.precision is 16-true"),
+    (["--trainer.limit_train_batches", "3", "--data.micro_batch", "2"], "limit_train_batches is 3; expected a number"),
     (["--trainer.max_epochs", "0"], "trainer.max_epochs is 0"),
     (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
@@ -202,10 +203,10 @@ def test_fit_refused_leaves_a_finished_run(run: Path, run_args: list[str], tmp_p
 
 
 def test_fit_max_epochs_shortens_the_run(run_args: list[str], tmp_path: Path) -> None:
-    ends = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "3", "--data.micro_batch", "2"]
+    ends = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "4", "--data.micro_batch", "2"]
     assert main(["fit", *run_args, *ends, "--run_dir", str(tmp_path / "run")]) == 0
     record = read_run(tmp_path / "run")
-    assert record.summary["steps"] == 4  # an epoch is one step of two micro-batches, and one of the rest
+    assert record.summary["steps"] == 4  # an epoch is two steps of two micro-batches
     assert record.curve("val/loss").tokens.tolist() == [2 * 128, 4 * 128]
 
 
