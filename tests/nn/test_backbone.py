@@ -104,10 +104,12 @@ SCALING = LLAMA_31["rope_scaling"]
         ({"d_model": 6, "n_head": 2}, "d_head|head width"),
         ({"n_layer": 0}, "n_layer"),
         ({"init_std": 0.0}, "init_std"),
+        ({"norm_eps": -1.0}, "norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"n_kv_head": 3}, "n_kv_head"),
         ({"rope_scaling": SCALING | {"factor": 0.0}}, "rope_scaling.factor"),
         ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor"),
+        ({"rope_scaling": SCALING | {"original_context": float("nan")}}, "rope_scaling.original_context"),
         ({"n_expert": -1}, "n_expert"),
         ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
         ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"),
@@ -117,6 +119,7 @@ SCALING = LLAMA_31["rope_scaling"]
         ({"router": {"balance": "bias"}}, "n_expert"),
         ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
         ({"router": {"balance": "auction"}}, "router.balance"),
+        ({"router": {"z_coef": -1.0}}, "router.z_coef"),
     ],
 )
 def test_backbone_config_setting_out_of_range_refused(change: dict, key: str) -> None:
