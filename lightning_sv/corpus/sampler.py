@@ -86,6 +86,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return order[: self.n_sequences // batch * batch].view(-1, batch)
 
 
+def limited(batches: int, limit: float) -> int:
+    """Return the batches read in an epoch under the Trainer's limit_train_batches, a number or a fraction."""
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
 class TokenLoader(DataLoader[Tensor]):
     """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`, with a resumable position.
 
@@ -126,8 +131,8 @@ class TokenLoader(DataLoader[Tensor]):
             generator=torch.Generator().manual_seed(seed),
         )
         self.unfinished: Callable[[], int] = int
-        self.repeat, n = repeat, len(self.order)
-        self._last = min(n, limit) if isinstance(limit, int) else int(n * limit)
+        self.repeat = repeat
+        self._last = limited(len(self.order), limit)
         self._epoch, self._read = epoch or -1, 0
         self._loaded = epoch > 0
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
+from lightning_sv.corpus.sampler import limited
 from lightning_sv.errors import ConfigError, StoppedError, expect, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
@@ -303,9 +304,8 @@ class PretrainCLI(LightningCLI):
         trainer, data = self.trainer, self.batches
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return trainer.max_steps
-        batches = data.manifest.train.sequences(data.seq_len) // data.global_batch * accumulate
-        limit = trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        steps, limit = data.manifest.train.sequences(data.seq_len) // data.global_batch, trainer.limit_train_batches
+        batches = limited(steps * accumulate, limit)
         wanted = f"a number of batches that is a multiple of {accumulate}, those of a step."
         expect(batches % accumulate == 0, "trainer.limit_train_batches", limit, wanted)
         epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
