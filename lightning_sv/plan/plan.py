@@ -213,8 +213,10 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
     """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
 
     Raises:
-        ConfigError: trainer.max_steps is neither -1 nor positive
+        ConfigError: trainer.max_steps is neither -1 nor positive, or trainer.max_epochs is set
     """
+    epochs = str(trainer.get("max_epochs"))
+    expect(epochs in ("None", "-1"), "trainer.max_epochs", epochs, "null; only `fit` counts epochs. Set max_steps.")
     max_steps = str(trainer.get("max_steps", -1))  # text on the command line
     if max_steps == "-1":
         return run.steps_for_budget(data.tokens_per_step)

@@ -152,6 +152,7 @@ REFUSED = [
     (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas is 3; expected a divisor of 4"),
     (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
     (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
+    (["--gpus", "2", "--trainer.max_epochs", "2"], "trainer.max_epochs is 2;"),
 ]
 
 
