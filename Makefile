@@ -86,6 +86,8 @@ one = $(if $(filter-out 1,$(words $($(1)))),$(error $(1) is '$($(1))'; expected 
 lower = $(shell echo $(1) | tr A-Z a-z)
 $(foreach noun,MODEL OPTIM SCHEDULE TRAINER,$(call one,$(noun),$(call lower,$(noun))))
 $(foreach noun,MODEL OPTIM SCHEDULE TRAINER PROBES,$(call known,$(noun),$(call lower,$(noun))))
+# The callbacks of a second file would replace those of the first.
+$(if $(word 2,$(PROBES)),$(call one,PROBES,probes))
 
 # DATA is a file of conf/data; or your own text, a file or folder, prepared in data/<its name>; or that name.
 # As one word: spaces become ?, which $(wildcard) matches.

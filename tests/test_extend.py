@@ -1,9 +1,11 @@
 """Run each block of docs/extend.md and use the registered object."""
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,13 +13,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from lightning_sv import PretrainModule
+from lightning_sv import PretrainModule, apply_strategy
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.optim.build import OPTIMIZERS
 from lightning_sv.optim.schedule import SCHEDULES
-from lightning_sv.roles.ops import PRODUCTS
+from lightning_sv.roles.ops import PRODUCTS, TRANSPOSED
+from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
 from lightning_sv.scale.vector import check_parameterization
 
@@ -32,6 +36,7 @@ def tables() -> Iterator[None]:
         for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS):
             stack.enter_context(mock.patch.dict(table))
         yield
+        TRANSPOSED.discard("my_library::fused_linear")
 
 
 def run(word: str) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def run(word: str) -> dict[str, Any]:
 
 
 def test_extend_page_blocks_are_run_here() -> None:
-    words = ("SoftplusScale(", '"anp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
+    words = ("SoftplusScale(", '"bnp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
     assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
 
 
@@ -54,9 +59,9 @@ def test_parameterization_block_keeps_the_contract() -> None:
 
 
 def test_placement_and_decay_blocks_build_a_model() -> None:
-    with pytest.warns(UserWarning, match="the same model as 'anp'"):  # it has no input side that could decay
-        model = Backbone(SMALL, run('"anp"')["strategy"])
-    assert model.layers[0].attn.qkv.q_proj.scale_in is None and model.layers[0].attn.qkv.q_proj.norm_width == 16
+    with pytest.warns(UserWarning, match=r"the same model as 'bnp\+nowd'"):  # it has no output side that could decay
+        model = Backbone(SMALL, run('"bnp"')["strategy"])
+    assert model.layers[0].attn.qkv.q_proj.scale_out is None and model.layers[0].attn.qkv.q_proj.norm_width == 16
 
 
 def test_options_and_group_blocks_build_a_model() -> None:
@@ -65,10 +70,12 @@ def test_options_and_group_blocks_build_a_model() -> None:
     assert names["key"].shape == (2, 8, 32) and names["value"].shape == (2, 8, 64)
 
 
-def test_optimizer_and_schedule_blocks_train() -> None:
-    run("def sgd")
+def test_optimizer_and_schedule_blocks_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_module", SimpleNamespace(**run("def sgd")))
     model = Backbone(SMALL, "hg+dp")
-    optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("sgd"), 0.1)
+    groups = role_groups(model, frozenset({"input"}))
+    optimizer = build_optimizer(groups, OptimConfig("my_module:sgd"), 0.1)
+    assert type(optimizer) is type(build_optimizer(groups, OptimConfig("sgd"), 0.1))
     tokens = torch.arange(9)[None]
     losses = []
     for _ in range(3):
@@ -78,7 +85,8 @@ def test_optimizer_and_schedule_blocks_train() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[2] < losses[0]
-    assert ScheduleConfig("linear", warmup_ratio=0.0).factor(5, 10) == 0.5
+    for name in ("linear", "my_module:linear"):
+        assert ScheduleConfig(name, warmup_ratio=0.0).factor(5, 10) == 0.5
 
 
 def test_callback_block_logs_in_a_trainer(tmp_path: Path) -> None:
@@ -100,6 +108,32 @@ def test_student_block_is_studied() -> None:
     assert names["Cubed"]().rate(names["Cubed"]().initial(1, 2), np.array([[2, 1]])) == -5  # of W alone, which is 0
 
 
-def test_traced_operation_block_adds_a_product() -> None:
+@torch.library.custom_op("my_library::fused_linear", mutates_args=())
+def fused_linear(input: Tensor, weight: Tensor) -> Tensor:
+    return input @ weight.T
+
+
+fused_linear.register_fake(lambda input, weight: input @ weight.T)
+fused_linear.register_autograd(
+    lambda ctx, grad: (grad @ ctx.saved_tensors[1], grad.mT @ ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.RMSNorm(8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused_linear(self.norm(x), self.weight)
+
+
+def test_traced_operation_block_scales_the_output_side() -> None:
     run("fused_linear")
-    assert PRODUCTS["my_library::fused_linear"] == ("input", "weight")
+    model, x = Fused(), torch.randn(4, 8)
+    apply_strategy(model, "ap", x)
+    (scale,) = (each for each in model.modules() if isinstance(each, ScaleVector))
+    before, gamma = model(x), 1 + torch.rand(8)
+    scale.set_gamma(gamma)
+    torch.testing.assert_close(model(x), gamma * before)

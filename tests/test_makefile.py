@@ -33,6 +33,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         ("train MODEL=t*", r"there is no MODEL 't\*'"),
         ("train 'MODEL=tiny mini'", "MODEL is 'tiny mini'"),
         ("train 'PROBES=sharpness flatness'", "there is no PROBES 'flatness'"),
+        ("train 'PROBES=sharpness copying'", "PROBES is 'sharpness copying'; expected one of:"),
         ("compare DATA=mine", "there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib"),
         ("train DATA=lightning_sv/*.py", r"DATA is 'lightning_sv/\*.py'"),
         ("paper BUDGET=cheap", "there is no BUDGET 'cheap'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from lightning_sv.errors import expect
+from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
 from lightning_sv.roles.types import Pattern
@@ -23,13 +24,15 @@ def run(argv: list[str]) -> int:
     text = "The role of every parameter of a transformers model, without its weights, and patterns for optimizers."
     parser = PlainParser("roles", text, json="Print roles and patterns as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
-    parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Decay policy of scale vectors.")
+    decay = f"Decay policy of scale vectors: {' '.join(DECAYS)}, or package.module:Name."
+    parser.add_argument("--policy", default="iwd", help=decay)
     parser.add_argument(
         "--role", "--known", dest="known", action="append", default=[], metavar="NAME=ROLE",
         help="Set the role of a parameter; repeatable.",
     )  # fmt: skip
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     options = parser.parse_args(argv)
+    find(DECAYS, options.policy, "--policy")
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
     regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]

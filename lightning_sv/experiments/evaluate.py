@@ -130,7 +130,7 @@ def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
 
 def statement(claim: ClaimSpec) -> str:
     """Return the statement of a claim."""
-    tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
+    tags = " and ".join(tag.split("/")[-2] if tag.count("/") > 1 else tag for tag in claim.tags)
     more = f" by more than {claim.margin:g}" if claim.margin else ""
     late = claim.until == 1
     words = {"tags": tags, "more": more if late else f"{more} at {claim.until:.0%} of the tokens"}
@@ -189,12 +189,8 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
         results for _, results in tested if results
     ]
     primary = candidates[0][-1:] if candidates else []
-    once: dict[tuple[str, str], Verdict] = {}
-    for _, results in claims:
-        for verdict in results:
-            once.setdefault((verdict.panel, verdict.claim), verdict)
-    marked = {(verdict.panel, verdict.claim) for verdict in primary}
-    return tuple(replace(verdict, primary=key in marked) for key, verdict in once.items())
+    once = dict.fromkeys(verdict for _, results in claims for verdict in results)
+    return tuple(replace(verdict, primary=verdict in primary) for verdict in once)
 
 
 def corrected(figures: Sequence[Figure]) -> list[Figure]:

@@ -24,8 +24,6 @@ from lightning_sv.settings.yaml_file import read_yaml, to_args
 
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
-#: placement -> strategy whose values an untuned arm has
-RELATED = {"nop": "nop", "bp": "llama", "ap": "hg+dp+or", "dp": "hg+dp+or", "dnp": "hg+dnp+or+iwd"}
 _STD = "model.backbone.init_std"
 
 
@@ -216,12 +214,15 @@ def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
 def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) -> tuple[dict[str, float], str]:
     """Return the values of an arm, and a sentence if they are those of a related arm.
 
-    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else of `RELATED`.
+    The related arm is the tuned one of the same strategy with most of its exceptions and no other, else the one that
+    has a norm after the matrix or scale vectors at the same sides.
 
     Raises:
         ConfigError: neither the arm nor its related arm is tuned
     """
-    of_placement = RELATED.get(strategy.placement, "")
+    row = strategy.placement_row
+    unscaled = "llama" if row.scale_in else "nop"
+    of_placement = "hg+dnp+or+iwd" if row.norm_out else "hg+dp+or" if row.scale_out else unscaled
     related = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
     source = max(related, key=lambda name: len(_split(name)[1]), default=of_placement)
     if source not in tuned.arms:

@@ -268,7 +268,8 @@ class PretrainCLI(LightningCLI):
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
-            check_settings(checkpoint, model, data, training=True, own_groups=self.model.has_own_groups)
+            own_groups, built_by = self.model.has_own_groups, self.model.built_by
+            check_settings(checkpoint, model, data, training=True, own_groups=own_groups, built_by=built_by)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)
             self.model.start_from(start)

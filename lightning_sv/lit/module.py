@@ -339,6 +339,7 @@ class PretrainModule(L.LightningModule):
             "commit": commit(),
             "corpus_hash": None if data is None else data.manifest.corpus_hash,
             "origin": self.origin,
+            "built_by": self.built_by,
         }
         checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self.settings, data) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
@@ -364,7 +365,14 @@ class PretrainModule(L.LightningModule):
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""
         training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
-        check_settings(checkpoint, self.settings, data, training=training, own_groups=self.has_own_groups)
+        check_settings(
+            checkpoint, self.settings, data, training=training, own_groups=self.has_own_groups, built_by=self.built_by
+        )
+
+    @property
+    def built_by(self) -> str | None:
+        """Name of a subclass that replaces `configure_model`, so that the settings may not describe the model."""
+        return type(self).__name__ if is_overridden("configure_model", self, PretrainModule) else None
 
     @property
     def has_own_optimizer(self) -> bool:
@@ -375,8 +383,7 @@ class PretrainModule(L.LightningModule):
     def has_own_groups(self) -> bool:
         """True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
         trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
-        replaced = self.has_own_optimizer or is_overridden("configure_model", self, PretrainModule)
-        return replaced or trains[0] != trains[-1]
+        return self.has_own_optimizer or self.built_by is not None or trains[0] != trains[-1]
 
 
 def _inputs(block: Any) -> Tensor:

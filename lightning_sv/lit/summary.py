@@ -19,6 +19,7 @@ from lightning_sv.lit.checkpoint.callback import allow_words
 from lightning_sv.lit.checkpoint.compat import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
+from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
@@ -38,13 +39,14 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
-        "parameters": module.settings.n_params,
+        "parameters": sum(p.numel() for p in module.net.parameters()),
         "activated_parameters": module.settings.n_activated,
         "lr": None if module.has_own_optimizer else module.settings.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
         "origin": module.origin,
+        "built_by": module.built_by,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
@@ -87,9 +89,9 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter.
 
-    Nothing is written if a subclass has an optimizer of its own.
+    Nothing is written if a subclass has its own optimizer or model.
     """
-    if module.has_own_optimizer:
+    if module.has_own_optimizer or module.built_by:
         return
     meta = module.settings.meta()
     optimizer = build_optimizer(module.settings.parameter_groups(meta), module.settings.optim, module.settings.lr)
@@ -110,8 +112,11 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / settings.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
+    if module.built_by:
+        console.print(f"the model is that of {module.built_by}; these numbers are those of PretrainModule")
     if module.has_own_optimizer:
         console.print(f"the optimizer is that of {type(module).__name__}")
+    if module.has_own_optimizer or module.built_by:
         return
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
@@ -157,9 +162,11 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
     console.print(table)
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
-    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow_words(strategy)])
+    trusted = allow_words(modules_named(summary["label"]))
+    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
-    lines = {"picture": run_dir / PICTURE, "charts": charts, "sample": sample}
+    lines = {"picture": run_dir / PICTURE, "charts": charts}
+    lines |= {} if summary.get("built_by") else {"sample": sample}
     if comparable:
         compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
         lines["compare"] = shlex.join([*compare, "--config", str(run_dir / CONFIG)])

@@ -9,6 +9,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES, ParameterGroup
 from lightning_sv.optim.muon import CompositeOptimizer, Muon
+from lightning_sv.own_code import find
 
 NS_DTYPES = ("bfloat16", "float32", "float64")
 
@@ -18,7 +19,8 @@ class OptimConfig:
     """Settings of the optimizer; the defaults follow the paper (Appendix B.1).
 
     Attributes:
-        name: the optimizer: 'adamw'; 'muon' for the matrices inside blocks and AdamW for the rest; or 'sgd'
+        name: the optimizer: 'adamw'; 'muon' for the matrices inside blocks and AdamW for the rest; 'sgd'; or
+            'package.module:Name' of your own builder, see `OPTIMIZERS`
         lr: peak learning rate of all parameters; null for the paper's tuned value for this
             model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py)
         beta1: decay of AdamW's first moment, or SGD's momentum
@@ -54,8 +56,8 @@ class OptimConfig:
     ns_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise ConfigError(unknown("model.optim.name", self.name, OPTIMIZERS))
+        if ":" not in self.name:
+            find(OPTIMIZERS, self.name, "model.optim.name")
         if self.ns_dtype not in NS_DTYPES:
             raise ConfigError(unknown("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES))
         for key in ("undecayed", "muon_roles"):
@@ -116,7 +118,7 @@ def sgd(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> SGD:
 
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
-#: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`
+#: name -> builder(groups, config, peak learning rate); param_groups are made by `ParameterGroup.options`
 OPTIMIZERS: dict[str, Builder] = {"adamw": adamw, "muon": muon, "sgd": sgd}
 
 
@@ -150,9 +152,13 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
         lr: peak learning rate of all groups
 
     Raises:
-        ConfigError: as `configured_groups`
+        ConfigError: as `configured_groups`; or your own builder cannot be imported, or makes groups without a role
     """
-    return OPTIMIZERS[config.name](configured_groups(groups, config, lr), config, lr)
+    builder = find(OPTIMIZERS, config.name, "model.optim.name")
+    optimizer = builder(configured_groups(groups, config, lr), config, lr)
+    made = all({"role", "kind"} <= group.keys() for group in optimizer.param_groups)
+    expect(made, f"a group of {config.name}", "without role or kind", "groups made by ParameterGroup.options.")
+    return optimizer
 
 
 def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> ParameterGroup:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import expect
+from lightning_sv.own_code import find
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class ScheduleConfig:
 
     Attributes:
         name: 'cos': cosine from the peak to `final_ratio` times the peak at the last step; 'wsd': constant until
-            `stable_ratio` of all steps, then linear, see `stable_then_linear`
+            `stable_ratio` of all steps, then linear, see `stable_then_linear`; or 'package.module:Name' of your own
+            function, see `SCHEDULES`
         warmup_ratio: fraction of the steps spent in linear warm-up (not stated in the paper)
         final_ratio: last learning rate over the peak; null for the paper's values, 1/20 for cos and 0 for wsd
         stable_ratio: fraction of all steps, including warm-up, after which wsd decays; not used by cos
@@ -25,8 +27,8 @@ class ScheduleConfig:
     stable_ratio: float = 0.8
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise ConfigError(unknown("model.schedule.name", self.name, SCHEDULES))
+        if ":" not in self.name:
+            find(SCHEDULES, self.name, "model.schedule.name")
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
             expect(value is None or 0 <= value < 1, f"model.schedule.{key}", value, "a number in [0, 1).")
@@ -51,7 +53,7 @@ class ScheduleConfig:
         warmup = self.warmup_steps(total_steps)
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        return SCHEDULES[self.name](step, total_steps, self)
+        return find(SCHEDULES, self.name, "model.schedule.name")(step, total_steps, self)
 
 
 def cosine(step: int, total_steps: int, config: ScheduleConfig) -> float:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS, TRANSPOSED
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
 #: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
@@ -21,7 +21,7 @@ def contraction(product: Node, name: str, operand: Node) -> int:
     axes = len(operand.shape)
     if "convolution" in product.op:
         return 1
-    if axes == 1 or name != matrix or product.op == "linear" or product.op.startswith("mkldnn"):
+    if axes == 1 or name != matrix or product.op in TRANSPOSED:
         return axes - 1
     return axes - 2
 

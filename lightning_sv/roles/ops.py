@@ -14,6 +14,8 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "mkldnn::_linear_pointwise": ("X", "W"),
     "lightning_sv::grouped_mm": ("x", "weight"),
 }
+#: products whose matrix is (out, in), as in nn.Linear; that of the others is (in, out)
+TRANSPOSED = {"linear", "mkldnn::_linear_pointwise"}
 #: arguments that a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
 #: operation -> (input, scale vector, bias) of a norm; its first output is the result

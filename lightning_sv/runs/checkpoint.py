@@ -11,10 +11,11 @@ from torch import Tensor
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
+from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_dir_of
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.scale.strategy import modules_named, own_tokens
+from lightning_sv.scale.strategy import own_tokens
 
 #: key of a checkpoint for the description of the backbone by `PretrainModule`
 CHECKPOINT_KEY = "lightning_sv"
@@ -151,12 +152,14 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
     path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
     checkpoint = check_checkpoint(path, tensors=True)
     saved, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
-    foreign = sorted(modules_named(saved.get("scale")) - set(allow))
+    foreign = sorted(modules_named(f"{saved.get('scale')} {saved.get('scale_options')}") - set(allow))
     if foreign:
         raise ConfigError(
-            f"{path}: its strategy {saved['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
-            f"(--trust_module {foreign[0]})."
+            f"{path} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
         )
+    own = saved.get("built_by")
+    wanted = f"one of PretrainModule. Use {own}.load_from_checkpoint."
+    expect(own is None, f"{path}: the model", f"that of {own}", wanted)
     try:
         config = BackboneConfig(**saved["backbone"])
         # Every block has weights; building far more blocks would take hours.

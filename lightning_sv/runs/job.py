@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import COMMAND, LOCK, LOG, is_complete
+from lightning_sv.runs.trust import modules_of_words
 
 #: default program of a run
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -69,13 +69,9 @@ class Job:
         return self.run_dir / LOG
 
     def record(self) -> dict[str, Any]:
-        """Return the command without its directory, the hashes of custom strategies, and the context."""
-        from lightning_sv.scale.strategy import modules_named  # imports torch, which reading runs does not need
-
-        scales = (value for before, value in pairwise(["", *self.arguments]) if before == "--model.scale")
-        files = {
-            name: file_sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))
-        }
+        """Return the command without its directory, the hashes of the modules that it names, and the context."""
+        modules = sorted(modules_of_words(self.arguments))
+        files = {name: file_sha256(path) for name in modules if (path := _source(name))}
         # the interpreter's path does not affect the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
@@ -113,7 +109,7 @@ class Job:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module that a strategy names, or None."""
+    """Return the file of a module, or None."""
     try:
         found = find_spec(module)
     except (ImportError, ValueError):

@@ -2,18 +2,18 @@
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config
-from lightning_sv.scale.strategy import modules_named
 
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
-#: sections in which only `class_path` and the strategy name code
+#: sections in which only `class_path` and names such as `package.module:Name` name code
 _WORDS = ("model", "data")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -56,13 +56,28 @@ def modules_of(config: Path) -> set[str]:
     Raises:
         ConfigError: it is not a config, or has an interpolation, which `fit` never writes
     """
-    found = set()
-    for path, value in _texts(read_config(config.parent, config.name), ()):
+    texts = list(_texts(read_config(config.parent, config.name), ()))
+    for path, value in texts:
         if "${" in value:
             raise ConfigError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
-        if path == ("model", "scale"):
+    return _foreign(texts)
+
+
+def modules_of_words(words: Sequence[str]) -> set[str]:
+    """Return the foreign modules that words such as `--config FILE --key value` name, also those in the files."""
+    from lightning_sv.settings.yaml_file import parse_overrides, read_yaml  # imported here, as in `read_config`
+
+    files, keys = parse_overrides(words, "fit")
+    content = [("", read_yaml(file, str(file))) for file in files] + list(keys.items())
+    return _foreign(text for key, value in content for text in _texts(value, tuple(filter(None, key.split(".")))))
+
+
+def _foreign(texts: Iterable[tuple[tuple[str, ...], str]]) -> set[str]:
+    found = set()
+    for path, value in texts:
+        if path[0] == "model" and path[1:] not in (("init_from",), ("backbone", "name")):
             found |= modules_named(value)
-        elif _DOTTED.fullmatch(value) and (path[-1] == "class_path" or (path[0] not in _WORDS and _importable(value))):
+        if _DOTTED.fullmatch(value) and (path[-1] == "class_path" or (path[0] not in _WORDS and _importable(value))):
             found.add(value.rpartition(".")[0])
     return {module for module in found if module.partition(".")[0] not in _OURS}
 

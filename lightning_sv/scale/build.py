@@ -10,15 +10,8 @@ from torch import nn
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
-from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
+from lightning_sv.scale.strategy import FOLDED, PLACEMENTS, Placement, ScaleStrategy, branch_placement
 from lightning_sv.scale.vector import ROLES, HeadShared, Role, ScaleVector
-
-#: Results of folding `dnp`, allowed in `placement_at` only: the norm after the matrix, with or without a vector.
-FOLDED: dict[str, Placement] = {
-    "anp": Placement(False, True, True, "after, normalized: ga * Norm(W xhat)"),
-    "np": Placement(False, True, False, "normalized: Norm(W xhat)"),
-}
-_TOKENS = PLACEMENTS | FOLDED
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,8 @@ class ScaleOptions:
         gamma = self.initial_gamma_out
         expect(0 < gamma <= 1e12, "scale_options.initial_gamma_out", gamma, "a number above 0, up to 1e12.")
         for site, token in self.placement_at.items():
-            if token not in _TOKENS:
-                raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))
+            if ":" not in token and token not in (known := PLACEMENTS | FOLDED):
+                raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, known))
         for key, role in self.role_at.items():
             fits = role in ROLES and key.rpartition(".")[2] in ("scale_in", "scale_out", "scale")
             wanted = "SITE.scale_in or SITE.scale_out with the role 'input' or 'output'."
@@ -156,7 +149,7 @@ class ScaleBuilder:
             ConfigError: the placement contains a normalization
         """
         self._sites.add(site)
-        row = _TOKENS[self.options.placement_at.get(site, "nop")]
+        row = branch_placement(self.options.placement_at.get(site, "nop"))
         wanted = "bp, ap or dp. To normalize the block's output, use model.backbone.post_norm."
         expect(not row.norm_out, f"scale_options.placement_at.{site}", self.options.placement_at.get(site), wanted)
         if not batch_dims and not (row.scale_in or row.scale_out):
@@ -221,7 +214,7 @@ class ScaleBuilder:
     def _row(self, site: str) -> Placement:
         self._sites.add(site)
         token = self.options.placement_at.get(site)
-        return self.strategy.placement_row if token is None else _TOKENS[token]
+        return self.strategy.placement_row if token is None else branch_placement(token)
 
     def _vector(self, site: str, side: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"

@@ -6,12 +6,12 @@ your own `Placement`, `Decay` or `ScaleVector` subclass; the module is imported 
 """
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.own_code import import_name
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
@@ -51,6 +51,11 @@ PLACEMENTS: dict[str, Placement] = {
     "dp": Placement(True, False, True, "dual: ga * (W (gb * xhat))"),
     "dnp": Placement(True, True, True, "dual normalized: ga * Norm(W (gb * xhat))"),
 }
+#: results of folding `dnp`, in `ScaleOptions.placement_at` only: the norm after the matrix, with or without a vector
+FOLDED: dict[str, Placement] = {
+    "anp": Placement(False, True, True, "after, normalized: ga * Norm(W xhat)"),
+    "np": Placement(False, True, False, "normalized: Norm(W xhat)"),
+}
 PARAMETERIZATIONS: dict[str, type[ScaleVector]] = {
     "direct": DirectScale,
     "offset": OffsetScale,
@@ -72,6 +77,7 @@ AXES: dict[str, Mapping[str, Any]] = {
     "parameterization": PARAMETERIZATIONS,
     "decay": DECAYS,
 }
+_WORD = "the strategy's word"
 
 
 @dataclass(frozen=True)
@@ -172,14 +178,9 @@ class ScaleStrategy:
         return replace(out, decay=same)
 
 
-def modules_named(text: object) -> set[str]:
-    """Return the modules that parsing `text` would import, without importing them.
-
-    >>> sorted(modules_named("hg+my_module:MyScale"))
-    ['my_module']
-    """
-    tokens = text.split("+") if isinstance(text, str) else []
-    return {token.strip().partition(":")[0] for token in tokens if ":" in token}
+def branch_placement(token: str) -> Placement:
+    """Return the row of a single branch's placement: that of a strategy's word, or one of `FOLDED`."""
+    return FOLDED[token] if token in FOLDED else ScaleStrategy(placement=token).placement_row
 
 
 def own_tokens(text: str) -> frozenset[str]:
@@ -194,21 +195,23 @@ def own_tokens(text: str) -> frozenset[str]:
 
 def _row(axis: str, token: str) -> Any:
     if ":" in token:
-        row = _imported(token)
+        row = import_name(token, _WORD)
         if _axis_of_row(row) != axis:
             raise ConfigError(f"word {token!r} of the strategy is not a {axis}; {_known()}.")
-        if axis == "parameterization":
-            check_parameterization(row)
-        return row
-    table = AXES[axis]
-    if token not in table:
-        raise ConfigError(unknown(axis, token, table))
-    return table[token]
+    elif token not in AXES[axis]:
+        raise ConfigError(unknown(axis, token, AXES[axis]))
+    else:
+        row = AXES[axis][token]
+    if axis == "placement" and token in FOLDED:
+        raise ConfigError(f"PLACEMENTS has {token!r}; expected a name other than {' '.join(FOLDED)}. Rename the row.")
+    if axis == "parameterization" and row.__module__ != ScaleVector.__module__:
+        check_parameterization(row)
+    return row
 
 
 def _axis_of(token: str, text: str) -> str:
     if ":" in token:
-        return _axis_of_row(_imported(token))
+        return _axis_of_row(import_name(token, _WORD))
     for axis, table in AXES.items():
         if token in table:
             return axis
@@ -231,17 +234,6 @@ def _axis_of_row(row: Any) -> str:
         f"{row!r} is not supported in a scale strategy; expected 'package.module:Name' of a Placement, "
         "a Decay or a subclass of ScaleVector."
     )
-
-
-def _imported(token: str) -> Any:
-    module, _, name = token.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # the user's module can raise anything on import
-        raise ConfigError(
-            f"word {token!r} of the strategy cannot be imported ({error}); expected 'package.module:Name' "
-            "with the package on PYTHONPATH."
-        ) from error
 
 
 def _known() -> str:

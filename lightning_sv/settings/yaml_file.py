@@ -145,6 +145,8 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
             files.append(Path(config_path(text, "--config")))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
+        if key.endswith("+") and key in keys:
+            raise ConfigError(f"{command}: --{key} is set twice; expected one. Put the others into a YAML file.")
         if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
             keys[key] = text
             continue

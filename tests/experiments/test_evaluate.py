@@ -218,12 +218,19 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     assert other_one.verdicts[0].n == 2
 
 
-def test_job_custom_strategy_module_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [
+    ("--model.scale", "hg+my_scales:Mine"),
+    ("--model.schedule.name", "my_scales:linear"),
+    ("--trainer.callbacks+", "my_scales.Log"),
+    ("--config", "own.yaml"),
+])  # fmt: skip
+def test_job_named_modules_are_hashed(named: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("trainer: {callbacks: [{class_path: my_scales.Log, init_args: {every: 2}}]}")
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "my_scales.py"
     module.write_text("raise RuntimeError('imported')\n")
-    words = ("--model.scale", "hg+my_scales:Mine", "--seed_everything", "0")
-    mine = Job("mine", FAKE, words, tmp_path / "run")
+    mine = Job("mine", FAKE, ("--model.scale", "llama", *named, "--seed_everything", "0"), tmp_path / "run")
     run_jobs([mine], parallel=1, console=quiet())
     assert mine.state() == "complete"
     module.write_text("# edited\n")

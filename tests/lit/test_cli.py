@@ -79,6 +79,70 @@ def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(run_args: lis
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
 
 
+OWN = """
+from torch.optim import RMSprop
+from lightning_sv.scale import Placement
+
+BNP = Placement(True, True, False, "before, normalized")
+
+def rms(groups, config, lr):
+    return RMSprop([group.options("rms", config.weight_decay) for group in groups], lr=lr)
+
+def bare(groups, config, lr):
+    return RMSprop([{"params": [member.parameter for member in group.members]} for group in groups], lr=lr)
+
+def linear(step, total_steps, config):
+    return 1 - step / total_steps
+"""
+
+
+def test_names_of_your_own_module_train_resume_and_generate(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    refused: Refused,
+) -> None:  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_ideas.py").write_text(OWN)
+    names = ["--model.schedule.name", "my_ideas:linear", "--model.optim.lr", "0.01"]
+    names += ["--model.scale_options.placement_at", "{lm_head: my_ideas:BNP}", "--trainer.max_steps", "2"]
+    assert "without role or kind" in refused("fit", *run_args, *names, "--model.optim.name", "my_ideas:bare")
+    run = tmp_path / "run"
+    assert main(["fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)]) == 0
+    assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in capsys.readouterr().out
+    rows = csv.DictReader((run / "parameters.csv").read_text().splitlines())
+    assert {row["optimizer"] for row in rows} == {"rms"}
+    resume = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    for words in (["generate", str(run)], resume):
+        assert "--trust_module my_ideas" in refused(*words)
+        assert main([*words, "--trust_module", "my_ideas"]) == 0
+
+
+class HalfResidual(PretrainModule):
+    """A model with the weights of the backbone and a different function."""
+
+    def configure_model(self) -> None:
+        if self.backbone is not None:
+            return
+        super().configure_model()
+        for layer in self.net.layers:
+            layer.register_forward_hook(lambda layer, inputs, output: (0.5 * output[0], output[1]))
+
+
+def test_cli_with_an_own_model_is_not_read_as_the_backbone(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    run = tmp_path / "run"
+    last = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    PretrainCLI(HalfResidual, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
+    said = capsys.readouterr().out
+    assert "the model is that of HalfResidual" in said and "generate" not in said
+    loss = json.loads((run / "summary.json").read_text())["val_loss"]
+    commands = ["generate", str(run)], ["export", str(run), str(tmp_path / "out")], ["validate", *last], ["fit", *last]
+    for words in commands:
+        assert "that of HalfResidual" in refused(*words)
+    PretrainCLI(HalfResidual, ["validate", *last])
+    assert f"val/loss {loss:.4f}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"]])
 def test_derived_cli_wrong_words_are_one_error(
     words: list[str], own: Callable[..., Any], run_args: list[str], capsys: pytest.CaptureFixture[str]

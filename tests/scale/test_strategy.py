@@ -4,12 +4,14 @@ import random
 import sys
 import types
 import warnings
+from unittest import mock
 
 import pytest
 
-from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv import Backbone, BackboneConfig, ScaleOptions, ScaleStrategy
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale import Decay, DirectScale, Placement
-from lightning_sv.scale.strategy import PLACEMENTS
+from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.conftest import ALL_STRATEGIES
 
 
@@ -58,6 +60,22 @@ def test_parse_custom_rows_are_imported_from_their_module(monkeypatch: pytest.Mo
     config = BackboneConfig(d_model=16, n_layer=1, n_head=1, vocab_size=16)
     assert isinstance(Backbone(config, text).head.lm_head.scale_out, Halved)
     assert Backbone(config, "my_ideas:NORM_ONLY").head.lm_head.norm_width == 16
+    options = ScaleOptions(placement_at={"lm_head": "my_ideas:NORM_ONLY"})
+    assert Backbone(config, "llama", options).head.lm_head.norm_width == 16
+
+
+def test_rows_of_your_own_are_checked(config: BackboneConfig) -> None:
+    class Doubled(DirectScale):
+        def forward(self):
+            return 2 * super().forward()
+
+    with mock.patch.dict(PARAMETERIZATIONS, doubled=Doubled), pytest.raises(ConfigError, match="returns 2 after"):
+        Backbone(config, "hg+doubled")
+    bnp = Placement(True, True, False, "before, normalized")
+    with mock.patch.dict(PLACEMENTS, np=bnp), pytest.raises(ConfigError, match="expected a name other than"):
+        ScaleStrategy.parse("np")
+    with mock.patch.dict(PLACEMENTS, bnp=bnp):
+        assert Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "bnp"})).head.lm_head.norm_width
 
 
 @pytest.mark.parametrize(

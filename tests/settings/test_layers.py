@@ -151,6 +151,13 @@ def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> No
         parse_overrides(["--config", given], "compare")
 
 
+def test_parse_overrides_second_appended_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--trainer\.callbacks\+ is set twice"):
+        parse_overrides(
+            ["--trainer.callbacks+=a.B", "--trainer.callbacks.every", "2", "--trainer.callbacks+=a.C"], "compare"
+        )
+
+
 @pytest.mark.parametrize("key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"]))
 def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
     """From the command line and from YAML."""

@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -26,7 +27,7 @@ from lightning_sv.lit.logger import RunLogger
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
-from lightning_sv.scale.strategy import modules_named
+from lightning_sv.runs.trust import modules_of
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,9 @@ def name_also(checkpoint: Path, name: Path) -> None:
             shutil.copyfile(checkpoint, partial)
 
 
-def allow_words(strategy: str) -> list[str]:
-    """Return the command-line words that allow the modules of a strategy."""
-    return [word for module in sorted(modules_named(strategy)) for word in ("--trust_module", module)]
+def allow_words(modules: Collection[str]) -> list[str]:
+    """Return the command-line words that allow modules."""
+    return [word for module in sorted(modules) for word in ("--trust_module", module)]
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
@@ -278,7 +279,7 @@ class LastCheckpoint(Checkpoint):
     def _log_stop(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
-            allow = allow_words(str(pl_module.settings.strategy))
+            allow = allow_words(modules_of(config))
             if any(type(callback) is Timer for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 allow += ["--trainer.max_time", "null"]  # whose time includes earlier starts
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])

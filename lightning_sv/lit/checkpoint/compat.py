@@ -17,12 +17,12 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
+from lightning_sv.own_code import modules_named
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.provenance import Segments
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import expand_path
@@ -56,11 +56,13 @@ def check_settings(
     *,
     training: bool,
     own_groups: bool = False,
+    built_by: str | None = None,
 ) -> None:
     """Check that a checkpoint has the settings of this run, because its weights and state would replace them.
 
     `training` also compares optimizer, schedule, batch and initial weights. Custom data (None) is not compared, nor
-    the optimizer's state with `own_groups`, which differ from those of the settings.
+    the optimizer's state with `own_groups`, which differ from those of the settings. `built_by` is the class that
+    builds the model, if it is not `PretrainModule`.
 
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
@@ -69,6 +71,9 @@ def check_settings(
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ConfigError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+    then = saved.get("built_by", built_by)  # older checkpoints have no such entry
+    wanted = f"that of {then or 'PretrainModule'}, as in the checkpoint. Use its script."
+    expect(then == built_by, "the model", f"that of {built_by or 'PretrainModule'}", wanted)
     skipped = {"tokenizer_sha256", "data"} if data is None else set()
     skipped |= set() if checkpoint.get("global_step") else {"data"}  # of a Tuner, which then sets the batch
     skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
@@ -181,7 +186,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         return Start(partial(load_hugging_face, folder=init_from), text)
     path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
     try:
-        model = read_model(path, allow=modules_named(str(module.strategy)))
+        model = read_model(path, allow=modules_named(module.label))
     except ConfigError as error:
         raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]

@@ -1,0 +1,50 @@
+"""Your own code in settings: names such as `package.module:Name`, which are imported when they are used."""
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from lightning_sv.errors import ConfigError, unknown
+
+_NAME = re.compile(r"([\w.]+):\w+")
+_T = TypeVar("_T")
+
+
+def modules_named(value: object) -> set[str]:
+    """Return the modules that using a setting would import, without importing them.
+
+    >>> sorted(modules_named("hg+my_module:MyScale"))
+    ['my_module']
+    """
+    return set(_NAME.findall(value)) if isinstance(value, str) else set()
+
+
+def import_name(name: str, key: str) -> Any:
+    """Return the object that `package.module:Name` names.
+
+    Raises:
+        ConfigError: it cannot be imported; the message begins with `key`
+    """
+    try:
+        module, attribute = name.split(":")
+        assert _NAME.fullmatch(name), "other characters"  # `modules_named` would miss the module
+        return getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # the user's module can raise anything on import
+        raise ConfigError(
+            f"{key} {name!r} cannot be imported ({error}); expected 'package.module:Name' of a package on PYTHONPATH."
+        ) from error
+
+
+def find(table: Mapping[str, _T], name: str, key: str) -> _T:
+    """Return the row of a table, or the object that `package.module:Name` names.
+
+    Raises:
+        ConfigError: neither exists; the message begins with `key`
+    """
+    if ":" in name:
+        found: _T = import_name(name, key)
+        return found
+    if name not in table:
+        raise ConfigError(unknown(key, name, [*table, "package.module:Name"]))
+    return table[name]
