@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from lightning_sv.errors import ConfigError, expect
@@ -67,7 +68,12 @@ def was_skipped(module: L.LightningModule) -> bool:
 
 def total_steps(trainer: L.Trainer) -> int | None:
     """Return the number of optimizer steps of the run; None if only `max_time` ends it."""
-    total = trainer.estimated_stepping_batches
+    total, batches, epochs = trainer.estimated_stepping_batches, trainer.num_training_batches, trainer.max_epochs or 0
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0 and math.isfinite(batches):
+            # Lightning's number has the accumulation of the first epoch
+            steps = sum(math.ceil(batches / callback.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
+            total = min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
     return int(total) if math.isfinite(total) and total >= 0 else None
 
 

@@ -149,6 +149,9 @@ def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep:
     call it on every rank; those with `keep=False` return None. No random numbers are sampled.
     """
     copy = meta.to_empty(device=device) if keep else None
+    if copy is not None:
+        for new, old in zip(copy.parameters(), source.parameters(), strict=True):
+            new.requires_grad_(old.requires_grad)
     target: dict[str, Tensor] = {} if copy is None else copy.state_dict()
     for key, value in source.state_dict().items():
         full = full_tensor(value)
@@ -243,15 +246,15 @@ class Sharpness(L.Callback):
         """Check before training the subsets, and that a loss is available."""
         if stage == "fit" and self.loss is None:
             settings = settings_of(pl_module)
+            plain = data_of(trainer) is not None and getattr(pl_module, "built_by", None) is None
             wanted = "a function of the LightningModule. Only a PretrainModule with a TokenDataModule has a default."
-            expect(settings is not None and data_of(trainer) is not None, "loss of Sharpness", None, wanted)
+            expect(settings is not None and plain, "loss of Sharpness", None, wanted)
             assert settings is not None
             self._find(parameter_subsets(settings.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check the subsets of a custom model, which is built by now."""
-        if self.loss is not None:
-            self._find(parameter_subsets(model_of(pl_module, self.model)))
+        """Find the trained parameters of the model, which is built by now."""
+        self._find(parameter_subsets(model_of(pl_module, self.model)))
 
     def _find(self, known: Subsets) -> None:
         if wrong := [name for name in self.subsets if name not in known]:
@@ -364,6 +367,8 @@ class Sharpness(L.Callback):
         with (
             evaluation_mode(pl_module),
             patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
+            patch.object(pl_module, "nonfinite", create=True),  # that of a PretrainModule would count this batch
+            patch.object(pl_module, "_loads", None, create=True),
             torch.random.fork_rng(devices),
             torch.autocast(pl_module.device.type, enabled=False),
         ):

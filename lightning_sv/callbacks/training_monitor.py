@@ -99,7 +99,7 @@ class TrainingMonitor(MetricAccumulator):
         #: seconds since the last write that do not count for the throughput
         self.idle = 0.0
         self._validation_began = 0.0
-        self._tokens: int | None = None
+        self._tokens: float | None = None  # of a micro-batch on all devices
         self._flops = self._peak = 0.0
         #: last written values; None before the first write
         self.tokens_per_s: float | None = None
@@ -112,7 +112,7 @@ class TrainingMonitor(MetricAccumulator):
         super().on_train_start(trainer, pl_module)
         self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
         data, settings = data_of(trainer), settings_of(pl_module)
-        self._tokens = None if data is None else data.tokens_per_step
+        self._tokens = None if data is None else data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
             self._peak = (peak_flops(pl_module.device, trainer.precision) or 0.0) * trainer.world_size
@@ -134,12 +134,13 @@ class TrainingMonitor(MetricAccumulator):
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         speed = steps / max(1e-9, now - self._since[0] - self.idle)
         scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
-        if hasattr(module, "grad_norm"):
-            scalars["grad_norm"] = module.grad_norm
+        if isinstance(norm := getattr(module, "grad_norm", None), float | Tensor):
+            scalars["grad_norm"] = float(norm)
         if self._tokens is None:
             scalars["throughput/steps_per_s"] = speed
         else:
-            self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens = speed * self._tokens
+            tokens = speed * self._tokens * trainer.accumulate_grad_batches
+            self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens
             if self._peak:
                 scalars["throughput/mfu"] = tokens * self._flops / self._peak
         scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
@@ -167,8 +168,9 @@ class TrainingMonitor(MetricAccumulator):
 
 def learning_rate(trainer: L.Trainer) -> float | None:
     """Return the rate of the last step of a `PretrainModule`, else of the next step; None without an optimizer."""
-    groups = trainer.optimizers[0].param_groups if trainer.optimizers else []
-    return float(getattr(trainer.lightning_module, "step_lr", groups[0]["lr"])) if groups else None
+    groups, module = trainer.optimizers[0].param_groups if trainer.optimizers else [], trainer.lightning_module
+    rate = getattr(module, "step_lr", None) if settings_of(module) is not None else None
+    return float(groups[0]["lr"] if rate is None else rate) if groups else None
 
 
 def is_monitored(trainer: L.Trainer) -> bool:

@@ -3,13 +3,13 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass, replace
-from inspect import currentframe
+from inspect import currentframe, signature
 from types import FrameType
 from typing import Any, Literal, Self
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -113,6 +113,7 @@ class PretrainModule(L.LightningModule):
         #: origin of the initial weights, see `checkpoint.compat.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
+        self._loaded = False  # whether the weights are not those of an initialization
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
         self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
@@ -122,12 +123,14 @@ class PretrainModule(L.LightningModule):
 
         Args:
             name: name of the file in conf/model
-            **changes: further arguments of the module; fields of the backbone are given as `d_model=64`
+            **changes: further arguments of the module or subclass; fields of the backbone are given as `d_model=64`
 
         Raises:
             ConfigError: an unknown preset or argument
         """
-        return cls(**preset(name, changes))
+        own = changes.keys() & (signature(cls).parameters.keys() - signature(PretrainModule).parameters.keys())
+        more = {key: changes.pop(key) for key in own}
+        return cls(**preset(name, changes), **more)
 
     def save_hyperparameters(
         self, *args: Any, ignore: Any = None, frame: FrameType | None = None, logger: bool = True
@@ -178,11 +181,12 @@ class PretrainModule(L.LightningModule):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load weights, after building the backbone that they belong to."""
         self.configure_model()
+        self._loaded = True
         return super().load_state_dict(*args, **kwargs)
 
     def start_from(self, start: Start) -> None:
         """Use the weights of `start`, from the same model, instead of an initialization."""
-        self._start, self.origin = start, start.origin
+        self._start, self.origin, self._loaded = start, start.origin, True
 
     def configure_model(self) -> None:
         """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
@@ -269,7 +273,9 @@ class PretrainModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
-        split = "test" if self.trainer.testing else "val"
+        split, step = ("test", "test_step") if self.trainer.testing else ("val", "validation_step")
+        if is_overridden(step, self, PretrainModule) and not self.val_tokens.update_called:
+            return  # the subclass logs its own losses
         loss = self.val_nats.compute() / self.val_tokens.compute()
         to_loggers = False if is_monitored(self.trainer) and self.trainer.state.fn == "fit" else None
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
@@ -316,15 +322,24 @@ class PretrainModule(L.LightningModule):
         self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_fit_start(self) -> None:
-        """Clear the values that a search of Lightning's finders logged: it runs without the other callbacks."""
+        """Clear what a search of Lightning's finders logged without the other callbacks; check and copy the weights."""
         epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            copy: Any = getattr(callback, "_average_model", None)
+            if isinstance(callback, StochasticWeightAveraging) and copy.backbone is None:
+                callback.setup(self.trainer, self, "fit")  # its copy was made before the weights
+        wanted = "None in your own Trainer. Load the weights with load_state_dict."
+        expect(self.settings.init_from is None or self._loaded, "init_from", self.settings.init_from, wanted)
 
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
         for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
             scheduler.on_train_epoch_start(self.trainer, self)
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            for optimizer in self.trainer.optimizers:  # a fused one would unscale gradients after they are clipped
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
@@ -346,6 +361,7 @@ class PretrainModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the settings, and continue after the saved step, also on a different number of devices."""
+        self._loaded = True
         if self._trainer is None:  # load_from_checkpoint: the settings are the checkpoint's
             return
         self.check_settings(checkpoint)

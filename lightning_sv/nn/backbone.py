@@ -26,7 +26,14 @@ INDUCTOR: dict[str, Any] = {
 }
 
 
-class Block(nn.Module):
+class _Copied(nn.Module):
+    """A module whose copies run eagerly, because a compiled `forward` is bound to the original."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "forward"}
+
+
+class Block(_Copied):
     """x + attn(x), then x + ffn(x); attn and ffn include their norms (Pre-Norm).
 
     With `post_norm`, their outputs are normalized too, as in Gemma 3.
@@ -51,7 +58,7 @@ class Block(nn.Module):
         return x + self.ffn_post_norm(y), routing
 
 
-class Head(BranchGroup):
+class Head(_Copied, BranchGroup):
     """The final norm and its only branch, lm_head; computes the loss without storing all logits."""
 
     lm_head: ScaledLinear

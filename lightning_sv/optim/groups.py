@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -110,7 +110,9 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
     ]
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     grouped = [id(m.parameter) for group in groups for m in group.members]
-    assert len(grouped) == len(set(grouped)) and set(grouped) == trained, "not a partition"
+    wanted = "parameters of one module each, because each has one role. Untie them."
+    expect(len(grouped) == len(set(grouped)), "the model", "one with shared parameters", wanted)
+    assert set(grouped) == trained, "not a partition"
     return groups
 
 

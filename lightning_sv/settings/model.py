@@ -50,6 +50,7 @@ class PretrainConfig:
         expect(fits, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
+        self.scale = str(self.scale)  # which a checkpoint holds, not an object
         self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
         meta = self.meta()
         self.n_params = sum(p.numel() for p in meta.parameters())

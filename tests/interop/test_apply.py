@@ -323,13 +323,20 @@ def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyP
             apply_strategy(model, strategy)
 
 
-def test_scaled_weight_assigned_data_refused() -> None:
+def test_scaled_weight_changes_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     with unchanged(model):
         for module in (model.model.layers[0].self_attn.v_proj, model.model.norm):
-            with pytest.raises(RuntimeError, match="fold_applied"):
-                module.weight.data += 1.0
+            for change in (
+                lambda weight: setattr(weight, "data", weight + 1),
+                lambda weight: weight.data.normal_(),
+                lambda weight: weight.data.__setitem__(0, 1.0),
+                nn.init.ones_,
+                torch.no_grad()(lambda weight: weight.__iadd__(1.0)),
+            ):
+                with pytest.raises(RuntimeError, match="fold_applied"):
+                    change(module.weight)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls

@@ -4,6 +4,7 @@ import csv
 import re
 import runpy
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner.tuning import Tuner
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
 
 import lightning_sv
@@ -24,6 +26,7 @@ from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpne
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.nonfinite import NonFiniteError
+from lightning_sv.nn import RouterConfig
 from tests.conftest import thinned
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -224,6 +227,79 @@ def test_module_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: 
     run.fit(made, loader(), loader())
     assert all(value.isfinite().all() for value in made.state_dict().values())
     assert run.global_step == steps if steps is not None else run.global_step > 1
+
+
+def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
+    norms = []
+    for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))]):
+        note = LambdaCallback(on_train_batch_end=lambda trainer, module, *_: norms.append(module.grad_norm))
+        trainer(tmp_path, note, gradient_clip_val=1.0, plugins=plugins).fit(module(), loader())
+    assert norms[4:] == pytest.approx(norms[:4], rel=0.02)
+
+
+def test_weight_averaging_averages_weights(tmp_path: Path) -> None:
+    made, starts = module(), []
+    note = LambdaCallback(
+        on_train_epoch_start=lambda trainer, module: starts.append(parameters_to_vector(module.parameters()).detach())
+    )
+    trainer(tmp_path, StochasticWeightAveraging(0.01, 0.5), note, **EPOCHS | {"max_epochs": 4}).fit(made, loader())
+    torch.testing.assert_close(parameters_to_vector(made.parameters()), torch.stack(starts[1:]).mean(0))
+
+
+def test_schedule_ends_with_the_last_step_of_changing_accumulation(tmp_path: Path) -> None:
+    made, change = module(), L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
+    trainer(tmp_path, change, TrainingMonitor(1000), **EPOCHS).fit(made, loader())
+    assert made.step_lr == pytest.approx(0.05 * made.lr) and "train/loss" in tags(tmp_path)
+
+
+def test_copy_of_a_compiled_module_has_its_own_weights() -> None:
+    with torch.compiler.set_stance("force_eager"):  # the fault is in Python
+        made = module(compile="block")
+        made.configure_model()
+        copy = deepcopy(made)
+        copy.loss(blocks())[0].backward()
+    assert all(p.grad is not None for p in copy.parameters()) and all(p.grad is None for p in made.parameters())
+
+
+def test_module_initial_weights_of_the_command_line_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="init_from is last; expected None in your own Trainer"):
+        trainer(tmp_path).fit(module(init_from="last"), loader())
+
+
+class OwnValidation(PretrainModule):
+    """A subclass that logs its own validation loss."""
+
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        self.log("val/loss", 2.0)
+
+
+def test_own_validation_step_keeps_its_loss(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.fit(OwnValidation(SIZES, lr=0.01), loader(), loader())
+    assert run.callback_metrics["val/loss"] == 2
+
+
+def test_probe_of_experts_leaves_their_biases(tmp_path: Path) -> None:
+    ends = []
+    for probes in (0, 1):
+        made = module(backbone=replace(MIXTURE, router=RouterConfig(balance="bias", bias_rate=0.01)))
+        probe = Sharpness(("scale_input",), 2, lanczos_steps=2, loss=lambda m: m.training_step(blocks(), 0)["loss"])
+        trainer(tmp_path, *[probe] * probes).fit(made, loader())
+        ends.append(made.state_dict())
+    assert all(value.equal(ends[1][key]) for key, value in ends[0].items())
+
+
+def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Path) -> None:
+    class Frozen(PretrainModule):
+        def setup(self, stage: str) -> None:
+            self.configure_model()
+            self.net.embed.requires_grad_(False)
+
+    for name, loss in (("own", None), ("given", lambda module: module.loss(data.batches.held_out(2))[0])):
+        probe = Sharpness(("all",), 2, sequences=2, loss=loss)
+        trainer(tmp_path / name, probe, max_steps=1).fit(Frozen(SIZES, lr=0.01, seed=0), data)
+    own, given = (float(rows(tmp_path / name)[0]["sharpness/all/trace"]) for name in ("own", "given"))
+    assert own == pytest.approx(given, rel=1e-3)
 
 
 def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:

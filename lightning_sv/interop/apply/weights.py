@@ -1,5 +1,6 @@
 """Parametrizations: a matrix times scale vectors, or a norm's scale vector in a different form."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ from lightning_sv.scale.fold import effective_weight
 
 
 class ComputedTensor(Tensor):
-    """A computed weight, which rejects assignments to `data`.
+    """A computed weight, which rejects changes in place and assignments to `data`.
 
-    Tools such as LoRA's merge change weights by assignment, and the next computation would silently undo the change.
+    Tools such as LoRA's merge and initializations change weights, and the next computation would silently undo that.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -22,14 +23,23 @@ class ComputedTensor(Tensor):
     @property
     def data(self) -> Tensor:  # type: ignore[override]
         """Return the values, without gradient."""
-        return Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+        return Tensor.data.__get__(self).as_subclass(ComputedTensor)  # type: ignore[attr-defined,no-any-return]
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise RunError(
-            "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
-            "fold_applied(model) before LoRA's merge and other changes of weights."
-        )
+        _refuse()
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise RunError(
+        "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
+        "fold_applied(model) before LoRA's merge and other changes of weights."
+    )
+
+
+for _name in dir(Tensor):  # `zero_`, `normal_`, ...; `+=` and `weight[i] =`
+    if re.fullmatch(r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_|__(i(add|sub|mul|truediv)|setitem)__", _name):
+        setattr(ComputedTensor, _name, _refuse)
 
 
 def _computed(weight: Tensor) -> Tensor:
