@@ -129,7 +129,7 @@ help:  ## list the targets
 	@echo
 	@echo "  variables    MODEL=$(MODEL) of: $(call names,model)"
 	@echo "               SCALE=$(SCALE) a preset, llama or unified, or words of the axes, e.g. hg+dp+or:"
-	@echo "                 hg; nop bp ap dp dnp; direct offset or er; wd iwd owd nowd"
+	@echo "                 hg; nop bp ap dp dnp; direct, offset, or, er; wd iwd owd nowd"
 	@echo "               OPTIM=$(OPTIM) of: $(call names,optim); SCHEDULE=$(SCHEDULE) of: $(call names,schedule)"
 	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(strip $(call names,data) $(filter-out $(call names,data),$(prepared))),"
 	@echo "                 or a file or folder of .txt .md .py .jsonl .parquet"

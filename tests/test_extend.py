@@ -47,7 +47,7 @@ def run(word: str) -> dict[str, Any]:
 
 
 def test_extend_page_blocks_are_run_here() -> None:
-    words = ("SoftplusScale(", '"bnp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
+    words = ("SoftplusScale(", '"bnp"', "ScaleOptions(", "mixer =", "def rms", "MatrixNorms", "Cubed", "fused_linear")
     assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
 
 
@@ -71,11 +71,11 @@ def test_options_and_group_blocks_build_a_model() -> None:
 
 
 def test_optimizer_and_schedule_blocks_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "my_module", SimpleNamespace(**run("def sgd")))
+    monkeypatch.setitem(sys.modules, "my_module", SimpleNamespace(**run("def rms")))
     model = Backbone(SMALL, "hg+dp")
     groups = role_groups(model, frozenset({"input"}))
-    optimizer = build_optimizer(groups, OptimConfig("my_module:sgd"), 0.1)
-    assert type(optimizer) is type(build_optimizer(groups, OptimConfig("sgd"), 0.1))
+    optimizer = build_optimizer(groups, OptimConfig("my_module:rms"), 0.1)
+    assert type(optimizer) is type(build_optimizer(groups, OptimConfig("rms"), 0.1))
     tokens = torch.arange(9)[None]
     losses = []
     for _ in range(3):
