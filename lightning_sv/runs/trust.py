@@ -67,8 +67,11 @@ def modules_of_words(words: Sequence[str]) -> set[str]:
     """Return the foreign modules that words such as `--config FILE --key value` name, also those in the files."""
     from lightning_sv.settings.yaml_file import parse_overrides, read_yaml  # imported here, as in `read_config`
 
-    files, keys = parse_overrides(words, "fit")
-    content = [("", read_yaml(file, str(file))) for file in files] + list(keys.items())
+    try:
+        files, keys = parse_overrides(words, "fit")
+        content = [("", read_yaml(file, str(file))) for file in files] + list(keys.items())
+    except ConfigError:  # words of a different program, or of a run that `fit` refuses
+        return set()
     return _foreign(text for key, value in content for text in _texts(value, tuple(filter(None, key.split(".")))))
 
 
