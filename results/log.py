@@ -33,6 +33,8 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def compared(row: dict[str, str]) -> list[str]:
     """Return a difference of losses as a cell, and what its interval shows."""
+    if not row["low"]:  # one pair gives no interval
+        return [f"{float(row['estimate']):+.4f} to {row['baseline']}, one pair", "not resolved"]
     value, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
     word = "lower" if high < 0 else "**higher**" if low > 0 else "not resolved"
     return [f"{value:+.4f} ({low:+.4f} to {high:+.4f}) to {row['baseline']}, {row['n']} pairs", word]

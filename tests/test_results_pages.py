@@ -141,6 +141,16 @@ def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
     assert f"lower the loss of `llama` by {low} and {high}" in (ROOT / "README.md").read_text()
 
 
+def test_tables_of_the_larger_std_equal_the_recording() -> None:
+    folder, panel, arms = "cpu-100-protocol", f"{LARGER}, hg+dp+or", ["unified", "hg+dp+or"]
+    found = recorded(f"{folder}/differences.csv", panel=panel)
+    expected = [intervals(found[found.quantity == part].set_index("arm").loc[arms]) for part in PARTS]
+    assert [cells for _, *cells in table(page("results"), "| difference to `llama` of `tiny` at std 0.07")] == expected
+    losses = recorded(f"{folder}/results.csv", panel=panel).pivot(index="arm", columns="seed", values="val_loss")
+    shown = losses.loc[["llama", *arms]].map("{:.4f}".format).reset_index().to_numpy().tolist()
+    assert table(page(folder), "| strategy at std 0.07") == shown
+
+
 def test_proxy_tables_equal_the_recording() -> None:
     """How well and after how many tokens each run copies."""
     runs = recorded("gpu-25/results.csv", figure="protocol").drop_duplicates(["arm", "seed"]).sort_values("seed")
@@ -220,32 +230,49 @@ def test_results_table_equals_the_recording() -> None:
     assert all(arm.partition(",")[0] in name for (name, *_), arm in zip(shown, expected.index, strict=True))
 
 
-def tuning(path: str) -> pd.Series:
-    """Return the losses of the tuning runs at std 0.02 per learning rate."""
-    rows = recorded(path, figure="protocol-rates", panel="Initial std 0.02")
-    return rows[rows.arm.str.startswith("llama")].groupby("lr").val_loss.apply(list)
+def tuning(path: str, panel: str = "Initial std 0.02", arm: str = "llama") -> pd.Series:
+    """Return the losses of the tuning runs per learning rate."""
+    rows = recorded(path, figure="protocol-rates", panel=panel)
+    return rows[rows.arm.str.startswith(arm)].sort_values("seed").groupby("lr").val_loss.apply(list)
 
 
-@pytest.mark.parametrize(("budget", "path"), [("cpu-100", "cpu-100/runs.csv"), ("gpu-25", "gpu-25/results.csv")])
-def test_protocol_rate_has_the_lowest_mean_of_its_tuning_runs(budget: str, path: str) -> None:
-    losses = tuning(path)
-    assert all(len(values) == 2 for values in losses)
-    best = losses.map(sum).idxmin()
-    spec = yaml.safe_load((ROOT / "conf/paper/protocol.yaml").read_text())
-    assert all(panel["lr"][budget] == best for panel in spec["panels"][:3])
-    assert losses.index.min() < best < losses.index.max()
+LARGER = "Initial std 0.55/sqrt(d_model)"
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "path"),
+    ("budget", "path", "panel", "panels"),
     [
-        ("copying", "| learning rate | seed 100", "cpu-small/runs.csv"),
-        ("results", "| rate of `tiny` at std 0.02", "cpu-100/runs.csv"),
-        ("results", "| rate of `mini` at std 0.02", "gpu-25/results.csv"),
+        ("cpu-100", "cpu-100/runs.csv", "Initial std 0.02", slice(5)),
+        ("cpu-100", "cpu-100/runs.csv", LARGER, slice(5, 8)),
+        ("gpu-25", "gpu-25/results.csv", "Initial std 0.02", slice(3)),
     ],
 )
-def test_tuning_run_tables_equal_the_recording(name: str, head: str, path: str) -> None:
-    expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in tuning(path).items()]
+def test_protocol_rate_has_the_lowest_mean_of_its_tuning_runs(
+    budget: str, path: str, panel: str, panels: slice
+) -> None:
+    losses = tuning(path, panel)
+    assert all(len(values) == 2 for values in losses)
+    best = losses.map(sum).idxmin()
+    found = yaml.safe_load((ROOT / "conf/paper/protocol.yaml").read_text())["panels"]
+    assert all(each["lr"][budget] == best for each in found[panels])
+    assert losses.index.min() < best < losses.index.max()
+    if panel != LARGER and budget == "cpu-100":
+        of_nop = tuning(path, arm="nop").map(sum).idxmin()
+        assert found[4]["arms"]["nop, own rate"]["lr"][budget] == of_nop
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "which"),
+    [
+        ("copying", "| learning rate | seed 100", ("cpu-small/runs.csv",)),
+        ("results", "| rate of `tiny` at std 0.02", ("cpu-100/runs.csv",)),
+        ("results", "| rate of `tiny` at std 0.07", ("cpu-100/runs.csv", LARGER)),
+        ("results", "| rate of `tiny` without scale vectors", ("cpu-100/runs.csv", "Initial std 0.02", "nop")),
+        ("results", "| rate of `mini` at std 0.02", ("gpu-25/results.csv",)),
+    ],
+)
+def test_tuning_run_tables_equal_the_recording(name: str, head: str, which: tuple[str, ...]) -> None:
+    expected = [[f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in tuning(*which).items()]
     assert table(page(name), head) == expected
 
 

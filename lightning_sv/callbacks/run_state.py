@@ -68,11 +68,12 @@ def was_skipped(module: L.LightningModule) -> bool:
 
 def total_steps(trainer: L.Trainer) -> int | None:
     """Return the number of optimizer steps of the run; None if only `max_time` ends it."""
-    total, batches, epochs = trainer.estimated_stepping_batches, trainer.num_training_batches, trainer.max_epochs or 0
+    total, epochs = trainer.estimated_stepping_batches, trainer.max_epochs or 0
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0 and math.isfinite(batches):
+        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0 and math.isfinite(total):
             # Lightning's number has the accumulation of the first epoch
-            steps = sum(math.ceil(batches / callback.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
+            every = map(callback.get_accumulate_grad_batches, range(epochs))
+            steps = sum(math.ceil(trainer.num_training_batches / accumulate) for accumulate in every)
             total = min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
     return int(total) if math.isfinite(total) and total >= 0 else None
 

@@ -189,8 +189,11 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
         results for _, results in tested if results
     ]
     primary = candidates[0][-1:] if candidates else []
-    once = dict.fromkeys(verdict for _, results in claims for verdict in results)
-    return tuple(replace(verdict, primary=verdict in primary) for verdict in once)
+    once: dict[tuple[str, str, str], Verdict] = {}
+    for verdict in (verdict for _, results in claims for verdict in results):
+        once.setdefault((verdict.panel, verdict.claim, verdict.sentence), verdict)
+    marked = {(verdict.panel, verdict.claim, verdict.sentence) for verdict in primary}
+    return tuple(replace(verdict, primary=key in marked) for key, verdict in once.items())
 
 
 def corrected(figures: Sequence[Figure]) -> list[Figure]:

@@ -56,8 +56,9 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
     logger = SimpleNamespace(log_metrics=lambda values, step: written.update({step: values}))
     strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
     return SimpleNamespace(
-        global_step=0, estimated_stepping_batches=1000, strategy=strategy, loggers=[logger], callbacks=[]
-    )
+        global_step=0, estimated_stepping_batches=1000, max_epochs=None, strategy=strategy, loggers=[logger],
+        callbacks=[],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.5, 9), (10.0, 5), (40.0, 2), (1000.0, 2)])
