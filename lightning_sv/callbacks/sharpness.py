@@ -367,8 +367,6 @@ class Sharpness(L.Callback):
         with (
             evaluation_mode(pl_module),
             patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
-            patch.object(pl_module, "nonfinite", create=True),  # that of a PretrainModule would count this batch
-            patch.object(pl_module, "_loads", None, create=True),
             torch.random.fork_rng(devices),
             torch.autocast(pl_module.device.type, enabled=False),
         ):

@@ -109,6 +109,8 @@ class PretrainModule(L.LightningModule):
         self.stop_asked = False
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
+        #: loss and tokens of each expert of the last micro-batch, until its backward pass
+        self._last: tuple[Tensor, Tensor | None] | None = None
         self.segments = Segments()
         #: origin of the initial weights, see `checkpoint.compat.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
@@ -242,12 +244,19 @@ class PretrainModule(L.LightningModule):
             if torch.distributed.is_initialized():
                 torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
-            self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.backbone)
-        self.nonfinite.losses.append(loss.detach())
+        self._last = loss.detach(), totals if routings else None
         to_loggers = False if self._trainer is not None and is_monitored(self._trainer) else None
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Count the micro-batch towards the step; a probe that calls `training_step` is not counted."""
+        if self._last is not None:  # the training_step of a subclass may not set it
+            value, loads = self._last
+            self._last = None
+            self.nonfinite.losses.append(value)
+            self._loads = loads if self._loads is None or loads is None else self._loads + loads
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, then update the experts' biases by the step's loads on all devices."""
@@ -322,7 +331,7 @@ class PretrainModule(L.LightningModule):
         self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_fit_start(self) -> None:
-        """Clear what a search of Lightning's finders logged without the other callbacks; check and copy the weights."""
+        """Clear the values that Lightning's finders logged, give SWA the weights, and check their origin."""
         epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()
