@@ -12,13 +12,12 @@ from lightning_sv.optim.groups import (
     parameter_table,
     role_groups,
 )
-from lightning_sv.optim.schedule import SCHEDULES, ScheduleConfig
+from lightning_sv.optim.schedule import ScheduleConfig
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
     "OPTIMIZERS",
     "PARAMETER_ROLES",
-    "SCHEDULES",
     "OptimConfig",
     "ParameterGroup",
     "ScheduleConfig",

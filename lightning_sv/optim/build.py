@@ -126,8 +126,10 @@ def configured_groups(groups: list[ParameterGroup], config: OptimConfig, lr: flo
     """Return the groups with the settings of their roles, as `build_optimizer` uses them.
 
     Raises:
-        ConfigError: the settings name a role without parameters, or a weight decay of scale vectors that do not decay
+        ConfigError: the optimizer is unknown, or the settings name a role without parameters or a weight decay of scale
+            vectors that do not decay
     """
+    find(OPTIMIZERS, config.name, "model.optim.name")
     roles = [group.role for group in groups]
     for key, named in (
         ("undecayed", config.undecayed),

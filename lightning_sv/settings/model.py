@@ -8,16 +8,8 @@ from typing import Any, Literal
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
-from lightning_sv.optim import (
-    OPTIMIZERS,
-    SCHEDULES,
-    OptimConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    configured_groups,
-    role_groups,
-    tuned_lr,
-)
+from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
+from lightning_sv.optim.schedule import SCHEDULES
 from lightning_sv.own_code import find
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
@@ -56,10 +48,8 @@ class PretrainConfig:
         self.n_params = sum(p.numel() for p in meta.parameters())
         self.n_activated = activated_parameters(meta, self.backbone)
         self.canonical = meta.canonical
-        # checks of the optimizer and the schedule; building an optimizer imports torch._dynamo
-        find(OPTIMIZERS, self.optim.name, "model.optim.name")
         find(SCHEDULES, self.schedule.name, "model.schedule.name")
-        configured_groups(self.parameter_groups(meta), self.optim, self.lr)
+        configured_groups(self.parameter_groups(meta), self.optim, self.lr)  # a check; building imports torch._dynamo
 
     @property
     def label(self) -> str:
