@@ -71,6 +71,9 @@ class PretrainModule(L.LightningModule):
         ConfigError: a strategy, option or optimizer that does not fit the model, or no known learning rate
     """
 
+    # torch.compile(module) with torch 2.12 and 2.13 cannot trace it (Lightning's issue 21836).
+    log = torch.compiler.disable(L.LightningModule.log)
+
     def __init__(  # noqa: PLR0913
         self,
         backbone: BackboneConfig,

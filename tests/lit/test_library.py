@@ -252,6 +252,16 @@ def test_schedule_ends_with_the_last_step_of_changing_accumulation(tmp_path: Pat
     assert made.step_lr == pytest.approx(0.05 * made.lr) and "train/loss" in tags(tmp_path)
 
 
+def test_compiled_module_trains_as_the_plain_one(data: TokenDataModule, tmp_path: Path) -> None:
+    names, (plain, compiled) = ("plain", "compiled"), (module(), module())
+    for name, each in zip(names, (plain, torch.compile(compiled, backend="eager")), strict=True):
+        trainer(tmp_path / name).fit(each, data)  # type: ignore[arg-type]
+    losses = [[float(row["train/loss"]) for row in rows(tmp_path / name) if row["train/loss"]] for name in names]
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+    weights = [parameters_to_vector(each.parameters()) for each in (plain, compiled)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0.002)  # four steps of 0.01
+
+
 def test_copy_of_a_compiled_module_has_its_own_weights() -> None:
     with torch.compiler.set_stance("force_eager"):  # the fault is in Python
         made = module(compile="block")
