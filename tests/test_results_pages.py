@@ -142,15 +142,15 @@ def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
 
 
 def test_tables_of_the_larger_std_equal_the_recording() -> None:
-    folder, arms = "cpu-100-protocol", ["unified", "hg+dp+or", "nop"]
+    folder = "cpu-100-protocol"
     found = recorded(f"{folder}/differences.csv")
-    found = found[found.panel.isin([f"{LARGER}, hg+dp+or", f"{LARGER}, nop"])]
-    expected = [intervals(found[found.quantity == part].set_index("arm").loc[arms]) for part in PARTS]
+    found = found[found.panel.isin([f"{LARGER}, {arm}" for arm in ("hg+dp+or", "nop", "dp at the lm_head")])]
+    expected = [intervals(found[found.quantity == part].set_index("arm").loc[ARMS]) for part in PARTS]
     assert [cells for _, *cells in table(page("results"), "| difference to `llama` of `tiny` at std 0.07")] == expected
     runs = recorded(f"{folder}/results.csv")
     runs = runs[runs.panel.str.startswith(LARGER)].drop_duplicates(["arm", "seed"])
     losses = runs.pivot(index="arm", columns="seed", values="val_loss")
-    shown = losses.loc[["llama", *arms]].map("{:.4f}".format).reset_index().to_numpy().tolist()
+    shown = losses.loc[["llama", *ARMS]].map("{:.4f}".format).reset_index().to_numpy().tolist()
     assert table(page(folder), "| strategy at std 0.07") == shown
 
 
