@@ -173,25 +173,6 @@ def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     assert report.difference < 1e-5 and "norm.parametrizations.weight.0.vector" in report.vectors
 
 
-def test_fold_applied_parameters_keep_order() -> None:
-    class Normed(nn.Module):
-        def __init__(self, d_out: int) -> None:
-            super().__init__()
-            self.gamma = nn.Parameter(1 + 0.1 * torch.randn(D))
-            self.first, self.second = (nn.Parameter(torch.randn(d_out, D) / 4) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.rms_norm(x, (D,), self.gamma)
-            return F.linear(x, self.first) * torch.sigmoid(F.linear(x, self.second))
-
-    net = nn.Sequential(nn.Embedding(V, D), Normed(D), Normed(V))
-    names, before = [name for name, _ in net.named_parameters()], net(IDS)
-    apply_strategy(net, "hg+dp+or", IDS)
-    fold_applied(net)
-    assert [name for name, _ in net.named_parameters()] == names
-    torch.testing.assert_close(net(IDS), before, rtol=1e-5, atol=1e-6)
-
-
 def test_apply_strategy_norm_bias_found_by_use() -> None:
     class Layer(nn.Module):
         def __init__(self, computed: Callable[[Any, Tensor], Tensor]) -> None:
