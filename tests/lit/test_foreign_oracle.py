@@ -18,7 +18,8 @@ from lightning_sv import Backbone
 from lightning_sv.__main__ import main
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.lit.module import PretrainModule
-from tests.conftest import thinned
+from lightning_sv.runs.events import read_run
+from tests.conftest import ROOT, thinned
 from tests.interop.wide import float64_throughout
 from tests.paper_llama import PaperLlama
 
@@ -26,17 +27,24 @@ STEPS, WARMUP, LR, DECAY, CLIP = 14, 3, 1e-2, 0.1, 2.0
 #: largest relative error of losses and final weights; float64 leaves 1e-13
 NEAR = 1e-9
 GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"]
+#: Learnable Multipliers (arXiv:2601.04890): every matrix is diag(r) W diag(c)
+MULTIPLIERS = ["--config", str(ROOT / "conf/scale/learnable-multipliers.yaml")]
 #: norms of Gemma 3 that a matrix follows at once
 INPUT_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "model.norm")
 
 
 class Case(NamedTuple):
-    """A strategy, the foreign model that it is, and which of that model's norms or scale vectors decay."""
+    """A strategy, the foreign model that it is, and which of that model's norms or scale vectors decay.
+
+    The others have a decay of `kept`. With `free_vectors`, gradients of scale vectors are not clipped.
+    """
 
     args: list[str]
     theirs: type[nn.Module]
     decays: Callable[[str], bool]
     muon: bool = False
+    kept: float = 0.0
+    free_vectors: bool = False
 
 
 CASES = {
@@ -55,6 +63,7 @@ CASES = {
     ),
     "hg+dp+or": Case(["--model.scale", "hg+dp+or"], PaperLlama, lambda vector: True),
     "ap+er": Case(["--model.scale", "ap+er"], PaperLlama, lambda vector: True),
+    "multipliers": Case(MULTIPLIERS, PaperLlama, lambda vector: False, kept=0.002, free_vectors=True),
 }
 
 
@@ -110,7 +119,7 @@ def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
         else:
             is_matrix = "norm" not in name and "scale" not in name
             (decayed if is_matrix or case.decays(name) else kept).append(parameter)
-    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": case.kept}]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)]
     if case.muon:
         found.append(torch.optim.Muon(matrices, LR, DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
@@ -119,26 +128,26 @@ def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
 
 def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
     """The losses, and the gradient's norms before clipping."""
-    losses, norms, parameters = [], [], list(theirs.parameters())
-    mine = optimizers(theirs, case)
+    losses, norms, mine = [], [], optimizers(theirs, case)
+    clipped = [p for name, p in theirs.named_parameters() if not (case.free_vectors and "scale_" in name)]
     for step, block in enumerate(batches):
         logits = theirs(input_ids=block[:, :-1]).logits
         loss = -logits.log_softmax(-1).gather(-1, block[:, 1:, None]).mean()
         theirs.zero_grad()
         loss.backward()
-        norm = torch.cat([parameter.grad.flatten() for parameter in parameters]).norm()
-        for parameter in parameters:
+        norm = torch.cat([parameter.grad.flatten() for parameter in clipped]).norm()
+        norms.append(torch.cat([parameter.grad.flatten() for parameter in theirs.parameters()]).norm().item())
+        for parameter in clipped:
             parameter.grad *= min(1.0, CLIP / (norm.item() + 1e-6))
         for optimizer in mine:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step)
             optimizer.step()
         losses.append(loss.item())
-        norms.append(norm.item())
     return losses, norms
 
 
-@pytest.mark.parametrize("name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er")))
+@pytest.mark.parametrize("name", thinned(CASES, ("wd", "unified, muon", "hg+dp+or", "ap+er", "multipliers")))
 def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path) -> None:
     """`fit` has two micro-batches per step, the foreign code one batch."""
     case = CASES[name]
@@ -158,6 +167,7 @@ def test_fit_equals_foreign_code(name: str, run_args: list[str], tmp_path: Path)
     assert min(norms) < CLIP < max(norms), "clipping must bite in some steps and not in others"
     assert losses[-1] < losses[0] - 0.5
     assert ours == pytest.approx(losses, rel=NEAR, abs=0)
+    assert read_run(tmp_path / "run").curve("grad_norm").values == pytest.approx(norms, rel=1e-6)
     weights = dict(theirs.named_parameters())
     for key, weight in expected.named_parameters():
         assert (weight - weights[key]).norm() <= NEAR * weights[key].norm(), key
