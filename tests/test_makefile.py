@@ -17,7 +17,7 @@ from lightning_sv.scale.strategy import AXES
 ROOT = Path(__file__).parent.parent
 #: without what an outer `make test ARGS=...` hands down: variables are written in capitals
 ENV = {name: value for name, value in os.environ.items() if not name.isupper() or name in ("PATH", "HOME", "TMPDIR")}
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+pytestmark = NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,9 @@
 """The pages' links, commands, Python, tables and log; workflows, citation and the site's contents."""
 
 import ast
-import os
 import re
 import runpy
 import shlex
-import shutil
-import subprocess
 import sysconfig
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,10 +24,10 @@ from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, config_args, named, thinned
+from tests.test_makefile import NEEDS_MAKE, make
 from tests.test_results_pages import table
 
 PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
-NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
 def blocks(page: str | Path) -> list[str]:
@@ -61,18 +58,13 @@ def test_page_links_exist(path: Path) -> None:
             assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
 
 
-def check_make(*words: str) -> None:
-    env = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-
-
 @NEEDS_MAKE
 def test_page_commands_exist_and_targets_read_their_variables() -> None:
     for command in ALL_COMMANDS:
         words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", command))  # without a variable of the environment
         if words[0] == "make":
-            check_make(*(re.sub("^DATA=notes/?$", "DATA=docs", word) for word in words[1:]))  # the reader's folder
+            words = [re.sub("^DATA=notes/?$", "DATA=docs", word) for word in words]  # the reader's folder
+            assert make(*words[1:]).returncode == 0, command
         elif words[:2] == [".venv/bin/python", "-m"]:
             assert find_spec(words[2]) is not None, command
         elif words[0] not in (
@@ -247,7 +239,7 @@ def test_workflow_commands_are_make_targets(path: Path) -> None:
     for command in commands:
         words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "2.13.0", command))
         assert words[0] == "make", command
-        check_make(*words[1:])
+        assert make(*words[1:]).returncode == 0, command
 
 
 def test_workflows_have_the_oldest_and_newest_versions() -> None:

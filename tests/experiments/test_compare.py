@@ -174,14 +174,6 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
     assert {r.key(seed) for r, seed in compared.requests()} == {r.key(seed) for r, seed in figure.requests()}
 
 
-def test_compare_interval_covers_zero_not_resolved(tmp_path: Path) -> None:
-    """Differences 0.01 and -0.02 are not resolved; tokens are those to the loss that both reach."""
-    (pair,) = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)[0]["differences"]
-    assert pair["difference"]["verdict"] == "not resolved" and ", -0.196 to +0.186 nats" in pair["sentence"]
-    factor = (9900 / 10000 * 10000 / 9800) ** 0.5
-    assert pair["tokens_to_higher_final_loss"]["factor"] == pytest.approx(factor, rel=1e-3)
-
-
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*simulated failure"):
         run(tmp_path, "--fail_seed", "1", seeds=2)

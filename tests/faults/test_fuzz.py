@@ -236,15 +236,6 @@ def test_load_backbone_hostile_checkpoint_is_read_or_refused(tally: Tally, tmp_p
     fuzz(tally, "hostile checkpoint", n, st.one_of(entries, mangled(path.read_bytes())), read)
 
 
-def read_corpus(root: Path) -> None:
-    """What training does with a corpus: check it, read a block of each split and its tokenizer."""
-    manifest = Manifest.load(root)
-    check_corpus(manifest, root, vocab_size=1 << 16, seq_len=8)
-    for split in ("train", "val"):
-        assert open_split(root, split, seq_len=8)[0].max() < manifest.vocab_size
-    Tokenizer.load(root).encode("word")
-
-
 FILES = {"manifest": "manifest.json", "index": "train/index.json", "shard": "val/chunk-0-0.bin",
          "tokenizer": "tokenizer.json"}  # fmt: skip
 #: numbers of inputs under the mark `faults`
@@ -262,8 +253,13 @@ def test_corpus_hostile_file_is_read_or_refused(corpus: Path, tmp_path: Path, ta
         hostile = st.one_of(edited(json.loads(good)).map(json_bytes), hostile)
 
     def read(raw: bytes) -> None:
+        """As training does: check the corpus, read a block of each split and the tokenizer."""
         path.write_bytes(raw)
-        read_corpus(root)
+        manifest = Manifest.load(root)
+        check_corpus(manifest, root, vocab_size=1 << 16, seq_len=8)
+        for split in ("train", "val"):
+            assert open_split(root, split, seq_len=8)[0].max() < manifest.vocab_size
+        Tokenizer.load(root).encode("word")
 
     fuzz(tally, f"hostile {kind}", n, hostile, read)
 

@@ -121,21 +121,17 @@ def test_export_refused_nothing_written(
 
 
 @pytest.mark.parametrize("sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}])
-def test_export_folder_has_version_4_keys_and_umask(
+def test_export_folder_has_version_4_keys(
     sizes: dict[str, Any], config: BackboneConfig, corpus: Path, tmp_path: Path
 ) -> None:
     """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
-    model, before = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5)), os.umask(0o027)
-    try:
-        save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
-    finally:
-        os.umask(before)
+    model = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5))
+    save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
     files = ("config.json", "tokenizer_config.json")
     written, tokenizer = (json.loads((tmp_path / "out" / name).read_text()) for name in files)
     assert written["rope_theta"] == 5e5 and written.get("num_experts") == sizes.get("n_expert")
     assert written.get("rope_local_base_freq") == (5e5 if sizes is GEMMA else None)
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
 
 
 def test_export_refused_model_stays_float32(config: BackboneConfig, corpus: Path, tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ WRONG = [
     (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
     (["--ckpt_path", "."], "which is not a file; expected a file such as RUN/checkpoints/last.ckpt"),
-    (["--ckpt_path", __file__], "is not a readable checkpoint"),
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
     (["--samples.tokens", "-1"], "samples.tokens is -1"),

@@ -55,32 +55,26 @@ def probed_run(request: pytest.FixtureRequest, probed: list[str], tmp_path_facto
     return more, folder / "run", folder / "killed", said.getvalue()
 
 
-def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, float]:
-    """The figures by hand: three sequences spread over the validation split, a Hessian for each subset."""
-    model = load_backbone(str(checkpoint))
+def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: bool) -> None:
+    """By hand: three sequences spread over the validation split, a Hessian for each subset."""
+    model = load_backbone(str(run.dir / "checkpoints/last.ckpt"))
     split = open_split(corpus, "val", seq_len=32)
     manifest = Manifest.load(corpus)
     n = manifest.val.sequences(32)
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
     documents = document_ids(blocks[:, :-1], manifest.eot) if mask else None
-    figures = {}
-    for name, parameters in parameter_subsets(model).items():
-        if parameters and name in ("all", "scale_input", "scale_output"):
-            product = HessianProduct(
-                lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:]), parameters
-            )
-            sharpest, moments = lanczos(product, 7, rtol=1e-2), hutchinson(product, 2)
-            estimates = {"lambda_max": sharpest, "trace": moments.trace, "fro2": moments.squared_frobenius}
-            for key, estimate in estimates.items():
-                figures |= {f"{name}/{key}": estimate.value, f"{name}/{key}_error": estimate.error}
-    return figures
-
-
-def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: bool) -> None:
-    for key, value in sharpness_of(run.dir / "checkpoints/last.ckpt", corpus, mask=mask).items():
-        tokens, values = run.curve(f"sharpness/{key}")
-        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
-        assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
+    subsets = parameter_subsets(model)
+    for name in filter(subsets.get, ("all", "scale_input", "scale_output")):
+        product = HessianProduct(
+            lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:]), subsets[name]
+        )
+        sharpest, moments = lanczos(product, 7, rtol=1e-2), hutchinson(product, 2)
+        estimates = {"lambda_max": sharpest, "trace": moments.trace, "fro2": moments.squared_frobenius}
+        for key, estimate in estimates.items():
+            for tag, value in ((key, estimate.value), (f"{key}_error", estimate.error)):
+                tokens, values = run.curve(f"sharpness/{name}/{tag}")
+                assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], (name, tag)
+                assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), (name, tag)
 
 
 def test_fit_probed_trains_as_without_and_logs_the_checkpoint(

@@ -100,11 +100,10 @@ DIFFERENT = [
     (["--model.scale", "hg+dnp+er"], "scale is hg+dnp+er; expected hg+dnp+or, as in"),  # the same shapes
     (["--model.scale_options.placement_at.lm_head", "dp"], "scale_options.placement_at.lm_head is dp; expected None"),
     (["--model.backbone.n_head", "4"], "backbone.n_head is 4; expected 2, as in"),
-    (["--model.init_from", __file__], "is not a readable checkpoint"),
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), thinned(DIFFERENT, [DIFFERENT[i] for i in (0, 2, 3)], several=True))
+@pytest.mark.parametrize(("change", "said"), thinned(DIFFERENT, DIFFERENT[::2], several=True))
 def test_init_from_with_a_different_model_is_refused(
     change: list[str], said: str, source: Path, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:

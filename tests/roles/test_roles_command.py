@@ -82,7 +82,6 @@ def test_roles_unused_parameter_refused(tmp_path: Path, capsys: pytest.CaptureFi
     config.save_pretrained(tmp_path)
     name = "dinov2.embeddings.mask_token"
     assert f"parameter {name} is not used in the traced forward pass" in refused("roles", str(tmp_path))
-    assert "--policy 'idw' is unknown" in refused("roles", str(tmp_path), "--policy", "idw")
     assert f"--role is {name}=token; expected" in refused("roles", str(tmp_path), "--role", f"{name}=token")
     assert main(["roles", str(tmp_path), "--known", f"{name}=other", "--json"]) == 0
     roles = {row["name"]: row["role"] for row in json.loads(capsys.readouterr().out)["parameters"]}
