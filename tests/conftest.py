@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import logging
 import os
 import signal
@@ -157,7 +158,20 @@ def run_args(corpus: Path, tmp_path: Path) -> list[str]:
     return write_run_args(corpus, tmp_path)
 
 
+Answer = Callable[..., Any]
 Refused = Callable[..., str]
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Return a function that runs a command with `--json`, asserts that it succeeds, and returns what it prints."""
+
+    def run(*words: str) -> Any:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
 
 
 @pytest.fixture

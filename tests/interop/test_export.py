@@ -24,16 +24,14 @@ from lightning_sv.interop.hf import save, to_hugging_face
 from lightning_sv.interop.hf.save import fast_tokenizer, model_card
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import GEMMA, MOE, Refused, write_run_args
+from tests.conftest import GEMMA, MOE, Answer, Refused, write_run_args
 
 
 def test_export_plain_run_is_llama_with_same_text(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], tmp_path: Path, answer: Answer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exported"
-    capsys.readouterr()
-    assert main(["export", str(runs["plain"]), "--to", "hf", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = answer("export", str(runs["plain"]), "--to", "hf", str(out))
     assert (said["kind"], said["own_code"]) == ("LlamaForCausalLM", False) and said["difference"] < 1e-5
     assert not list(out.glob("*.py")) and not list(tmp_path.glob(".*"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
@@ -41,9 +39,8 @@ def test_export_plain_run_is_llama_with_same_text(
     end, settings = tokenizer.eos_token_id, model.generation_config
     assert settings.eos_token_id == settings.pad_token_id == end  # the token at which it stops
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
-    words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0", "--json"]
-    assert main(["generate", str(runs["plain"]), *words]) == 0
-    expected = json.loads(capsys.readouterr().out)["text"]
+    words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0"]
+    expected = answer("generate", str(runs["plain"]), *words)["text"]
     found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
     assert found == "def f" + expected
     text, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())

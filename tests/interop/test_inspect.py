@@ -21,7 +21,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import Refused, perturbed, thinned
+from tests.conftest import Answer, Refused, perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -189,7 +189,9 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_run_or_folder(
+    runs: dict[str, Path], tmp_path: Path, answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     picture = tmp_path / "sub/run.png"
     assert main(["inspect", str(runs["own"]), "--png", str(picture)]) == 0
@@ -201,9 +203,7 @@ def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, caps
         assert cells[0] == str(layer) and len(cells) == 8 and cells[5:] == ["32", "0.0%", "0.0%"]
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
     assert main(["export", str(runs["plain"]), str(tmp_path / "hf")]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "hf"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
 

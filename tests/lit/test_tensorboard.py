@@ -1,10 +1,8 @@
 """What TensorBoard shows of a run: the order of the charts, the names of runs, and text drawn during training."""
 
-import json
 from pathlib import Path
 
 import lightning as L
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -13,6 +11,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
+from tests.conftest import Answer
 from tests.lit.runs import pages_of, same_checkpoint, same_curves
 
 START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
@@ -53,7 +52,7 @@ def test_fit_tensorboard_has_the_loss_first_and_hparams(run_args: list[str], tmp
 
 
 def test_text_samples_equal_generate_and_leave_the_run_unchanged(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_args: list[str], tmp_path: Path, answer: Answer
 ) -> None:
     silent, speaking = tmp_path / "silent", tmp_path / "speaking"
     args = ["fit", *run_args, "--trainer.max_steps", "4", "--model.nonfinite", "skip"]
@@ -63,10 +62,8 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     same_checkpoint(silent, speaking)
     same_curves(silent, speaking)
 
-    capsys.readouterr()
-    words = ["--tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5", "--json"]
-    assert main(["generate", str(speaking / "checkpoints/last.ckpt"), *words]) == 0
-    text = "def f\n# x" + json.loads(capsys.readouterr().out)["text"]
+    words = ["--tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5"]
+    text = "def f\n# x" + answer("generate", str(speaking / "checkpoints/last.ckpt"), *words)["text"]
     events = EventAccumulator(str(speaking)).Reload()
     first, last = events.Tensors("sample/text_summary")
     assert (first.step, last.step) == (2 * 128, 4 * 128)

@@ -1,6 +1,5 @@
 """The memory of a plan against the bytes of the allocator in real steps on the CPU."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from lightning_sv.nn.config import RouterConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.eager import unchunked
-from tests.conftest import GEMMA, thinned
+from tests.conftest import GEMMA, Answer, thinned
 
 B, T = 8, 256
 D_FF = 512  # int(8 d_model / 3)
@@ -116,13 +115,10 @@ def test_step_memory_of_masked_documents_is_larger() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", thinned([4, 2], [2]))
-def test_plan_peak_is_what_fit_allocates(
-    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
-) -> None:
+def test_plan_peak_is_what_fit_allocates(run_args: list[str], tmp_path: Path, answer: Answer, micro_batch: int) -> None:
     sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
     args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "2"]
-    assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = answer("plan", *args, "--gpus", "1")
     run = str(tmp_path / "run")
     with unchunked():
         real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))

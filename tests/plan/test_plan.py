@@ -22,50 +22,47 @@ from lightning_sv.plan.memory import Held, Parallel, StepMemory, find_strategy, 
 from lightning_sv.plan.parameters import PAPER_FIGURES
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import ROOT, Refused, thinned
+from tests.conftest import ROOT, Answer, Refused, thinned
 from tests.plan.test_memory import allocated
 
 
-def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_plan_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
+def test_plan_hours_are_tokens_times_flops_over_speed(answer: Answer, run_args: list[str]) -> None:
     sizes = BackboneConfig(name="tiny", d_model=32, n_layer=2, n_head=2, vocab_size=300)
     n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
     flops = 6 * n + 12 * 2 * 32 * 32  # 12 layers T d
     four = ["plan", *run_args, "--gpus", "4"]
-    found = asked(capsys, *four, "--mfu", "0.5", "--trainer.precision", "bf16-mixed")
+    found = answer(*four, "--mfu", "0.5", "--trainer.precision", "bf16-mixed")
     assert found["tokens"] == 12 * 4 * 32 and found["flops"] == 12 * 4 * 32 * flops
     (row,) = found["hours"]
     assert row["hours"] == pytest.approx(12 * 4 * 32 * flops / (4 * 989.4e12 * 0.5) / 3600)
     assert row["gpu_hours"] == pytest.approx(4 * row["hours"])
-    budget = asked(capsys, *four, "--trainer.max_steps", "-1", "--model.tokens_per_param", "3")
+    budget = answer(*four, "--trainer.max_steps", "-1", "--model.tokens_per_param", "3")
     assert budget["steps"] == -(-3 * budget["parameters"] // 128)
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
 
-def test_plan_measured_mfu_sets_hours(capsys: pytest.CaptureFixture[str], run_args: list[str], tmp_path: Path) -> None:
+def test_plan_measured_mfu_sets_hours(answer: Answer, run_args: list[str], tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path / "run")) as writer:
         for step in range(1, 21):  # half the tokens at 0.2, half at 0.6, after a start that does not count
             writer.add_scalar("throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step)
-    found = asked(capsys, "plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
+    found = answer("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
     assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
 
 
 @pytest.mark.long
-def test_plan_reads_are_of_one_rank(capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path) -> None:
+def test_plan_reads_are_of_one_rank(
+    answer: Answer, run_args: list[str], corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
-    reads, sequences = asked(capsys, "plan", *two)["reads"], Manifest.load(corpus).train.sequences(32)
+    reads, sequences = answer("plan", *two)["reads"], Manifest.load(corpus).train.sequences(32)
     assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (2, 64, 2 * 33 * 2)
     assert (reads["sequences"], reads["tokens"], reads["bytes"]) == (24, 24 * 32, 24 * 33 * 2)
     assert reads["epochs"] == pytest.approx(12 * 4 / sequences)
-    absent = asked(capsys, "plan", *two, "--data.corpus.dir", "nowhere")
+    absent = answer("plan", *two, "--data.corpus.dir", "nowhere")
     assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
     assert absent["device_counts"] == [1, 2, 4]
     sample = [*two, "--data.corpus.dir", "nowhere", "--data.corpus.hf_subset", "sample-10BT"]
-    assert asked(capsys, "plan", *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
+    assert answer("plan", *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
     assert main(["plan", *sample]) == 0
     assert "1.54e-07 epochs" in capsys.readouterr().out
 
@@ -127,13 +124,13 @@ def test_find_strategy_reads_name_and_arguments(strategy: Any, gpus: int, expect
     assert find_strategy({"strategy": strategy}, gpus) == expected
 
 
-def test_plan_strategy_and_memory_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
+def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
-    sharded = asked(capsys, "plan", *four, "--trainer.strategy", json.dumps({"class_path": FSDP}))
+    sharded = answer("plan", *four, "--trainer.strategy", json.dumps({"class_path": FSDP}))
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
     with pytest.raises(ValueError, match="init_args.keep_gathered"):
         parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
-    small = asked(capsys, "plan", *four, "--gpu_memory", "0.0001")
+    small = answer("plan", *four, "--gpu_memory", "0.0001")
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
 
@@ -192,9 +189,9 @@ def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "figure", thinned(PAPER_FIGURES, PAPER_FIGURES[::3]), ids=lambda f: f"{f.model}-{f.scale}-{f.computed}"
 )
-def test_params_figures_round_to_the_printed_ones(figure, capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_figures_round_to_the_printed_ones(figure, answer: Answer) -> None:
     model = f"conf/model/{figure.model}.yaml"
-    made = asked(capsys, "params", "--config", str(ROOT / model), "--model.scale", figure.scale)
+    made = answer("params", "--config", str(ROOT / model), "--model.scale", figure.scale)
     (row,) = (row for row in made["paper"] if row["what"] == figure.what)
     printed = figure.printed.replace(",", "")
     if printed.endswith("B"):
@@ -207,9 +204,9 @@ def test_params_figures_round_to_the_printed_ones(figure, capsys: pytest.Capture
     assert (rounded == printed) != ("discrepancy" in figure.comment)
 
 
-def test_params_of_unified_have_roles_and_decay(capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_of_unified_have_roles_and_decay(answer: Answer) -> None:
     model = ROOT / "conf/model/llama-0.12b.yaml"
-    made = asked(capsys, "params", "--config", str(model), "--model.scale", "unified")
+    made = answer("params", "--config", str(model), "--model.scale", "unified")
     roles = made["roles"]
     assert made["total"] == sum(role["parameters"] for role in roles.values()) == 119_846_846
     assert roles["embedding"]["parameters"] == 50_304 * 768

@@ -11,7 +11,7 @@ import pytest
 from lightning_sv.__main__ import main
 from lightning_sv.cli.roles import print_patterns, print_roles
 from lightning_sv.roles import ModelParameter, Roles
-from tests.conftest import Refused, thinned
+from tests.conftest import Answer, Refused, thinned
 from tests.roles.families import find
 
 transformers = pytest.importorskip("transformers")
@@ -30,20 +30,18 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
 
 
-def test_roles_json_has_parameters_and_patterns(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer) -> None:
     family = find("gemma3_text")
     model = family.build()
     for where in (model_dir, model_dir / "config.json"):
-        assert main(["roles", str(where), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = answer("roles", str(where))
         rows = {row["name"]: row for row in found["parameters"]}
         truth = {name: family.truth(name, p) for name, p in model.named_parameters()}
         assert {name: row["role"] for name, row in rows.items()} == truth
         spared = {name for name, row in rows.items() if not row["decays"]}
         assert spared == {n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])}
         assert spared == {n for n, row in rows.items() if row["role"] == "output"}
-    assert main(["roles", str(model_dir), "--policy", "wd", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["undecayed"] == {"regex": [], "glob": []}
+    assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == {"regex": [], "glob": []}
 
 
 def test_roles_table_collapses_layers(
@@ -67,24 +65,23 @@ def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("name", thinned(["t5", "llava", "vit"], ["t5"]))
-def test_roles_configured_class_is_built(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_roles_configured_class_is_built(name: str, tmp_path: Path, answer: Answer) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(tmp_path)
-    assert main(["roles", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["parameters"]
+    found = answer("roles", str(tmp_path))["parameters"]
     assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
 
 
-def test_roles_unused_parameter_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
+def test_roles_unused_parameter_refused(tmp_path: Path, answer: Answer, refused: Refused) -> None:
     config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
     config.architectures = ["Dinov2ForImageClassification"]
     config.save_pretrained(tmp_path)
     name = "dinov2.embeddings.mask_token"
     assert f"parameter {name} is not used in the traced forward pass" in refused("roles", str(tmp_path))
     assert f"--role is {name}=token; expected" in refused("roles", str(tmp_path), "--role", f"{name}=token")
-    assert main(["roles", str(tmp_path), "--known", f"{name}=other", "--json"]) == 0
-    roles = {row["name"]: row["role"] for row in json.loads(capsys.readouterr().out)["parameters"]}
+    found = answer("roles", str(tmp_path), "--known", f"{name}=other")["parameters"]
+    roles = {row["name"]: row["role"] for row in found}
     assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
 
 
@@ -100,7 +97,7 @@ class OwnModel(LlamaForCausalLM):
 
 
 def test_roles_remote_code_runs_only_if_trusted(
-    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, answer: Answer, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     ran = tmp_path / "ran"
@@ -110,11 +107,10 @@ def test_roles_remote_code_runs_only_if_trusted(
     (own / "modeling_own.py").write_text(CODE.format(ran=str(ran)))
     auto = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
     edit(own / "config.json", model_type="own-llama", auto_map=auto, architectures=["OwnModelForCausalLM"])
-    assert main(["roles", str(own)]) == 2
-    assert "--trust_remote_code" in (capsys.readouterr().err)
+    assert "--trust_remote_code" in refused("roles", str(own))
     assert not ran.exists()
-    assert main(["roles", str(own), "--trust_remote_code", "--json"]) == 0
-    assert ran.exists() and len(json.loads(capsys.readouterr().out)["parameters"]) == len(list(llama.parameters()))
+    found = answer("roles", str(own), "--trust_remote_code")["parameters"]
+    assert ran.exists() and len(found) == len(list(llama.parameters()))
 
 
 def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Refused) -> None:

@@ -11,7 +11,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.cli import theory as command
 from lightning_sv.theory.claims import CLAIMS, Finding
 from lightning_sv.theory.claims.base import Line, Panel
-from tests.conftest import Refused
+from tests.conftest import Answer, Refused
 
 KEYS = {
     "claim", "part", "source", "statement", "conditions", "stated", "measured", "error", "verdict", "expected", "note",
@@ -35,12 +35,11 @@ def test_theory_writes_json_and_pictures_and_exits_by_verdict(
 
 
 def test_theory_unwritable_folder_is_refused_before_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr(command, "track", lambda *args, **kwargs: pytest.fail("checked"))
     (tmp_path / "file").write_text("mine")
-    assert main(["theory", "--out", str(tmp_path / "file/deep/out")]) == 2
-    assert str(tmp_path / "file") in capsys.readouterr().err
+    assert str(tmp_path / "file") in refused("theory", "--out", str(tmp_path / "file/deep/out"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -60,9 +59,8 @@ FEW = ["theorem1", "table1"]
     pytest.param([LONG], marks=pytest.mark.faults),
 ])  # fmt: skip
 @pytest.mark.slow
-def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["theory", *words, "--json", "--out", str(tmp_path)]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_theory_claims_are_as_expected(words: list[str], tmp_path: Path, answer: Answer) -> None:
+    rows = answer("theory", *words, "--out", str(tmp_path))
     assert len(rows) == sum(claim.claim in words for claim in CLAIMS)
     assert {row["verdict"] for row in rows} <= {"holds", "fails, as expected"}
     assert {path.stem for path in tmp_path.glob("*.png")} == set(words) - {"table1"}  # a formula alone
