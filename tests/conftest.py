@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import signal
 import sysconfig
 from collections import Counter
@@ -130,6 +131,12 @@ def short_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000, val_fraction=0.25)
 
 
+@pytest.fixture
+def copy(corpus: Path, tmp_path: Path) -> Path:
+    """Return a copy of the corpus, which a test may damage."""
+    return Path(shutil.copytree(corpus, tmp_path / "copy"))
+
+
 def make_corpus(root: Path, *, val_fraction: float = 0.2, **settings: int) -> Path:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:40]
     config = CorpusConfig(
@@ -208,6 +215,12 @@ branch_norms: {{every_n_steps: 5}}
 """
     )
     return ["--config", str(config)]
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None takes one out."""
+    written = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
 
 
 def listen_to_interrupts() -> None:

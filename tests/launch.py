@@ -28,23 +28,24 @@ class Ended(NamedTuple):
     codes: list[int]
     logs: list[str]
 
-    @property
-    def fine(self) -> bool:
-        return not any(self.codes)
-
     def __str__(self) -> str:
         return f"exit codes {self.codes}\n" + "\n".join(log[-6000:] for log in self.logs)
 
 
-def launch(module: str, *args: str, logs: Path, seconds: float, ranks: int = 2) -> Ended:
-    """Run `module` on this number of ranks; after `seconds`, abort the rest, which then print their stack."""
+def launch(module: str, *args: str, logs: Path, seconds: float = 300, ranks: int = 2, fails: bool = False) -> Ended:
+    """Run `module` on this number of ranks, and assert that none fails, or that one `fails`.
+
+    After `seconds`, abort the rest, which then print their stack.
+    """
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]
     asked = {"module": module, "args": args, "cwd": str(Path.cwd()), "logs": list(map(str, files)), "seconds": seconds}
     print(json.dumps(asked), file=server.stdin, flush=True)
     codes = json.loads(server.stdout.readline())
-    return Ended(codes, [file.read_text(errors="replace") for file in files])
+    ended = Ended(codes, [file.read_text(errors="replace") for file in files])
+    assert any(codes) == fails, ended
+    return ended
 
 
 @cache

@@ -151,9 +151,10 @@ def test_prepare_stopped_leaves_no_corpus(
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
 
 
-def test_prepare_unwritable_folder_is_refused_at_once(config: CorpusConfig) -> None:
-    with pytest.raises(ConfigError, match="dir=/proc/x"):
-        prepare(replace(config, dir="/proc/x"), progress=False)
+@pytest.mark.parametrize("folder", ["/proc/x", "s3://bucket/corpus"])
+def test_prepare_unwritable_folder_is_refused_at_once(folder: str, config: CorpusConfig) -> None:
+    with pytest.raises(ConfigError, match=f"dir.*{folder}"):
+        prepare(replace(config, dir=folder), progress=False)
 
 
 def test_prepare_locked_folder_waits_with_a_message(

@@ -14,7 +14,7 @@ import torch
 from moto.server import ThreadedMotoServer
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, open_split, prepare
+from lightning_sv.corpus import Manifest, Tokenizer, open_split
 from lightning_sv.corpus import remote as remote_module
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import read_config
@@ -96,8 +96,3 @@ def test_local_folder_of_a_changed_shard_is_refused(url: str, s3: Any, corpus: P
 def test_local_folder_without_a_corpus_is_refused(s3: Any, address: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.corpus\.dir"):
         remote_module.local_folder(address)
-
-
-def test_prepare_into_an_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dir is s3://"):
-        prepare(CorpusConfig(dir="s3://bucket/corpus"))

@@ -24,11 +24,6 @@ from tests.conftest import Refused, thinned, write_run_args
 from tests.lit.runs import contents
 
 
-@pytest.fixture
-def copy(corpus: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(corpus, tmp_path / "copy"))
-
-
 def _load_and_check(root: Path) -> None:
     check_corpus(Manifest.load(root), root)
 

@@ -24,7 +24,7 @@ from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
-from tests.conftest import thinned
+from tests.conftest import edit_json, thinned
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_plan import FIGURE, plan_mine
 
@@ -274,22 +274,18 @@ def test_comparability_warnings_name_unexpected_keys(
     assert [warning.split(":")[0].split()[-1] for warning in comparability_warnings(runs, args)] == unexpected
 
 
-def edit(path: Path, change: dict[str, Any]) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-
 def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     last = runs.dir(*figure.requests()[-1])
-    edit(last / "config.yaml", {"hidden": {"key": "other"}})
+    edit_json(last / "config.yaml", hidden={"key": "other"})
     (warning,) = judged(figure, runs).warnings
     assert "The configs differ in hidden.key: same against other" in warning
-    edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
+    edit_json(last / "summary.json", commit="0123456789abcdef, with uncommitted changes")
     assert "by different commits of the code: None (" in judged(figure, runs).warnings[-1]
     assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]
-    edit(last / "summary.json", {"commit": None, "machine": "EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11"})
+    edit_json(last / "summary.json", commit=None, machine="EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11")
     assert "different machines: one not stated (" in judged(figure, runs).warnings[-1]
     assert "; EPYC, 2 cores, 1 x A100 (" in judged(figure, runs).warnings[-1]
 
@@ -304,11 +300,11 @@ def test_evaluate_sizes_of_a_law_need_one_corpus(tmp_path: Path) -> None:
     tiny = [runs.dir(run_spec, seed) for run_spec, seed in figure.requests() if run_spec.model == "tiny"]
     for path in tiny:
         data = json.loads((path / "config.yaml").read_text())["data"]
-        edit(path / "config.yaml", {"data": data | {"seq_len": 128}})
+        edit_json(path / "config.yaml", data=data | {"seq_len": 128})
     (warning,) = judged(figure, runs).warnings
     assert "the sizes of one law have data.seq_len 64 and 128." in warning
     for path in tiny:
-        edit(path / "summary.json", {"corpus_hash": "beef"})
+        edit_json(path / "summary.json", corpus_hash="beef")
     with pytest.raises(ValueError, match="corpus_hash"):
         judged(figure, runs)
 

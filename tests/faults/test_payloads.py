@@ -19,7 +19,7 @@ from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.runs.trust import modules_of
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import Refused, thinned
+from tests.conftest import Refused, edit_json, thinned
 from tests.runs.test_events import finish, write
 
 
@@ -142,16 +142,11 @@ def test_config_of_a_run_reads_no_environment(corpus: Path, tmp_path: Path, refu
     assert "model.scale" in refused("fit", "--config", str(config), *resume)
 
 
-@pytest.fixture
-def copy(corpus: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(corpus, tmp_path / "copy"))
-
-
 def test_index_with_a_pickle_format_is_refused(copy: Path, marker: Path) -> None:
     index = json.loads((copy / "train/index.json").read_text())
     (copy / "train/chunk-0-0.bin").write_bytes(pickle.dumps(Payload(marker)))
     for change in ({"data_format": ["pickle"]}, {"item_loader": "PyTreeLoader"}, {"compression": "zstd"}):
-        (copy / "train/index.json").write_text(json.dumps(index | {"config": index["config"] | change}))
+        edit_json(copy / "train/index.json", config=index["config"] | change)
         with pytest.raises(ValueError, match="does not describe plain"):
             open_split(copy, "train", seq_len=8)
     assert not marker.exists()
@@ -159,8 +154,7 @@ def test_index_with_a_pickle_format_is_refused(copy: Path, marker: Path) -> None
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "..\\x", "C:x", "\\\\host\\x", "a\0b", "\ud800"])
 def test_manifest_with_a_file_outside_is_refused(copy: Path, name: str) -> None:
-    plain = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps(plain | {"tokenizer_file": name}))
+    edit_json(copy / "manifest.json", tokenizer_file=name)
     with pytest.raises(ValueError, match="outside"):
         Manifest.load(copy)
 

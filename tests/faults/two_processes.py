@@ -24,12 +24,9 @@ RANK = int(os.environ.get("RANK", "0"))
 LAST_RANK = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
 
 
-def signal_to_the_last_rank(patch: pytest.MonkeyPatch) -> None:
-    def start(module: PretrainModule, batch: Any, batch_idx: int) -> None:
-        if LAST_RANK and module.global_step == STEP:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    patch.setattr(PretrainModule, "on_train_batch_start", start, raising=False)
+def signal_to_the_last_rank(module: PretrainModule, batch: Any, batch_idx: int) -> None:
+    if LAST_RANK and module.global_step == STEP:
+        os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def run(out: Path, args: list[str]) -> dict[str, bool]:
@@ -47,7 +44,7 @@ def run(out: Path, args: list[str]) -> dict[str, bool]:
             fine &= (out / how / "summary.json").exists() == (how == "skip")
         found[f"nan loss on one of two devices, {how}"] = fine
     with pytest.MonkeyPatch.context() as patch:
-        signal_to_the_last_rank(patch)
+        patch.setattr(PretrainModule, "on_train_batch_start", signal_to_the_last_rank, raising=False)
         patch.setenv("SLURM_JOB_ID", "12")
         patch.setenv("PATH", str(out), prepend=os.pathsep)  # a scontrol of the test's
         code = main([*fit, "--run_dir", str(out / "signal")])

@@ -96,18 +96,11 @@ def test_apply_strategy_outputs_without_numbers_refused(out: Callable[[Tensor], 
 
 
 def test_apply_strategy_training_branch_needs_known_role() -> None:
-    class Ahead(Net):
-        def __init__(self) -> None:
-            super().__init__(plain)
-            self.ahead = nn.Linear(D, V, bias=False)
-
-        def forward(self, ids: Tensor) -> Any:
-            out = super().forward(ids)
-            return (out, self.ahead(self.norm(self.emb(ids)))) if self.training else out
-
+    net = Net(lambda net, x: (plain(net, x), net.ahead(x)) if net.training else plain(net, x))
+    net.ahead = nn.Linear(D, V, bias=False)
     with pytest.raises(ValueError, match=r"known=\{'ahead.weight'"):
-        apply_strategy(Ahead(), "hg+dp", IDS)
-    report = apply_strategy(Ahead(), "hg+dp", IDS, known={"ahead.weight": "head"})
+        apply_strategy(net, "hg+dp", IDS)
+    report = apply_strategy(net, "hg+dp", IDS, known={"ahead.weight": "head"})
     assert dict(report.notes).keys() == {"ahead.weight"}
 
 
@@ -173,23 +166,15 @@ def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     assert report.difference < 1e-5 and "norm.parametrizations.weight.0.vector" in report.vectors
 
 
-def test_apply_strategy_norm_bias_found_by_use() -> None:
-    class Layer(nn.Module):
-        def __init__(self, computed: Callable[[Any, Tensor], Tensor]) -> None:
-            super().__init__()
-            self.gamma, self.bias = nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
-            self.weight, self.computed = nn.Parameter(torch.randn(D, D) / 4), computed
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.computed(self, x)
-
-    for computed in (
-        lambda m, x: F.linear(F.rms_norm(x, (D,), m.gamma), m.weight, m.bias),  # the matrix's
-        lambda m, x: F.linear(F.layer_norm(x, (D,), m.gamma, m.bias), m.weight),
-    ):
-        net = nn.Sequential(nn.Embedding(V, D), Layer(computed), nn.Tanh(), nn.Linear(D, V))
-        report = apply_strategy(net, "hg+ap", IDS)
-        assert report.difference < 1e-5 and report.vectors == ("1.parametrizations.weight.0.parts.0.scale_out",)
+@pytest.mark.parametrize("read", [
+    lambda net, x: F.linear(F.rms_norm(x, (D,), net.g), net.matrix.weight, net.bias),  # the matrix's
+    lambda net, x: F.linear(F.layer_norm(x, (D,), net.g, net.bias), net.matrix.weight),
+], ids=["matrix", "norm"])  # fmt: skip
+def test_apply_strategy_norm_bias_found_by_use(read: Read) -> None:
+    net = Net(lambda net, x: net.head(torch.tanh(read(net, x))), D)
+    net.norm, net.g, net.bias = nn.Identity(), nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
+    report = apply_strategy(net, "hg+ap", IDS)
+    assert report.difference < 1e-5 and report.vectors == ("matrix.parametrizations.weight.0.parts.0.scale_out",)
 
 
 @pytest.mark.parametrize("gamma", [lambda net: net.g.exp(), lambda net: 2 * net.g], ids=["exp", "twice"])

@@ -1,6 +1,5 @@
 """Backbones as Hugging Face's models and back: the same logits, or a reason."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, MOE, perturbed, thinned
+from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, MOE, edit_json, perturbed, thinned
 from tests.interop.wide import float64_throughout
 from tests.tolerances import assert_near
 
@@ -175,8 +174,7 @@ def test_from_hugging_face_exported_model_comes_back(config: BackboneConfig, tmp
 
 def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
     shutil.copytree(folder, to)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (to / "config.json").write_text(json.dumps(config))
+    edit_json(to / "config.json", **changes)
     return to
 
 

@@ -21,7 +21,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import Answer, Refused, perturbed, thinned
+from tests.conftest import Answer, Refused, edit_json, perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -237,8 +237,6 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     assert "lm_head.weight" in refused("inspect", str(saved("fp8", quantized)))
     assert "has no scale vectors" in refused("inspect", str(saved("olmo", named("olmo"))))
     foreign = saved("foreign", named("llama"))
-    written = json.loads((foreign / "config.json").read_text())
-    written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
-    (foreign / "config.json").write_text(json.dumps(written))
+    edit_json(foreign / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
     (foreign / "own.py").write_text("raise SystemExit('run')")
     assert "trust_remote_code" in refused("inspect", str(foreign))

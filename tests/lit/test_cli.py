@@ -21,7 +21,7 @@ from lightning_sv.settings.parse import _keys, _parser
 from lightning_sv.settings.trainer import REFUSED_CALLBACKS, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
 from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import ROOT, Refused
-from tests.lit.test_library import OwnStep
+from tests.lit.test_library import OwnStep, rows
 
 
 def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +108,8 @@ def test_names_of_your_own_module_train_resume_and_generate(
     run = tmp_path / "run"
     assert main(["fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)]) == 0
     assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in capsys.readouterr().out
-    rows = csv.DictReader((run / "parameters.csv").read_text().splitlines())
-    assert {row["optimizer"] for row in rows} == {"rms"}
+    parameters = csv.DictReader((run / "parameters.csv").read_text().splitlines())
+    assert {row["optimizer"] for row in parameters} == {"rms"}
     resume = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
     for words in (["generate", str(run)], resume):
         assert "--trust_module my_ideas" in refused(*words)
@@ -185,10 +185,9 @@ trainer:
     said = capsys.readouterr().err
     assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
     run = read_run(tmp_path / "run")
-    with next((tmp_path / "csv").rglob("metrics.csv")).open() as file:
-        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
-    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4]
-    assert [float(row["train/loss"]) for row in rows] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
+    logged = [row for row in rows(tmp_path / "csv") if row["train/loss"]]
+    assert [int(row["step"]) for row in logged] == [1, 2, 3, 4]
+    assert [float(row["train/loss"]) for row in logged] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
     assert (tmp_path / "best/best.ckpt").is_file() and (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
 

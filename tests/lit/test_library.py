@@ -28,6 +28,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.nonfinite import NonFiniteError
 from lightning_sv.nn import RouterConfig
 from tests.conftest import thinned
+from tests.lit.runs import differences
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -176,8 +177,7 @@ def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: P
     position = data.state_dict()
     run.validate(made[name], data, verbose=False)
     assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
-    for name, value in made["uninterrupted"].state_dict().items():
-        assert torch.equal(value, made["resumed"].state_dict()[name]), name
+    assert differences(made["uninterrupted"].state_dict(), made["resumed"].state_dict()) == []
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigError, match="weights only"):
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
@@ -419,8 +419,7 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())
-    for key, value in quiet.state_dict().items():
-        assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
+    assert differences(quiet.state_dict(), user.state_dict()) == []  # the probes leave training alone
     losses = [[row["loss"] for row in rows(out) if row["loss"]] for out in (tmp_path / "user", tmp_path / "quiet")]
     assert losses[0] == losses[1]
     (mean,) = {row["train/loss"] for row in rows(tmp_path / "user") if row["step"] == "2" and row["train/loss"]}

@@ -18,7 +18,7 @@ from lightning_sv.runs.events import read_run
 from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Refused, thinned, write_run_args
-from tests.lit.runs import LAST, contents, leaving, load, same_checkpoint, same_curves
+from tests.lit.runs import LAST, contents, differences, leaving, load, same_checkpoint, same_curves
 
 #: changes that are allowed for a run that starts from other weights
 OTHER = [
@@ -61,8 +61,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     said = " ".join(capsys.readouterr().out.split())
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
     assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
-    assert First.weights.keys() == there["state_dict"].keys() and First.states == 0
-    assert all(torch.equal(First.weights[key], value) for key, value in there["state_dict"].items())
+    assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0
     summary, run = json.loads((whole / "summary.json").read_text()), read_run(whole)
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
     assert summary["origin"] == {

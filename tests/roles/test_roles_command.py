@@ -1,17 +1,15 @@
 """`lightning-sv roles`: its table, its JSON, and refused inputs."""
 
-import json
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli.roles import print_patterns, print_roles
 from lightning_sv.roles import ModelParameter, Roles
-from tests.conftest import Answer, Refused, thinned
+from tests.conftest import Answer, Refused, edit_json, thinned
 from tests.roles.families import find
 
 transformers = pytest.importorskip("transformers")
@@ -22,12 +20,6 @@ def model_dir(tmp_path: Path) -> Path:
     """A directory as save_pretrained leaves it, but for the weights."""
     find("gemma3_text").build().config.save_pretrained(tmp_path)
     return tmp_path
-
-
-def edit(file: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None takes one out."""
-    written = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
 
 
 def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer) -> None:
@@ -106,7 +98,7 @@ def test_roles_remote_code_runs_only_if_trusted(
     llama.config.save_pretrained(own)
     (own / "modeling_own.py").write_text(CODE.format(ran=str(ran)))
     auto = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
-    edit(own / "config.json", model_type="own-llama", auto_map=auto, architectures=["OwnModelForCausalLM"])
+    edit_json(own / "config.json", model_type="own-llama", auto_map=auto, architectures=["OwnModelForCausalLM"])
     assert "--trust_remote_code" in refused("roles", str(own))
     assert not ran.exists()
     found = answer("roles", str(own), "--trust_remote_code")["parameters"]
@@ -120,11 +112,11 @@ def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Ref
     assert "nowhere.json cannot be read" in refused("roles", str(tmp_path / "nowhere.json"))
     assert "expected a model's directory or its config.json" in refused("roles", str(tmp_path / "pytorch_model.bin"))
     assert "--policy" in refused("roles", str(model_dir), "--policy", "idw")
-    edit(config, num_attention_heads=5, num_key_value_heads=3)
+    edit_json(config, num_attention_heads=5, num_key_value_heads=3)
     assert "the model cannot be built" in refused("roles", str(model_dir))
-    edit(config, model_type="no-such-type")
+    edit_json(config, model_type="no-such-type")
     assert "no-such-type" in refused("roles", str(model_dir))
-    edit(config, model_type=None)
+    edit_json(config, model_type=None)
     assert "model_type" in refused("roles", str(model_dir))
     config.write_text("{")
     assert "config.json cannot be read" in refused("roles", str(model_dir))

@@ -81,15 +81,6 @@ def test_parse_run_interpolation_sees_overrides(tmp_path: Path) -> None:
     assert parse_run([*args, "--model.optim.lr", "0.007"], check_corpus=False)[0].optim.weight_decay == 0.007
 
 
-WORDS = [["--trainer", "null"], ["--model.optim", ""], ["--trainer="], ["--trainer", "{max_steps: 1, max_steps: 2}"]]
-
-
-@pytest.mark.parametrize("words", WORDS)
-def test_parse_run_word_without_values_or_with_two_is_refused(words: list[str]) -> None:
-    with pytest.raises(ValueError, match=words[0].partition("=")[0]):
-        parse_run([*LAYERS, *words], check_corpus=False)
-
-
 def test_parse_run_config_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     """A pipe can be read once, and a run reads its files more often; nothing waits for one."""
     os.mkfifo(tmp_path / "pipe")
