@@ -20,18 +20,6 @@ def draw(rng: np.random.Generator, arms: int, seeds: int, sd: float = RESIDUAL_S
     return {str(i): dict(enumerate(row)) for i, row in enumerate(losses.tolist())}
 
 
-def test_block_design_two_arms_equal_the_paired_t_test() -> None:
-    losses = draw(np.random.default_rng(0), 2, 5)
-    a, b = (list(losses[arm].values()) for arm in "01")
-    contrast = BlockDesign(losses).difference("0", "1")
-    for alternative, p in (("less", contrast.p_below(0.001)), ("greater", contrast.p_above(0.001))):
-        assert p == pytest.approx(stats.ttest_rel(a, np.array(b) + 0.001, alternative=alternative).pvalue, rel=1e-9)
-    expected = stats.ttest_rel(a, b).confidence_interval(0.9)
-    interval = contrast.at(0.9)
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert (contrast.df, contrast.n, contrast.scatter) == (4, 5, "")
-
-
 def test_block_design_balanced_equals_its_closed_form() -> None:
     """Two-way analysis of variance: residuals y_as - y_a. - y_.s + y.., (A - 1)(S - 1) degrees of freedom."""
     losses = draw(np.random.default_rng(1), 6, 4)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import ModelParameter, Roles, apply_strategy, decayed_names, param_groups, weight_decay_roles
-from tests.conftest import thinned
+from tests.conftest import ROOT, thinned
 from tests.interop.test_apply import ROUNDING, named, state
 from tests.roles.families import find
 
@@ -135,34 +135,6 @@ def test_param_groups_numpy_and_torch_numbers_accepted() -> None:
         assert group["lr"] is value and group["weight_decay"] is value
 
 
-class NanoGPT(nn.Module):
-    """The shape of nanoGPT's model: tied head, logits of the last position alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte, self.wpe, self.lm_head = nn.Embedding(64, 16), nn.Embedding(16, 16), nn.Linear(16, 64, bias=False)
-        self.mlp = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-        self.ln_f = nn.LayerNorm(16, bias=False)
-        self.wte.weight = self.lm_head.weight
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
-        x = self.ln_f(x + self.mlp(x))
-        if targets is None:
-            return self.lm_head(x[:, [-1], :]), None
-        logits = self.lm_head(x)
-        return logits, nn.functional.cross_entropy(logits.view(-1, 64), targets.view(-1))
-
-
-def test_param_groups_nanogpt_decays_all_but_biases() -> None:
-    ids = torch.randint(0, 64, (2, 8))
-    for example in (ids, (ids, ids)):
-        model = NanoGPT()
-        names = {name for name, _ in model.named_parameters()}
-        optimizer = torch.optim.AdamW(param_groups(model, 0.5, 0.1, "iwd", example), lr=0.5, betas=(0.9, 0.95))
-        assert shrunk(model, optimizer) == names - {"mlp.0.bias", "mlp.1.bias", "mlp.3.bias"}
-
-
 @FOREIGN
 def test_param_groups_litgpt_decays_input_side() -> None:
     pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
@@ -199,27 +171,6 @@ def test_patterns_torchtitan_decays_input_side() -> None:
 
 
 @FOREIGN
-def test_patterns_olmo_core_decays_input_side() -> None:
-    pytest.importorskip("olmo_core", reason="OLMo-core is not installed")
-    from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
-    from olmo_core.optim import AdamWConfig, OptimGroupOverride
-
-    sizes = {"d_model": 32, "vocab_size": 64, "n_layers": 2, "n_heads": 4, "qk_norm": True}
-    # the same names: norms before attention and feed-forward in Llama, after them in OLMo 2
-    for block, output in (
-        (TransformerBlockType.default, ("q_norm", "k_norm")),
-        (TransformerBlockType.reordered_norm, ("q_norm", "k_norm", "attention_norm", "feed_forward_norm")),
-    ):
-        model = TransformerConfig.llama_like(block_name=block, **sizes).build(init_device="cpu")
-        globs = weight_decay_roles(model, torch.randint(0, 64, (1, 16))).patterns("glob", "iwd")
-        config = AdamWConfig(lr=0.1, weight_decay=0.5)
-        config.group_overrides = [OptimGroupOverride(params=globs, opts={"weight_decay": 0.0})]
-        names = {name for name, _ in model.named_parameters()}
-        spared = {n for n in names if n.removesuffix(".weight").endswith(output)}
-        assert shrunk(model, config.build(model)) == names - spared, block
-
-
-@FOREIGN
 def test_weight_decay_roles_peft_adapters_are_matrices() -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     model = peft.get_peft_model(qwen3(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
@@ -234,9 +185,6 @@ def test_interop_import_loads_no_lightning() -> None:
     slow = {"lightning", "transformers", "torch._dynamo"}
     program = f"import sys, lightning_sv.interop; assert not {slow} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-EXAMPLE = Path(__file__).parents[2] / "examples/hf_trainer.py"
 
 
 class IwdTrainer(Trainer):
@@ -286,7 +234,7 @@ def test_trainer_resumed_run_same_bits(strategy: str, tmp_path: Path) -> None:
 @FOREIGN
 def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("### FSDP2")[0]
+    page = (ROOT / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(uses) == 3 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
     model, ids = named("llama"), torch.arange(4, 20)[None]
@@ -301,9 +249,9 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_example_hf_trainer_loads_plain_llama(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "plain"
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "6", "--out", str(out)])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    out, example = tmp_path / "plain", str(ROOT / "examples/hf_trainer.py")
+    monkeypatch.setattr(sys, "argv", [example, "--steps", "6", "--out", str(out)])
+    runpy.run_path(example, run_name="__main__")
     plain, applied, *rest = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("{"))
     preserved = "hg+dp+or+iwd: 32 scale vectors; the function is preserved"
     assert plain.startswith("plain, iwd:") and applied.startswith(preserved)

@@ -71,6 +71,7 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
         ["--model.optim.clip_by_role", "{embedding: 0}"],
         ["--model.optim.clip_by_role", "{everything: 1}"],
         ["--model.scale", "hg+dp+iwd", "--model.optim.weight_decay_by_role", "{output: 0.1}"],
+        ["--model.optim.undecayed", "[router]"],
         ["--model.optim.undecayed", "[head]", "--model.optim.weight_decay_by_role", "{head: 0.1}"],
         ["--model.scale_options.placement_at", "{o_proj: dnp}"],
         ["--model.scale_options.placement_at", "{shared_down_proj: dp}"],

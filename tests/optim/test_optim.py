@@ -54,15 +54,6 @@ def test_group_table_shows_kind_rate_and_decay(name: str, config: BackboneConfig
     assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
 
 
-def test_build_optimizer_undecayed_roles_have_no_decay(config: BackboneConfig) -> None:
-    groups = role_groups(Backbone(config, "unified"), frozenset({"input"}))
-    optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
-    decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
-    assert decays == {"matrix": 0.1, "head": 0.0, "embedding": 0.0, "input": 0.1, "output": 0.0}
-    with pytest.raises(ValueError, match="model.optim.undecayed"):
-        build_optimizer(groups, OptimConfig(undecayed=["router"]), 1e-3)
-
-
 @pytest.mark.parametrize(("model", "optimizer", "message"), [
     ("custom", "adamw", "schedule 'cos'; set model.optim.lr, or use one of: llama-0.12b adamw cos"),
     ("llama-0.5b", "muon", "does not report its learning rate.*or use one of: llama-0.5b adamw cos.$"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
@@ -119,20 +118,6 @@ def test_power_series_of_a_student_equals_the_integrator(name: str) -> None:
     assert float(np.polyval(coefficients[::-1], Fraction(3, 100))) == pytest.approx(loss, rel=1e-10)  # type: ignore[call-overload]
     w = power_series(STUDENTS[name], teacher, 2)[0]
     assert [x.coefficients[:2] for x in w.flat] == [(0, x) for x in np.ravel(teacher)]  # W = t W* + O(t²)
-
-
-def double_speed(a: float) -> float:
-    """1 + 4m² + 3m⁴ where m is the real root of m (1 + m²) = a, with γa = γb = √(1 + m²)."""
-    m = next(root.real for root in np.roots([1, 0, 1, -a]) if abs(root.imag) < 1e-9)
-    return 1 + 4 * m**2 + 3 * m**4
-
-
-@pytest.mark.parametrize(("name", "speed"), [("f", lambda a: np.sqrt(1 + 4 * a * a)), ("dp", double_speed)])
-def test_flow_of_scalars_equals_the_reduction_of_the_proof(name: str, speed) -> None:  # type: ignore[no-untyped-def]
-    """c = d = 1: ȧ = q(a)(w* − a) (Appendix D.1, claim (iii))."""
-    w = 1.5
-    a = solve_ivp(lambda _, a: [speed(a[0]) * (w - a[0])], (0, 2), [0.0], rtol=1e-10, atol=1e-12).y[0, -1]
-    assert flow(STUDENTS[name], [[w]], [2.0]).loss[0] == pytest.approx(0.5 * (w - a) ** 2, rel=1e-6)
 
 
 def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
