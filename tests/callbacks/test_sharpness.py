@@ -1,7 +1,6 @@
 """Sharpness: the parameters of a probe, its budget, and an undisturbed run."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning import LightningModule
-from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import Sharpness
@@ -19,12 +17,6 @@ from lightning_sv.scale import ScaleVector
 from tests.conftest import GEMMA, MOE
 
 
-def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert len({id(p) for p in members}) == len(members)
-    return {names[id(p)] for p in members}
-
-
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 @pytest.mark.parametrize("family", ["llama", "gemma", "moe"])
 def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, config: BackboneConfig) -> None:
@@ -32,7 +24,9 @@ def test_parameter_subsets_partition_by_role_and_layer(text: str, family: str, c
         text = "hg+dp"  # q and k would be normalized twice
     model = Backbone(replace(config, **{"llama": {}, "gemma": GEMMA, "moe": MOE}[family]), text)
     every = dict(model.named_parameters())
-    subsets = {name: names_of(model, members) for name, members in parameter_subsets(model).items()}
+    name_of, found = {id(p): name for name, p in every.items()}, parameter_subsets(model)
+    subsets = {subset: {name_of[id(p)] for p in members} for subset, members in found.items()}
+    assert all(len(subsets[subset]) == len(members) for subset, members in found.items())
     assert subsets["all"] == set(every)
     roles = ("matrix", "router", "head", "embedding", "scale_input", "scale_output")
     assert sum(len(subsets[role]) for role in roles) == len(every)

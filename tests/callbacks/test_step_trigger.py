@@ -14,26 +14,24 @@ from lightning_sv.errors import ConfigError
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
 def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin: int) -> None:
-    clock, trainer = (
-        StepTrigger("x.every_n_steps", 2),
-        SimpleNamespace(global_step=begin, estimated_stepping_batches=7, callbacks=[], max_epochs=None),
-    )
+    clock = StepTrigger("x.every_n_steps", 2)
+    trainer: Any = SimpleNamespace(global_step=begin, estimated_stepping_batches=7, callbacks=[], max_epochs=None)
     acted: list[tuple[int, int]] = []
-    clock.start(trainer)  # type: ignore[arg-type]
+    clock.start(trainer)
     for step in range(begin, 7):
         for micro_batch in range(accumulate):
             trainer.global_step = step + (micro_batch == accumulate - 1)
             assert clock.step == step
-            if clock.ended(trainer) and clock.is_due(clock.step):  # type: ignore[arg-type]
+            if clock.ended(trainer) and clock.is_due(clock.step):
                 acted.append((clock.step, micro_batch))
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
     trainer.global_step = 9  # two optimizers
-    assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})  # type: ignore[arg-type]
+    assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})
     assert not clock.is_due(9)
     trainer = SimpleNamespace(global_step=6, estimated_stepping_batches=7, callbacks=[], max_epochs=None)
-    clock.start(trainer)  # type: ignore[arg-type]
+    clock.start(trainer)
     trainer.global_step = 8
-    assert clock.ended(trainer) and clock.is_last(8)  # type: ignore[arg-type]
+    assert clock.ended(trainer) and clock.is_last(8)
 
 
 @pytest.mark.parametrize(

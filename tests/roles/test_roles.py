@@ -313,13 +313,10 @@ def _shifted(y: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(y, (0, 0, 1, -1))
 
 
-def _pixels(y: torch.Tensor) -> torch.Tensor:
-    return nn.functional.pixel_shuffle(y.mT[..., None], 2)
-
-
 #: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a vector a: the vector's
 #: role, and whether it folds
 READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
+    "last position": ("input", True, lambda y, x, a: y[:, [-1]]),
     "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
     "masked mean": ("input", True, lambda y, x, a: y.masked_fill(x[..., :1] > 0, 0).sum(1) / (x[..., :1] > 0).sum(1)),
     "average of windows": ("input", True, lambda y, x, a: nn.functional.avg_pool1d(y.mT, 2).mT),
@@ -331,7 +328,8 @@ READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
     "written in place": ("input", True, lambda y, x, a: _shifted(y).add_(y)),
     "chosen": ("input", True, lambda y, x, a: torch.where(x[..., :1] > 0, y, 0)),
     "stacked last": ("input", True, lambda y, x, a: torch.stack([y, _shifted(y)], -1).sum(-1)),
-    "pixel shuffle": ("input", False, lambda y, x, a: _pixels(y).flatten(2).mT.expand(1, 20, 4)),
+    "pixel shuffle": ("input", False,
+        lambda y, x, a: nn.functional.pixel_shuffle(y.mT[..., None], 2).flatten(2).mT.expand(1, 20, 4)),
     "gated": ("output", True, lambda y, x, a: y * x.sigmoid()),
     "averaged by data": ("output", True, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
     "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
@@ -350,7 +348,7 @@ def test_weight_decay_roles_linear_readers_make_input(how: str) -> None:
     role, folds, between = READ[how]
 
     model = Small(lambda m, x: m.up(between(NORMED["var_mean"](m.w, x), x, m.a)), a=torch.rand(4))
-    row = weight_decay_roles(model, IDS)["w"]
+    row = weight_decay_roles(model, (IDS,))["w"]  # positional arguments in a tuple
     assert (row.role, row.redundant) == (role, folds)
 
 
