@@ -166,19 +166,25 @@ def run_args(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 Answer = Callable[..., Any]
-Refused = Callable[..., str]
+Refused = Told = Callable[..., str]
 
 
 @pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Return a function that runs a command with `--json`, asserts that it succeeds, and returns what it prints."""
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Return a function that runs a command, asserts that it succeeds, and returns its stdout."""
 
-    def run(*words: str) -> Any:
+    def run(*words: str) -> str:
         capsys.readouterr()
-        assert main([*words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def answer(told: Told) -> Answer:
+    """Return a function that runs a command with `--json`, and returns what it prints."""
+    return lambda *words: json.loads(told(*words, "--json"))
 
 
 @pytest.fixture

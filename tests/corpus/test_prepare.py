@@ -18,13 +18,13 @@ import tokenizers
 from filelock import FileLock
 
 from lightning_sv import atomic
-from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import Refused, Told
 from tests.corpus.conftest import shard_ids
 
 
@@ -51,7 +51,7 @@ def test_prepare_shards_contain_the_documents_in_order(corpus: Path, manifest: M
         assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
 
 
-def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, told: Told, refused: Refused) -> None:
     """The files of `prepare` contain all that training needs: tokenizer, and a vocabulary that contains its ids."""
     made = prepare(config, progress=False)
     layer = str(Path(config.dir) / "corpus.yaml")
@@ -59,10 +59,9 @@ def test_prepare_layer_sets_corpus_and_vocabulary(config: CorpusConfig, capsys: 
     model, data, _ = parse_run([word for file in files for word in ("--config", file)])
     assert data.manifest == made
     assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
-    assert main(["prepare", "--config", layer]) == 0  # there already
-    assert made.corpus_hash[:12] in capsys.readouterr().out
-    args = ["fit", *(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
-    assert main(args) == 2 and f"--config {layer} sets it" in capsys.readouterr().err
+    assert made.corpus_hash[:12] in told("prepare", "--config", layer)  # there already
+    args = [*(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
+    assert f"--config {layer} sets it" in refused("fit", *args)
 
 
 def test_prepare_again_does_no_work_and_other_settings_are_refused(config: CorpusConfig, jsonl: Path) -> None:
@@ -213,13 +212,12 @@ def test_prepare_changed_text_is_refused_and_training_names_it(
     assert message.partition(",")[0] in capsys.readouterr().err
 
 
-def test_prepare_equal_text_is_no_change(notes: Path, own: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_equal_text_is_no_change(notes: Path, own: CorpusConfig, told: Told) -> None:
     """A copy or a touch; text that was moved away altogether."""
     made = prepare(own, progress=False)
     os.utime(notes / "0.txt", (1, 1))
     args = [f"--data.corpus.{key}={getattr(own, key)}" for key in ("dir", "source", "tokenizer")]
-    assert main(["prepare", *args]) == 0
-    assert "already prepared" in capsys.readouterr().out
+    assert "already prepared" in told("prepare", *args)
     shutil.rmtree(notes)
     assert prepare(own, progress=False) == made
 

@@ -24,7 +24,7 @@ from lightning_sv.experiments.results import Figure, Verdict, pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import budget_names
 from lightning_sv.runs.events import read_run
-from tests.conftest import ROOT, Refused
+from tests.conftest import ROOT, Refused, Told
 from tests.experiments.fake_results import disk_full, figure, rows, write_run
 
 
@@ -167,13 +167,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_report_command_numbers_are_those_of_the_event_files(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = runs / "begun"
     begun.mkdir()
     (begun / "config.yaml").touch()
-    assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = told("report", str(runs), "--baseline", "llama", "--out", str(tmp_path))
     assert "Left out because they are not complete:" in out
     shutil.rmtree(begun)
     assert "unified is lower than llama by 0.030 nats" in out and "report.html" in out

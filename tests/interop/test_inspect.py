@@ -21,7 +21,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import Answer, Refused, edit_json, perturbed, thinned
+from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -189,13 +189,9 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
     assert peak_of(tmp_path / "large") < 100
 
 
-def test_inspect_shows_run_or_folder(
-    runs: dict[str, Path], tmp_path: Path, answer: Answer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
+def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answer: Answer, told: Told) -> None:
     picture = tmp_path / "sub/run.png"
-    assert main(["inspect", str(runs["own"]), "--png", str(picture)]) == 0
-    out = capsys.readouterr().out.splitlines()
+    out = told("inspect", str(runs["own"]), "--png", str(picture)).splitlines()
     at = out.index("layers.*.attn.qkv.q_proj.scale_out: output, stays")
     assert out[0] == "tiny, hg+dnp+or+iwd: scale vectors" and max(map(len, out[:-1])) <= 80
     for layer, line in enumerate(out[at + 1 : at + 3]):

@@ -20,7 +20,7 @@ from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import _keys, _parser
 from lightning_sv.settings.trainer import REFUSED_CALLBACKS, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
 from lightning_sv.settings.yaml_file import SECTIONS
-from tests.conftest import ROOT, Refused
+from tests.conftest import ROOT, Refused, Told
 from tests.lit.test_library import OwnStep, rows
 
 
@@ -97,17 +97,16 @@ def linear(step, total_steps, config):
 
 
 def test_names_of_your_own_module_train_resume_and_generate(
-    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    refused: Refused,
-) -> None:  # fmt: skip
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told, refused: Refused
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_ideas.py").write_text(OWN)
     names = ["--model.schedule.name", "my_ideas:linear", "--model.optim.lr", "0.01"]
     names += ["--model.scale_options.placement_at", "{lm_head: my_ideas:BNP}", "--trainer.max_steps", "2"]
     assert "without role or kind" in refused("fit", *run_args, *names, "--model.optim.name", "my_ideas:bare")
     run = tmp_path / "run"
-    assert main(["fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run)]) == 0
-    assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in capsys.readouterr().out
+    said = told("fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run))
+    assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in said
     parameters = csv.DictReader((run / "parameters.csv").read_text().splitlines())
     assert {row["optimizer"] for row in parameters} == {"rms"}
     resume = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]

@@ -21,7 +21,7 @@ from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import Refused, thinned, write_run_args
+from tests.conftest import Refused, Told, thinned, write_run_args
 from tests.lit.runs import LAST, contents, load
 
 
@@ -85,12 +85,12 @@ def test_fit_muon_under_bf16_writes_parameters_and_groups(run_args: list[str], t
 
 
 def test_validate_equals_fit_and_refuses_a_different_tokenizer(
-    short_corpus: Path, run: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+    short_corpus: Path, run: Path, told: Told, refused: Refused
 ) -> None:
     validate = ["validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
-    assert main(validate) == 0
+    said = told(*validate)
     val_loss = json.loads((run / "summary.json").read_text())["val_loss"]
-    assert float(capsys.readouterr().out.split()[1]) == pytest.approx(val_loss, abs=1e-4)
+    assert float(said.split()[1]) == pytest.approx(val_loss, abs=1e-4)
     error = refused(*validate, "--data.corpus.dir", str(short_corpus))
     assert "tokenizer_sha256 is " in error and "as in the checkpoint" in error
 

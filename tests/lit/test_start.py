@@ -17,7 +17,7 @@ from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.model import PretrainConfig
-from tests.conftest import Refused, thinned, write_run_args
+from tests.conftest import Refused, Told, thinned, write_run_args
 from tests.lit.runs import LAST, contents, differences, leaving, load, same_checkpoint, same_curves
 
 #: changes that are allowed for a run that starts from other weights
@@ -49,16 +49,14 @@ def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_init_from_records_its_origin_and_resumes_without_it(
-    source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+    source: Path, run_args: list[str], tmp_path: Path, told: Told, refused: Refused
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
     there, whole, resumed = load(source), tmp_path / "whole", tmp_path / "resumed"
     start = ["--model.init_from", str(source)]
-    capsys.readouterr()
     with leaving(resumed, 3):
         first = ["--trainer.callbacks", f"{__name__}.First"]
-        assert main(["fit", *run_args, *OTHER, *start, *first, "--run_dir", str(whole)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+        said = " ".join(told("fit", *run_args, *OTHER, *start, *first, "--run_dir", str(whole)).split())
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
     assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
     assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0

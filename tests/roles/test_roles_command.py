@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.__main__ import main
 from lightning_sv.cli.roles import print_patterns, print_roles
 from lightning_sv.roles import ModelParameter, Roles
-from tests.conftest import Answer, Refused, edit_json, thinned
+from tests.conftest import Answer, Refused, Told, edit_json, thinned
 from tests.roles.families import find
 
 transformers = pytest.importorskip("transformers")
@@ -36,12 +35,9 @@ def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer)
     assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == {"regex": [], "glob": []}
 
 
-def test_roles_table_collapses_layers(
-    model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_roles_table_collapses_layers(model_dir: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["roles", str(model_dir)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = told("roles", str(model_dir)).splitlines()
     assert max(map(len, lines)) <= 80
     (row,) = (line.split() for line in lines if line.startswith("  post_attention_layernorm.weight"))
     assert row[1:] == ["2", "32", "output", "no", "1", "no"] and "model.layers.*" in lines

@@ -9,6 +9,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.lock import acquire, clear_unfinished, resolve_run_dir
+from tests.conftest import Told
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -104,7 +105,7 @@ CONFIG = "model: {scale: llama, optim: {lr: null}}\ndata: {corpus: {dir: data/st
 
 
 def test_runs_command_lists_settings_and_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
@@ -124,6 +125,5 @@ def test_runs_command_lists_settings_and_losses(
     }  # fmt: skip
     rows = [("runs/c", unfinished), ("runs/tiny/a", finished), ("runs/tiny/b", unfinished)]
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
-    assert main(["runs", "runs/tiny"]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
+    lines = told("runs", "runs/tiny").splitlines()[1:]
     assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", shown_label, "0.006", "12", "4.602"]
