@@ -226,7 +226,8 @@ branch_norms: {{every_n_steps: 5}}
 def edit_json(file: Path, **changes: Any) -> None:
     """Change keys of a JSON file; None takes one out."""
     written = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
+    gone = {key for key, value in changes.items() if value is None}
+    file.write_text(json.dumps({key: value for key, value in written.items() if key not in gone}))
 
 
 def listen_to_interrupts() -> None:
