@@ -166,7 +166,8 @@ def run_args(corpus: Path, tmp_path: Path) -> list[str]:
 
 
 Answer = Callable[..., Any]
-Refused = Told = Callable[..., str]
+Refused = Callable[..., str]
+Told = Callable[..., str]
 
 
 @pytest.fixture

@@ -66,9 +66,7 @@ class ScalingFit:
     residual: float
 
 
-def fit_scaling(
-    sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500, seed: int = 0
-) -> list[ScalingFit]:
+def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500) -> list[ScalingFit]:
     """Fit both laws to both arms by least squares on mean losses; 95% intervals from a bootstrap of the pairs.
 
     A resample draws n seeds with replacement at each size; both arms keep their pairs. Deviations are widened by
@@ -82,7 +80,6 @@ def fit_scaling(
         a: (S, n) final losses of the baseline, one column per seed, nats per token
         b: (S, n) final losses of the other arm on the same seeds
         resamples: number of bootstrap resamples
-        seed: seed of the resampling
 
     Returns:
         The power law, unless two sizes do not determine its five parameters, and the log-linear law.
@@ -96,7 +93,7 @@ def fit_scaling(
         raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
     if not np.isfinite(losses).all():
         raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
-    shifts = _shifts(losses, resamples, seed)
+    shifts = _shifts(losses, resamples, seed=0)
     forms: tuple[Form, ...] = ("power", "log-linear") if len(sizes) > 2 else ("log-linear",)
     return [_fit_law(form, np.asarray(sizes, dtype=np.float64), losses, shifts) for form in forms]
 

@@ -142,6 +142,5 @@ def set_token_axis(axes: Axes) -> None:
 
 def write_picture(figure: Figure, path: str | Path) -> None:
     """Write a PNG atomically, and its directory."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(Path(path)) as partial:
         figure.savefig(partial, format="png")

@@ -43,10 +43,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         if line.spread is not None:
             y = np.asarray(line.y)
             axes.fill_between(line.x, y - line.spread, y + line.spread, color=colour, alpha=0.2, linewidth=0)
-    if "x" in panel.scale:
-        axes.set_xscale("log")
-    if "y" in panel.scale:
-        axes.set_yscale("log")
+    for axis in panel.scale:
+        axes.set(**{f"{axis}scale": "log"})
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)
     if panel.x_limits is not None:

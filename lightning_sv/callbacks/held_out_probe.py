@@ -61,7 +61,7 @@ class HeldOutProbe(L.Callback):
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
         model = model_of(pl_module, self.model)
-        eot = data.eot if settings is not None and settings.mask_documents else None
+        eot = data.manifest.eot if settings is not None and settings.mask_documents else None
         with measuring(trainer), trainer.precision_plugin.forward_context(), evaluation_mode(model):
             scalars = self.measure(model, self._block, eot)
         write_scalars(trainer, scalars)

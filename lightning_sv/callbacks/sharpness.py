@@ -356,7 +356,7 @@ class Sharpness(L.Callback):
             return {}
         assert self._blocks is not None
         tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
-        documents = document_ids(tokens, data.eot) if settings.mask_documents else None
+        documents = document_ids(tokens, data.manifest.eot) if settings.mask_documents else None
         with torch.autocast(pl_module.device.type, enabled=False):
             return self._measure(parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
-from lightning_sv.runs.directory import config_value, run_dir_of
+from lightning_sv.runs.directory import config_value, run_of
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     trusted = "Modules that the run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
-    trained = read_run(run_dir_of(options.run), complete=False)
+    trained = read_run(run_of(options.run) or options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
     sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
     masked = bool(config_value(trained.config, "model.mask_documents"))

@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
         "`fit` (--config, any key).",
         json="Print the plan as JSON.",
     )
-    parser.add_argument("--gpus", type=number(int, most=1_000_000), required=True, help="Number of GPUs.")
+    parser.add_argument("--gpus", type=number(int, 1, 1_000_000), required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}.")
     parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu.")
     parser.add_argument("--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy.")

@@ -48,7 +48,6 @@ def run(argv: list[str]) -> int:
 
 def save(results: Sequence[Result], out: Path) -> None:
     """Write one PNG per claim with panels, and theory.json with the results."""
-    out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
         if panels:

@@ -110,8 +110,7 @@ class TokenDataModule(L.LightningDataModule):
         settings = settings_of(trainer.lightning_module)
         if settings is not None:
             batches.check(settings.backbone.vocab_size, checksums=False)  # the command line checks the hashes
-        self._share = batches.share(devices, trainer.global_rank)
-        share = self._share
+        share = self._share = batches.share(devices, trainer.global_rank)
         why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."
         wanted = f"{share.accumulate}, because {why}"
         fits = stage != "fit" or share.accumulate == accumulate

@@ -232,7 +232,7 @@ class PretrainModule(L.LightningModule):
         wanted = "a TokenDataModule, which knows where documents end. Set mask_documents=False for other data."
         expect(data is not None, "mask_documents", True, wanted)
         assert data is not None
-        return document_ids(tokens, data.eot)
+        return document_ids(tokens, data.manifest.eot)
 
     @property
     def _in_bar(self) -> bool:

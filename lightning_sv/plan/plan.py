@@ -122,7 +122,6 @@ def make_plan(
     Raises:
         ConfigError: `fit` would reject batch, steps or precision, or the strategy cannot be planned
     """
-    expect(gpus >= 1, "--gpus", gpus, "at least 1.")
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)

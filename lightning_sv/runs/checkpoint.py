@@ -12,8 +12,9 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_dir_of
+from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_of
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
+from lightning_sv.runs.trust import check_trusted
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import own_tokens
 
@@ -115,7 +116,7 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     Raises:
         ConfigError: as `read_model`; or tokenizer and checkpoint belong to different runs
     """
-    run_dir = run_dir_of(path)
+    run_dir = run_of(path) or path
     described = read_model(path, allow)
     model, tokenizer = _built(described), Tokenizer.load(run_dir)
     _check_run(described, tokenizer, run_dir)
@@ -152,11 +153,7 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
     path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
     checkpoint = check_checkpoint(path, tensors=True)
     saved, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
-    foreign = sorted(modules_named(f"{saved.get('scale')} {saved.get('scale_options')}") - set(allow))
-    if foreign:
-        raise ConfigError(
-            f"{path} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
-        )
+    check_trusted(path, modules_named(f"{saved.get('scale')} {saved.get('scale_options')}"), allow)
     own = saved.get("built_by")
     wanted = f"one of PretrainModule. Use {own}.load_from_checkpoint."
     expect(own is None, f"{path}: the model", f"that of {own}", wanted)

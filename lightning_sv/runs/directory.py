@@ -69,11 +69,6 @@ def run_of(checkpoint: Path) -> Path | None:
     return folder.parent if folder.name == LAST.parent.name and is_begun(folder.parent) else None
 
 
-def run_dir_of(path: Path) -> Path:
-    """Return the run directory of a checkpoint, or the path itself."""
-    return run_of(path) or path
-
-
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the final numbers of a run, empty if it is incomplete; raise ConfigError if they are damaged."""
     path = run_dir / SUMMARY

@@ -79,7 +79,6 @@ class Job:
     def prepare(self) -> None:
         """Write the record of this command into the directory; raise ConfigError as `state`."""
         self.state()
-        self.run_dir.mkdir(parents=True, exist_ok=True)
         regular(self.log)
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 

@@ -124,9 +124,9 @@ class _Child:
         return f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}"
 
 
-def _end_of(path: Path, size: int = 8192) -> bytes:
+def _end_of(path: Path) -> bytes:
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
+        file.seek(max(0, path.stat().st_size - 8192))
         return file.read()
 
 

@@ -7,7 +7,6 @@ A row has validation losses, copying measurements and their provenance, but no o
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,11 +61,8 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
 
 def _run(row: Mapping[str, str], where: str) -> Run:
     """Return a row as a run without config."""
-    summary: dict[str, Any] = {}
     try:
-        for key, text in printable(dict(row)).items():
-            if text:
-                summary[key] = SUMMARY_TYPES.get(key, str)(text)
+        summary = {key: SUMMARY_TYPES.get(key, str)(text) for key, text in printable(dict(row)).items() if text}
         lacking = [name for name in _NEEDED if name not in summary]
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}

@@ -41,13 +41,17 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     if not checkpoint:
         return
     run = Path(given.run_dir) / LAST if checkpoint == "last" else Path(checkpoint)
-    for config in given.configs:
-        file = Path(config)
-        recorded = file.is_file() and file.parent.resolve() == run.parent.parent.resolve()
-        if recorded and (foreign := sorted(modules_of(file) - set(allow))):
-            raise ConfigError(
-                f"{config} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
-            )
+    for file in map(Path, given.configs):
+        if file.is_file() and file.parent.resolve() == run.parent.parent.resolve():
+            check_trusted(file, modules_of(file), allow)
+
+
+def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[str]) -> None:
+    """Raise `ConfigError` if a file names a module that is not allowed."""
+    if foreign := sorted(set(modules) - set(allow)):
+        raise ConfigError(
+            f"{file} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
+        )
 
 
 def modules_of(config: Path) -> set[str]:

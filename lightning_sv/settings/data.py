@@ -66,11 +66,6 @@ class DataConfig:
         """Manifest of the corpus, written by `lightning-sv prepare`."""
         return Manifest.load(self.folder)
 
-    @property
-    def eot(self) -> int:
-        """Id of the end-of-text token between documents."""
-        return self.manifest.eot
-
     def check(self, vocab_size: int, *, checksums: bool = True) -> None:
         """Check the corpus before the first step; with `checksums` also its hashes, and warn if the text has changed.
 

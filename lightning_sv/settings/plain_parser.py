@@ -27,14 +27,13 @@ class PlainParser(ArgumentParser):
     the command has no such option.
     """
 
-    def __init__(self, command: str, description: str, json: str = "") -> None:
+    def __init__(self, command: str, description: str, json: str) -> None:
         program = f"lightning-sv {command}"
         super().__init__(program, description=description, allow_abbrev=False, formatter_class=_Defaults)
         self.register("type", Path, _path)
         self.register("type", float, number(float))
         self.register("type", None, _text)
-        if json:
-            self.add_argument("--json", action="store_true", help=json)
+        self.add_argument("--json", action="store_true", help=json)
 
     def add_places(self, out: str) -> None:
         """Add `--out`, with this help, and `--jobs` to a command that trains several runs."""

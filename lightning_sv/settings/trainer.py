@@ -110,12 +110,7 @@ def check_trainer_keys(given: Any) -> None:
     clip, steps = given["gradient_clip_val"], given["max_steps"]
     expect((clip or 0) >= 0, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
     for key in ("limit_train_batches", "max_epochs"):
-        expect(
-            given[key] is None or given[key] != 0,
-            f"trainer.{key}",
-            given[key],
-            "a number above 0, because a run takes steps.",
-        )
+        expect(given[key] != 0, f"trainer.{key}", given[key], "a number above 0, because a run takes steps.")
     expect(given["logger"] is not False, "trainer.logger", False, "a logger, or null. A run writes its losses.")
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
     if str(given["precision"]) == "bf16-true":

@@ -47,12 +47,11 @@ def read_as(record: type[_T], path: Path) -> _T:
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
         merged = OmegaConf.merge(OmegaConf.structured(record), named, content)  # type: ignore[arg-type]
-        result: _T = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{path} has no keys and values; expected YAML such as KEY: VALUE ({error!r}).") from error
-    return result
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:

@@ -129,12 +129,12 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     return np.array([take_step(model, optimizer, batch) for batch in batches(steps)])
 
 
-def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
+def simulate_radius(start: float, rates: Array, decay: float) -> tuple[Array, Array]:
     """Run AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
 
     Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
     """
-    rng = np.random.default_rng(seed)
+    n, rng = 4000, np.random.default_rng(0)
     w = torch.tensor(rng.standard_normal(n))
     w *= start * n**0.5 / w.norm()
     optimizer = torch.optim.AdamW([w], betas=(0.9, 0.95), eps=0.0, weight_decay=decay)

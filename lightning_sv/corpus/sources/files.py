@@ -117,15 +117,11 @@ def _is_read(path: Path, text_field: str) -> bool:
 
 
 class _Reader:
-    """Readers of the formats.
-
-    Attributes:
-        unreadable: places omitted because they are not UTF-8
-    """
+    """Readers of the formats."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.text_field, self.errors = config.text_field, config.errors
-        self.unreadable: set[str] = set()
+        self.unreadable: set[str] = set()  # places omitted because they are not UTF-8
 
     def read(self, paths: Iterable[Path]) -> Iterator[Document]:
         """Yield the documents of files, each by the reader of its suffix."""

@@ -49,8 +49,7 @@ def _hub_revision(config: CorpusConfig) -> str | None:
         return None
     log.info("asking %s for %s, %g s at most", constants.ENDPOINT, config.location, WAIT_S)
     try:
-        revision: str | None = HfApi(endpoint=constants.ENDPOINT).dataset_info(config.location, timeout=WAIT_S).sha
-        return revision
+        return HfApi(endpoint=constants.ENDPOINT).dataset_info(config.location, timeout=WAIT_S).sha
     except Exception as error:  # errors of the hub, of httpx or of a proxy
         raise _unreadable(config, f"on {constants.ENDPOINT}", error) from error
 

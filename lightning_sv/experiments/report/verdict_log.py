@@ -57,7 +57,6 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     known = {_content(row) for row in old}
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]
     if new:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_csv(path, [*old, *new])
     return len(new)
 

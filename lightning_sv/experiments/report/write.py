@@ -54,7 +54,6 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         caution: warning about all figures
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
-    out.mkdir(parents=True, exist_ok=True)
     panels = []
     for figure in figures:
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
@@ -105,7 +104,6 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
                 texts.setdefault(path, _tuned_text(figure, panel))
     for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
 
 

@@ -232,7 +232,7 @@ class Change:
             self._set(site.bias, torch.where(gamma == 0, bias, bias / gamma))
 
     def _branch(
-        self, matrix: SiteMatrix, gamma: Tensor | None = None, source: str = "", shared: SharedVector | None = None
+        self, matrix: SiteMatrix, gamma: Tensor | None, source: str, shared: SharedVector | None = None
     ) -> None:
         """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
         weight, after = self.named[matrix.weight], self.row.scale_out
