@@ -154,6 +154,20 @@ def test_tables_of_the_larger_std_equal_the_recording() -> None:
     assert table(page(folder), "| strategy at std 0.07") == shown
 
 
+def test_tables_of_the_parts_equal_the_recording() -> None:
+    verdicts, runs = recorded("cpu-100-parts/verdicts.csv"), recorded("cpu-100-parts/results.csv")
+    shown = [cells[1:] for cells in table(page("cpu-100-parts"), "| claim | difference")]
+    assert shown == [list(cells) for cells in zip(intervals(verdicts), verdicts.corrected, strict=True)]
+    losses = runs.drop_duplicates(["arm", "seed"]).pivot(index="arm", columns="seed", values="val_loss")
+    rows = table(page("cpu-100-parts"), "| strategy | seed")
+    assert rows == losses.loc[[name for name, *_ in rows]].map("{:.4f}".format).reset_index().to_numpy().tolist()
+    assert len(rows) == len(losses)
+    text = page("results").partition("**Which part of")[2].partition("\n\n")[0]
+    for arm, word in (("without or", "higher"), ("dp at the lm_head", "lower"), ("dp at gate and up", "lower")):
+        (row,) = verdicts[verdicts.claim.str.endswith(arm)].itertuples()
+        assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")
+
+
 def test_proxy_tables_equal_the_recording() -> None:
     """How well and after how many tokens each run copies."""
     runs = recorded("gpu-25/results.csv", figure="protocol").drop_duplicates(["arm", "seed"]).sort_values("seed")
