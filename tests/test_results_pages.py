@@ -162,7 +162,7 @@ def test_tables_of_the_parts_equal_the_recording() -> None:
     rows = table(page("cpu-100-parts"), "| strategy | seed")
     assert rows == losses.loc[[name for name, *_ in rows]].map("{:.4f}".format).reset_index().to_numpy().tolist()
     assert len(rows) == len(losses)
-    text = page("results").partition("**Which part of")[2].partition("\n\n")[0]
+    text = " ".join(page("results").partition("**Which part of")[2].partition("\n\n")[0].split())
     for arm, word in (("without or", "higher"), ("dp at the lm_head", "lower"), ("dp at gate and up", "lower")):
         (row,) = verdicts[verdicts.claim.str.endswith(arm)].itertuples()
         assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")

@@ -52,15 +52,15 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     source: Path, run_args: list[str], tmp_path: Path, told: Told, refused: Refused
 ) -> None:
     source = shutil.copytree(source, tmp_path / "source")
-    there, whole, resumed = load(source), tmp_path / "whole", tmp_path / "resumed"
+    there, complete, resumed = load(source), tmp_path / "complete", tmp_path / "resumed"
     start = ["--model.init_from", str(source)]
     with leaving(resumed, 3):
         first = ["--trainer.callbacks", f"{__name__}.First"]
-        said = " ".join(told("fit", *run_args, *OTHER, *start, *first, "--run_dir", str(whole)).split())
+        said = " ".join(told("fit", *run_args, *OTHER, *start, *first, "--run_dir", str(complete)).split())
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
     assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
     assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0
-    summary, run = json.loads((whole / "summary.json").read_text()), read_run(whole)
+    summary, run = json.loads((complete / "summary.json").read_text()), read_run(complete)
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
     assert summary["origin"] == {
         "checkpoint": str(source / LAST),
@@ -74,7 +74,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     # learned, because it continues from the end of the source
     assert run.curve("train/loss").values[0] < read_run(source).curve("train/loss").values[0] - 0.2
 
-    branch = [*run_args, *OTHER, "--model.init_from", str(whole / LAST), "--run_dir", str(tmp_path / "branch")]
+    branch = [*run_args, *OTHER, "--model.init_from", str(complete / LAST), "--run_dir", str(tmp_path / "branch")]
     assert main(["fit", *branch, "--trainer.max_steps", "1"]) == 0
     origin = json.loads((tmp_path / "branch/summary.json").read_text())["origin"]
     assert origin["step"] == 6 and origin["tokens"] == 6 * 64 and origin["origin"] == summary["origin"]
@@ -83,14 +83,14 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     resume = ["fit", "--config", str(resumed / "config.yaml"), "--ckpt_path", str(resumed / LAST)]
     assert main(resume) == 2  # its config names a callback of this file
     assert main([*resume, "--trust_module", __name__]) == 0
-    same_checkpoint(whole, resumed)
-    same_curves(whole, resumed)
+    same_checkpoint(complete, resumed)
+    same_curves(complete, resumed)
     assert json.loads((resumed / "summary.json").read_text())["origin"] == summary["origin"]
 
-    before = contents(whole)
-    error = refused("fit", *run_args, *OTHER, "--ckpt_path", str(whole / LAST))
+    before = contents(complete)
+    error = refused("fit", *run_args, *OTHER, "--ckpt_path", str(complete / LAST))
     assert f"init_from is None; expected {source}, as in the checkpoint" in error
-    assert contents(whole) == before
+    assert contents(complete) == before
 
 
 DIFFERENT = [
