@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone
@@ -20,7 +21,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """Return (args, kwargs) of the traced call, from the example or the model's config.
 
     Raises:
-        ConfigError: there is no example, and none can be made; or the model is on the meta device
+        ConfigError: there is no example, and none can be made; or the model is sharded, quantized or on the meta device
     """
     check_module(model)
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
@@ -28,6 +29,10 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
             "the model is on the meta device, which does not support tracing; build it with "
             "fake_model(lambda: ...) instead, which needs no memory either."
         )
+    for name, parameter in model.named_parameters():
+        kind = type(parameter.data)
+        wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
+        expect(kind is Tensor or is_fake(parameter), name, f"a {kind.__name__}", wanted)
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, tuple):

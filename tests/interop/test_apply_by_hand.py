@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups
 from lightning_sv.interop.apply.weights import ScaledWeight
 from tests.conftest import thinned
@@ -436,3 +438,24 @@ def test_apply_strategy_zero_gamma_refused_with_remedy() -> None:
         apply_strategy(net, "hg+dp+or", IDS)
     nn.init.constant_(net.norm.weight, 1e-3)
     apply_strategy(net, "hg+dp+or", IDS)
+
+
+class Quantized(Tensor):
+    """Stands for DTensor and torchao's tensors."""
+
+
+def test_tensor_subclasses_are_refused() -> None:
+    net = Net(plain)
+    net.head.weight = nn.Parameter(net.head.weight.detach().as_subclass(Quantized))
+    for refused in (partial(apply_strategy, net, "hg+dp"), partial(param_groups, net, 0.1, 0.1, "iwd")):
+        with pytest.raises(ConfigError, match="^head.weight is a Quantized"):
+            refused(example=IDS)
+
+
+def test_state_dict_keys_are_parameters_and_buffers() -> None:
+    """torch.distributed.checkpoint reads each key as an attribute; a plain weight stays an unexpected key."""
+    net = Net(plain)
+    weight = net.state_dict()["head.weight"]
+    apply_strategy(net, "hg+dp", IDS)
+    assert net.state_dict().keys() == dict([*net.named_parameters(), *net.named_buffers()]).keys()
+    assert net.load_state_dict({"head.weight": weight}, strict=False).unexpected_keys == ["head.weight"]

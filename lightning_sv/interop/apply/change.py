@@ -126,7 +126,8 @@ class Change:
             (self._site if site.vector else self._bare_site)(site)
         handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
         if first := next(iter(self._weights), ""):
-            handles.append(model.register_state_dict_post_hook(partial(_add_guard, first)))
+            if hasattr(model, "save_pretrained"):  # torch.distributed.checkpoint would read a key as an attribute
+                handles.append(model.register_state_dict_post_hook(partial(_add_guard, first)))
             handles.append(model.register_load_state_dict_pre_hook(partial(_drop_guard, first)))
         for handle in handles:
             undo.callback(handle.remove)
@@ -430,4 +431,5 @@ def _add_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str,
 
 
 def _drop_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    state.pop(prefix + name, None)
+    if (guard := state.get(prefix + name)) is not None and not guard.numel():
+        del state[prefix + name]
