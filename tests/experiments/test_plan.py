@@ -29,6 +29,12 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
+def test_figures_and_budgets_load() -> None:
+    figures = {name: load_figure(name) for name in figure_names()}
+    budgets = {name: load_budget(name) for name in budget_names()}
+    assert len(figures) > 20 and {name for budget in budgets.values() for name in budget.figures or ()} <= set(figures)
+
+
 def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
