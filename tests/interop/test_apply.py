@@ -202,29 +202,45 @@ def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> Non
     assert all(gradient.any() for gradient in found[0].values())
 
 
-def test_apply_strategy_state_loads_but_not_into_plain_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("llama", "hg+dp+or+iwd"), ("llama", "dnp"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")],
+)
+def test_apply_strategy_state_loads_but_not_into_plain_model(name: str, strategy: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    for name, strategy in (("llama", "hg+dp+or+iwd"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")):
-        model = named(name)
-        apply_strategy(model, strategy)
-        perturb(model)
-        other = named(name)
-        apply_strategy(other, strategy)
-        other.load_state_dict(model.state_dict())
-        assert torch.equal(logits(other), logits(model))
-        with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
-            torch.save(model, tmp_path / "pickled")
-        copied = copy.deepcopy(model)
-        applied = logits(model)
-        assert torch.equal(logits(fold_applied(copied)), applied) and torch.equal(logits(model), applied)
-        model.save_pretrained(tmp_path / name)
+    read_tensors, load = (
+        pytest.importorskip("safetensors.torch").load_file,
+        transformers.AutoModelForCausalLM.from_pretrained,
+    )
+    model: Any = named(name)
+    apply_strategy(model, strategy)
+    perturb(model)
+    other: Any = named(name)
+    apply_strategy(other, strategy)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), logits(model))
+    with pytest.raises(RuntimeError, match=r"only supported through state_dict\(\)"):
+        torch.save(model, tmp_path / "pickled")
+    model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "state", state_dict=model.state_dict())
+    copied = copy.deepcopy(model)
+    perturb(copied)
+    copied.save_pretrained(tmp_path / "copy")
+    for folder in ("model", "state", "copy"):
         with pytest.raises(RuntimeError, match=r"mismatch|shape"):
-            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)
-        with pytest.raises(RuntimeError, match="size mismatch"):
-            named(name).load_state_dict(model.state_dict())
-        fold_applied(model).save_pretrained(tmp_path / f"{name}-folded")
-        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-folded").eval()
-        assert torch.equal(logits(again), applied)
+            load(tmp_path / folder)
+    for folder, source in (("state", model), ("copy", copied)):  # as Trainer resumes
+        other.load_state_dict(read_tensors(tmp_path / folder / "model.safetensors"), strict=False)
+        assert torch.equal(logits(other), logits(source))
+    owned = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    assert model.state_dict().keys() <= dict(owned).keys()  # torch.distributed.checkpoint reads keys as attributes
+    with pytest.raises(RuntimeError, match="Missing key"):
+        named(name).load_state_dict(model.state_dict())
+    if strategy != "dnp":
+        applied = logits(model)
+        assert torch.equal(logits(fold_applied(copy.deepcopy(model))), applied) and torch.equal(logits(model), applied)
+        fold_applied(model).save_pretrained(tmp_path / "folded")
+        assert torch.equal(logits(load(tmp_path / "folded").eval()), applied)
 
 
 def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
@@ -323,20 +339,44 @@ def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyP
             apply_strategy(model, strategy)
 
 
+@torch.no_grad()
 def test_scaled_weight_changes_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
+    changes: list[Callable[[Any], object]] = [
+        lambda weight: setattr(weight, "data", weight + 1),
+        lambda weight: weight.data.normal_(),
+        lambda weight: weight.data.__setitem__(0, 1.0),
+        lambda weight: weight.__iadd__(1.0),
+        lambda weight: weight.chunk(2)[1].zero_(),
+        lambda weight: weight.detach().fill_(3),
+        lambda weight: nn.init.normal_(weight[:8]),
+        lambda weight: torch._foreach_mul_([weight], 0.0),
+        lambda weight: torch.mul(weight, 0, out=weight),
+        nn.init.ones_,
+    ]
     with unchanged(model):
         for module in (model.model.layers[0].self_attn.v_proj, model.model.norm):
-            for change in (
-                lambda weight: setattr(weight, "data", weight + 1),
-                lambda weight: weight.data.normal_(),
-                lambda weight: weight.data.__setitem__(0, 1.0),
-                nn.init.ones_,
-                torch.no_grad()(lambda weight: weight.__iadd__(1.0)),
-            ):
+            for change in changes:
                 with pytest.raises(RuntimeError, match="fold_applied"):
                     change(module.weight)
+            assert module.weight.clone().zero_().sum() == 0 == (module.weight * 1).zero_().sum()  # copies may change
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_scaled_weight_argument_of_compiled_function(backend: str) -> None:
+    model, x = named("llama"), torch.randn(3, 32)
+    apply_strategy(model, "hg+dp+or+iwd")
+
+    def loss(weight: Tensor) -> Tensor:
+        return (x @ weight.T).square().mean()
+
+    found = []
+    for function in (loss, torch.compile(loss, backend=backend, fullgraph=True)):
+        value = function(model.lm_head.weight)
+        vectors = [p for p in model.lm_head.parameters() if p.requires_grad]
+        found.append([value, *torch.autograd.grad(value, vectors)])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
@@ -354,6 +394,10 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
         assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
+    normed = named("llama")
+    apply_strategy(normed, "dnp")
+    with pytest.raises(RuntimeError, match="cannot assign"):
+        peft.get_peft_model(normed, lora).merge_and_unload()
 
 
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:

@@ -347,7 +347,9 @@ def test_apply_strategy_compiled_model_applies_and_folds() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_fold_applied_holder_folds_all_models_inside(frozen: bool) -> None:
-    nets = nn.ModuleList([applied(), applied()]).requires_grad_(not frozen)
+    nets = nn.ModuleList([applied(), applied()])
+    if frozen:
+        nets.requires_grad_(False)
     before = [net(IDS) for net in nets]
     assert fold_applied(nets) is nets
     assert all(parameter.requires_grad != frozen for parameter in nets.parameters())
@@ -397,6 +399,36 @@ def test_apply_strategy_replaced_layer_refused_in_training() -> None:
     net.head = nn.Linear(D, net.head.out_features)
     with pytest.raises(ValueError, match="head"):
         net(IDS)
+
+
+def test_apply_strategy_stage_of_a_pipeline_trains() -> None:
+    """Stages are deep copies without the modules of other stages, or with nn.Identity in their places."""
+    model: Any = named("llama")
+    apply_strategy(model, "hg+dp+or")
+    ids = torch.arange(4, 20)[None]
+    first, last = copy.deepcopy(model), copy.deepcopy(model)
+    first.model.layers, first.model.norm, first.lm_head = first.model.layers[:1], nn.Identity(), nn.Identity()
+    last.model.layers, last.model.embed_tokens = last.model.layers[1:], None
+    hidden = first(input_ids=ids, use_cache=False).logits
+    out = last(inputs_embeds=hidden, use_cache=False).logits
+    torch.testing.assert_close(out, model(ids).logits)
+    out.square().sum().backward()
+    assert all(p.grad is not None for stage in (first, last) for p in stage.parameters() if p.requires_grad)
+
+
+def test_apply_strategy_constant_vectors_neither_train_nor_change() -> None:
+    for strategy in ("hg+dp", "nop"):
+        net, plain_state = Net(plain), Net(plain).state_dict()
+        apply_strategy(net, strategy, IDS)
+        state = copy.deepcopy(net.state_dict())
+        with unchanged(net), pytest.raises(ConfigError, match="^norm.weight is"):
+            net.load_state_dict(plain_state, strict=False)
+        net.load_state_dict(state)
+        net.requires_grad_(True)
+        with pytest.raises(ConfigError, match="^norm.weight.requires_grad is True"):
+            net(IDS)
+        net.norm.weight.requires_grad_(False)
+        net(IDS).sum().backward()
 
 
 def test_apply_strategy_shortest_dtype_sets_rounding() -> None:
@@ -450,12 +482,3 @@ def test_tensor_subclasses_are_refused() -> None:
     for refused in (partial(apply_strategy, net, "hg+dp"), partial(param_groups, net, 0.1, 0.1, "iwd")):
         with pytest.raises(ConfigError, match="^head.weight is a Quantized"):
             refused(example=IDS)
-
-
-def test_state_dict_keys_are_parameters_and_buffers() -> None:
-    """torch.distributed.checkpoint reads each key as an attribute; a plain weight stays an unexpected key."""
-    net = Net(plain)
-    weight = net.state_dict()["head.weight"]
-    apply_strategy(net, "hg+dp", IDS)
-    assert net.state_dict().keys() == dict([*net.named_parameters(), *net.named_buffers()]).keys()
-    assert net.load_state_dict({"head.weight": weight}, strict=False).unexpected_keys == ["head.weight"]

@@ -1,9 +1,10 @@
 """Models with a strategy under DDP and FSDP2.
 
-`torchrun --nproc-per-node 2 -m tests.interop.test_several_processes` trains each for some steps on half of every batch,
-and the same model on the full batch in one process.
+`torchrun --nproc-per-node 2 -m tests.interop.test_several_processes FOLDER` trains each for some steps on half of
+every batch, and the same model on the full batch in one process.
 """
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_sv.interop import Roles, apply_strategy, param_groups, weight_decay_roles
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop import Roles, apply_strategy, fold_applied, param_groups, weight_decay_roles
 from tests.interop.test_apply import named
 from tests.launch import launch
 
@@ -96,14 +101,37 @@ def scale_vectors_keep_their_digits(name: str, strategy: str) -> None:
     assert 1e-4 < changes[0] < 1e-1 and changes[1] == 0, (name, strategy, changes)
 
 
+def checkpoints_resume_and_fold(name: str, strategy: str, folder: str) -> None:
+    """docs/own-model.md: torch.distributed.checkpoint saves a sharded model; an unsharded one loads and folds it."""
+    ids = torch.arange(4, 20)[None]
+    model, vectors, roles = made(name, strategy)
+    sharded(model, vectors)
+    losses(model, model, roles, ids)
+    optimizer = torch.optim.AdamW(param_groups(model, 1e-2, 0.1, "iwd", roles=roles))
+    save({"model": get_state_dict(model, optimizer)[0]}, checkpoint_id=folder)
+    with pytest.raises(ConfigError, match="^model is sharded"):
+        fold_applied(model)
+    expected = model(input_ids=ids, use_cache=False).logits
+    model, vectors, _ = made(name, strategy, 0.1)
+    alone, _, _ = made(name, strategy, 0.1)
+    for other in (sharded(model, vectors), alone):
+        state = get_model_state_dict(other)
+        load({"model": state}, checkpoint_id=folder)
+        set_model_state_dict(other, state)
+        torch.testing.assert_close(other(input_ids=ids, use_cache=False).logits, expected)
+    torch.testing.assert_close(fold_applied(alone)(input_ids=ids, use_cache=False).logits, expected)
+
+
 @pytest.mark.long
 def test_apply_strategy_ddp_and_fsdp_same_losses(tmp_path: Path) -> None:
-    launch("tests.interop.test_several_processes", logs=tmp_path)
+    launch("tests.interop.test_several_processes", str(tmp_path / "checkpoint"), logs=tmp_path)
 
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     for case in CASES:
         the_losses_are_those_of_one_process(*case)
+    for family in ("llama", "qwen3_moe"):
+        checkpoints_resume_and_fold(family, "hg+dp+or+iwd", f"{sys.argv[1]}-{family}")
     scale_vectors_keep_their_digits("llama", "hg+dp+or+iwd")
     distributed.destroy_process_group()

@@ -29,6 +29,8 @@ from lightning_sv.scale.vector import Role
 #: attribute of an applied model with the state for `fold_applied`
 APPLIED = "applied_strategy"
 _REMOVE = "remove that first with torch.nn.utils.parametrize.remove_parametrizations"
+#: classes of sharded modules and parameters
+_SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
 #: one vector for all matrices behind a norm: the vector itself for the first matrix, a function for the others
 SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
@@ -37,7 +39,8 @@ class Applied(NamedTuple):
     """State of an applied strategy, which folding restores and callbacks read."""
 
     frozen: list[str]  #: parameters of the plain model that train again after folding
-    sites: frozenset[str]  #: names of the weights and layers with scale vectors
+    constants: dict[str, float | None]  #: parameter that must not train -> its value, if that is known
+    sites: frozenset[str]  #: names of the weights that are computed
     handles: list[Any]  #: handles of the model's hooks
     norms: dict[str, tuple[Role, float]]  #: vector that remains in its norm -> role and origin
     matrices: list[tuple[SiteMatrix, str]]  #: matrices behind norms, and the name in `norms` of the vector they read
@@ -112,6 +115,7 @@ class Change:
         self.notes: list[tuple[str, str]] = []
         self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
         self._frozen: list[str] = []
+        self._constants: dict[str, float | None] = {}
         self.norms: dict[str, tuple[Role, float]] = {}
         self._weights: dict[str, None] = {}  # in order
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
@@ -124,16 +128,20 @@ class Change:
                 continue
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
-        handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
-        if first := next(iter(self._weights), ""):
-            if hasattr(model, "save_pretrained"):  # torch.distributed.checkpoint would read a key as an attribute
-                handles.append(model.register_state_dict_post_hook(partial(_add_guard, first)))
-            handles.append(model.register_load_state_dict_pre_hook(partial(_drop_guard, first)))
+        first = unwrapped(next(iter(self._weights), ""))
+        state_hook = partial(_check_state, first, self._constants)
+        handles = [
+            model.register_forward_pre_hook(_check_complete),
+            model.register_load_state_dict_pre_hook(state_hook),
+        ]
         for handle in handles:
             undo.callback(handle.remove)
+        if first and hasattr(model, "save_pretrained"):
+            setattr(model, "save_pretrained", partial(_save_unfolded, model, first))  # noqa: B010 - not of all modules
+            undo.callback(model.__delattr__, "save_pretrained")
         readers = {m: site.vector if site.vector in self.norms else "" for site in sites for m in site.matrices}
-        changed = frozenset([*self._weights, *self.outputs])
-        setattr(model, APPLIED, Applied(self._frozen, changed, handles, self.norms, list(readers.items())))
+        applied = (self._frozen, self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
+        setattr(model, APPLIED, Applied(*applied))
         undo.callback(model.__delattr__, APPLIED)
 
     def _note(self, name: str, what: str) -> None:
@@ -180,6 +188,7 @@ class Change:
             self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
         elif site.stays:
             self._freeze(site.vector)
+            self._constants[site.vector] = None
             self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         else:
             self._neutral(site, gamma)
@@ -221,7 +230,8 @@ class Change:
 
     def _neutral(self, site: Site, gamma: Tensor) -> None:
         """Set the norm's gamma to 1; its bias is divided by gamma, because the vectors behind it multiply it."""
-        self._set(site.vector, torch.full_like(self.named[site.vector], 1 - (site.origin or 0.0)))
+        self._constants[site.vector] = neutral = 1 - (site.origin or 0.0)
+        self._set(site.vector, torch.full_like(self.named[site.vector], neutral))
         self._freeze(site.vector)
         if site.bias is not None:
             bias = self.named[site.bias]
@@ -236,11 +246,15 @@ class Change:
         self, matrix: SiteMatrix, gamma: Tensor | None, source: str, shared: SharedVector | None = None
     ) -> None:
         """Add vectors to a matrix; `gamma` for its input side comes from the parameter `source`."""
-        weight, after = self.named[matrix.weight], self.row.scale_out
-        if self.row.norm_out and not matrix.router and matrix.word not in self.dp_at:
-            after = not (matrix.normalized or self._output_norm(matrix, weight)) and after
-        if matrix.weight in self._weights or not (after or gamma is not None):
+        if matrix.weight in self._weights:
             return
+        weight, after, normed = self.named[matrix.weight], self.row.scale_out, False
+        if self.row.norm_out and not matrix.router and matrix.word not in self.dp_at:
+            normed = not matrix.normalized and self._output_norm(matrix, weight)
+            after = after and not normed and not matrix.normalized
+        if not (after or normed or gamma is not None):
+            return
+        # With a norm and no vector the weight keeps its value; its new name and type show that it is no plain weight.
         parts = []
         for width in matrix.parts:
             scale_in: ScaleVector | Callable[[], Tensor] | None = None
@@ -339,8 +353,8 @@ def fold_applied(model: nn.Module) -> nn.Module:
         The model itself.
 
     Raises:
-        ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; or a weight was parametrized
-            again. The model is then unchanged
+        ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; the model is sharded; or a weight
+            was parametrized again. The model is then unchanged
     """
     check_module(model)
     inners = [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
@@ -350,8 +364,13 @@ def fold_applied(model: nn.Module) -> nn.Module:
     if normed:
         raise ConfigError(
             f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers), which cannot be folded into a "
-            "weight. Save the model by its state_dict() instead."
+            "weight. Save the model by its state_dict() instead, and LoRA's adapters without a merge."
         )
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    kinds |= {type(parameter.data).__name__ for parameter in model.parameters()}
+    if sharded := sorted(kinds & _SHARDED):
+        expected = "an unsharded one. Load its full state dict into an unsharded model with the same strategy."
+        raise ConfigError(f"model is sharded ({sharded[0]}); expected {expected}")
     planned = []
     for path, module in list(model.named_modules()):
         for attribute, parametrizations in scaled_weights(module).items():
@@ -370,6 +389,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
         for name in applied.frozen:
             if trains and unwrapped(name) in named:
                 named[unwrapped(name)].requires_grad_(True)
+        vars(inner).pop("save_pretrained", None)
         delattr(inner, APPLIED)
     return model
 
@@ -398,15 +418,23 @@ def scaled_weights(module: nn.Module) -> dict[str, Any]:
 
 
 def _check_complete(model: nn.Module, args: Any) -> None:
-    """Check in training that no module with scale vectors was replaced."""
+    """Check in training that no module with scale vectors was replaced, and that no constant vector trains."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    present = {module.site for module in model.modules() if isinstance(module, Scaled)}
-    if missing := sorted(vars(model)[APPLIED].sites - present):
-        raise ConfigError(
-            f"{missing[0]} has lost its scale vectors, because a new module replaced it, as in "
-            "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
-        )
+    applied: Applied = vars(model)[APPLIED]
+    missing = applied.sites - {module.site for module in model.modules() if isinstance(module, Scaled)}
+    modules = {unwrapped(path): module for path, module in model.named_modules()} if missing else {}
+    for name in sorted(missing):
+        module = modules.get(unwrapped(name.rpartition(".")[0]), nn.Identity())  # a stage of a pipeline lacks modules
+        if next(module.parameters(), None) is not None and not any(isinstance(m, Scaled) for m in module.modules()):
+            raise ConfigError(
+                f"{name} has lost its scale vectors, because a new module replaced it, as in "
+                "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
+            )
+    parameters = _parameters(model) if applied.constants else {}
+    for name in applied.constants:
+        trains = (parameter := parameters.get(unwrapped(name))) is not None and parameter.requires_grad
+        expect(not trains, f"{name}.requires_grad", True, "False, because this vector is constant in the strategy.")
 
 
 def _remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
@@ -422,14 +450,32 @@ def _remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: b
             owner._parameters[name] = owner._parameters.pop(name)
 
 
-def _add_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Add an empty tensor to a state dict, so that loading it into the plain model fails.
+def _save_unfolded(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call `save_pretrained` with an empty tensor at the name of a computed weight: loading the plain model then fails.
 
     Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
-    state[prefix + name] = torch.zeros(0)
+
+    def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state[prefix + name] = torch.zeros(0)
+
+    if kwargs.get("state_dict") is not None:
+        kwargs["state_dict"] = {**kwargs["state_dict"], name: torch.zeros(0)}
+    handle = model.register_state_dict_post_hook(add)
+    try:
+        return type(model).save_pretrained(model, *args, **kwargs)
+    finally:
+        handle.remove()
 
 
-def _drop_guard(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    if (guard := state.get(prefix + name)) is not None and not guard.numel():
-        del state[prefix + name]
+def _check_state(
+    saved: str, constants: dict[str, float | None], module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    """Remove the tensor of `_save_unfolded` from a state dict, and check its constant vectors."""
+    if (guard := state.get(prefix + saved)) is not None and not guard.numel():
+        del state[prefix + saved]
+    for name, value in constants.items():
+        given: Any = state.get(prefix + name)
+        if value is not None and type(given) in (Tensor, nn.Parameter) and not given.is_meta:
+            wanted = f"{value:g} in all entries. Load a plain model's state before apply_strategy."
+            expect(bool((given == value).all()), name, "a trained vector", wanted)
