@@ -29,8 +29,9 @@ class ComputedTensor(Tensor):
             if torch.compiler.is_compiling():
                 return func(*args, **kwargs)
             name = func.__name__.partition(".")[0]  # of an operator's overload: copy_.default
-            of_data = name == "__set__" and func.__self__.__name__ == "data"
-            first = of_data or _changes_argument(name)
+            if name in ("__get__", "__set__"):
+                name = f"{name} {func.__self__.__name__}"
+            first = name == "__set__ data" or _changes_argument(name)
             changed = next(chain(args, kwargs.values())) if first else kwargs.get("out")
             if changed is not None and tree_any(lambda value: type(value) is ComputedTensor, changed):
                 raise RunError(
@@ -43,8 +44,8 @@ class ComputedTensor(Tensor):
             return shared[0] if outs is not out else type(out)(shared)
 
 
-#: functions whose result shares memory with a tensor and is not always a view: attributes such as `data`
-_SHARES = ("__get__", "detach")
+#: functions whose result shares memory with a tensor and is not always a view for autograd
+_SHARES = ("__get__ data", "detach")
 
 
 @cache
