@@ -49,7 +49,7 @@ def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
 
 
 def applied_strategies(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """Yield path, module and `interop.apply.change.Applied` of the modules that `apply_strategy` changed."""
+    """Yield path, module and `interop.apply.applied.Applied` of the modules that `apply_strategy` changed."""
     found = ((path, module, vars(module).get("applied_strategy")) for path, module in model.named_modules())
     return ((path, module, applied) for path, module, applied in found if applied is not None)
 

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.change import Change, uncompiled
+from lightning_sv.interop.apply.applied import uncompiled
+from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone

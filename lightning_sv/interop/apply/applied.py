@@ -1,0 +1,214 @@
+"""A model's state after `apply_strategy`: what callbacks read, what is checked, how it is saved and folded."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.interop.apply.sites import SiteMatrix
+from lightning_sv.interop.apply.weights import Scaled, output_norm_hook
+from lightning_sv.interop.groups import unwrapped
+from lightning_sv.roles.example_inputs import check_module
+from lightning_sv.scale import ScaleVector
+from lightning_sv.scale.vector import Role
+
+#: attribute of an applied model with its `Applied`
+APPLIED = "applied_strategy"
+REMOVE = "remove that first with torch.nn.utils.parametrize.remove_parametrizations"
+#: classes of sharded modules and parameters
+_SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
+
+
+class Applied(NamedTuple):
+    """State of an applied strategy, which folding restores and callbacks read."""
+
+    frozen: list[str]  #: parameters of the plain model that train again after folding
+    constants: dict[str, float | None]  #: parameter that must not train -> its value, if that is known
+    sites: frozenset[str]  #: names of the weights that are computed
+    handles: list[Any]  #: handles of the model's hooks
+    norms: dict[str, tuple[Role, float]]  #: vector that remains in its norm -> role and origin
+    matrices: list[tuple[SiteMatrix, str]]  #: matrices behind norms, and the name in `norms` of the vector they read
+
+    def stored(self, model: nn.Module) -> Iterator[tuple[Role, nn.Parameter]]:
+        """Yield role and parameter of the vectors that their norms store as gamma - origin."""
+        parameters = _parameters(model)
+        return ((role, parameters[name]) for name, (role, _) in self.norms.items() if name in parameters)
+
+    def branches(self, model: nn.Module) -> Iterator[tuple[str, str, Tensor | None, dict[str, Any]]]:
+        """Yield (path, suffix, matrix, side -> vector) for matrices behind norms, then for norms without matrices.
+
+        Matrices are (*batch_dims, d_out, d_in). A vector is a ScaleVector, or a function that returns gamma.
+        """
+        parameters, scaled = _parameters(model), {m.site: m for m in model.modules() if isinstance(m, Scaled)}
+        norms = [(name, origin) for name, (_, origin) in self.norms.items() if name in parameters]
+        gammas: dict[str, Any] = {name: partial(torch.add, parameters[name], origin) for name, origin in norms}
+        gammas |= {name: scaled[name].vector for name in self.norms if name in scaled}
+        for matrix, norm in self.matrices:
+            path, _, attribute = matrix.weight.rpartition(".")
+            original = f"{path}.parametrizations.{attribute}.original"
+            weight = parameters.get(original, parameters.get(matrix.weight))
+            if weight is None:  # a new module replaced it
+                continue
+            blocks = (weight if matrix.in_axis == weight.ndim - 1 else weight.mT).split(matrix.parts, -2)
+            inner: Any = scaled.get(matrix.weight)
+            own = [(part.scale_in, part.scale_out) for part in inner.parts] if inner else [(None, None)] * len(blocks)
+            for i, (block, (scale_in, scale_out)) in enumerate(zip(blocks, own, strict=True)):
+                output: Any = scaled.get(path)
+                sides = {"in": scale_in or gammas.get(norm), "out": scale_out or (output and output.scale)}
+                yield matrix.weight.removesuffix(".weight"), f"{i}" if len(blocks) > 1 else "", block, sides
+        read = {norm for _, norm in self.matrices}
+        for name, (role, _) in self.norms.items():
+            if name in gammas and name not in read:
+                yield name.rpartition(".")[0], "", None, {"in" if role == "input" else "out": gammas[name]}
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names, also by those without wrappers and LoRA's layers."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {unwrapped(name.replace(".base_layer", "")): parameter for name, parameter in named.items()} | named
+
+
+@torch.no_grad()
+def fold_applied(model: nn.Module) -> nn.Module:
+    """Fold the scale vectors of an applied strategy into the weights, in place.
+
+    The model then has its own class and keys, and equal outputs; its norms train if the vectors did. Fold before other
+    tools read or change the weights, for instance before saving for other code or LoRA's merge.
+
+    Args:
+        model: model after `apply_strategy`, or a wrapper of it
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; the model is sharded; or a weight
+            was parametrized again. The model is then unchanged
+    """
+    check_module(model)
+    inners = [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
+    if not inners:
+        raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
+    normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
+    if normed:
+        raise ConfigError(
+            f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers), which cannot be folded into a "
+            "weight. Save the model by its state_dict() instead, and LoRA's adapters without a merge."
+        )
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    kinds |= {type(parameter.data).__name__ for parameter in model.parameters()}
+    if sharded := sorted(kinds & _SHARDED):
+        expected = "an unsharded one. Load its full state dict into an unsharded model with the same strategy."
+        raise ConfigError(f"model is sharded ({sharded[0]}); expected {expected}")
+    planned = []
+    for path, module in list(model.named_modules()):
+        for attribute, parametrizations in scaled_weights(module).items():
+            if len(parametrizations) > 1:
+                again = f"parametrized again after apply_strategy ({type(parametrizations[1]).__name__})"
+                raise ConfigError(f"{path}.{attribute} was {again}; {REMOVE}.")
+            planned.append((module, attribute, parametrizations[0].order))
+    trained = [_trains(inner, inner is uncompiled(model)) for inner in inners]
+    for module, attribute, order in planned:
+        remove(module, attribute, order, keep=True)
+    for inner, trains in zip(inners, trained, strict=True):
+        applied: Applied = vars(inner)[APPLIED]
+        for handle in applied.handles:
+            handle.remove()
+        named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
+        for name in applied.frozen:
+            if trains and unwrapped(name) in named:
+                named[unwrapped(name)].requires_grad_(True)
+        vars(inner).pop("save_pretrained", None)
+        delattr(inner, APPLIED)
+    return model
+
+
+def _trains(model: nn.Module, default: bool) -> bool:
+    """Return True if a scale vector trains, or `default` without vectors: LoRA and users freeze all of them."""
+    vectors = [p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters()]
+    return any(p.requires_grad for p in vectors) if vectors else default
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def scaled_weights(module: nn.Module) -> dict[str, Any]:
+    """Return the strategy's parametrizations of a module's own parameters, by attribute."""
+    found: Any = module._modules.get("parametrizations")  # getattr would look inside a wrapper
+    return {
+        name: parametrizations
+        for name, parametrizations in (found.items() if isinstance(found, nn.ModuleDict) else ())
+        if isinstance(parametrizations, parametrize.ParametrizationList) and isinstance(parametrizations[0], Scaled)
+    }
+
+
+def check_complete(model: nn.Module, args: Any) -> None:
+    """Check in training that no module with scale vectors was replaced, and that no constant vector trains."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    applied: Applied = vars(model)[APPLIED]
+    missing = applied.sites - {module.site for module in model.modules() if isinstance(module, Scaled)}
+    modules = {unwrapped(path): module for path, module in model.named_modules()} if missing else {}
+    for name in sorted(missing):
+        module = modules.get(unwrapped(name.rpartition(".")[0]), nn.Identity())  # a stage of a pipeline lacks modules
+        if next(module.parameters(), None) is not None and not any(isinstance(m, Scaled) for m in module.modules()):
+            raise ConfigError(
+                f"{name} has lost its scale vectors, because a new module replaced it, as in "
+                "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
+            )
+    parameters = _parameters(model) if applied.constants else {}
+    for name in applied.constants:
+        trains = (parameter := parameters.get(unwrapped(name))) is not None and parameter.requires_grad
+        expect(not trains, f"{name}.requires_grad", True, "False, because this vector is constant in the strategy.")
+
+
+def remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
+    """Remove a parametrization, keeping the computed weight (`keep`) or the original one, and restore the order."""
+    if not parametrize.is_parametrized(owner, attribute):
+        return
+    kind = type(owner)  # deep copies share their class, from which torch would delete the attribute
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    owner.__class__ = type(kind.__name__, kind.__bases__, members)
+    parametrize.remove_parametrizations(owner, attribute, leave_parametrized=keep)
+    for name in order:
+        if name in owner._parameters:
+            owner._parameters[name] = owner._parameters.pop(name)
+
+
+def save_unfolded(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call `save_pretrained` with an empty tensor at the name of a computed weight: loading the plain model then fails.
+
+    Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
+    """
+
+    def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state[prefix + name] = torch.zeros(0)
+
+    if kwargs.get("state_dict") is not None:
+        kwargs["state_dict"] = {**kwargs["state_dict"], name: torch.zeros(0)}
+    handle = model.register_state_dict_post_hook(add)
+    try:
+        return type(model).save_pretrained(model, *args, **kwargs)
+    finally:
+        handle.remove()
+
+
+def check_state(
+    saved: str, constants: dict[str, float | None], module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+) -> None:
+    """Remove the tensor of `save_unfolded` from a state dict, and check its constant vectors."""
+    if (guard := state.get(prefix + saved)) is not None and not guard.numel():
+        del state[prefix + saved]
+    for name, value in constants.items():
+        given: Any = state.get(prefix + name)
+        if value is not None and type(given) in (Tensor, nn.Parameter) and not given.is_meta:
+            wanted = f"{value:g} in all entries. Load a plain model's state before apply_strategy."
+            expect(bool((given == value).all()), name, "a trained vector", wanted)
