@@ -33,7 +33,8 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     - p_radial, p_tangent: `parameterization_preconditioner`, for `or` and `er`
     - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2). w_j has the columns of
       all branches that share gamma. Weight decay of both keeps it small (paper, Section 2.2)
-    - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1)
+    - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1),
+      with w_j of this branch alone
 
     Each side is evaluated alone, in closed form. Under `dnp`, these figures ignore the norm between W and gamma_out.
     Means over experts; 'mean/...' over layers. Norms without branches have one side. A collective if
@@ -60,11 +61,12 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
-    """Return the eigenvalues of P = J J^T, J = d gamma / d (alpha, beta): along gamma, and the mean orthogonal to it.
+    """Return g^T P g along gamma, and the mean of P orthogonal to it; P = J J^T, J = d gamma / d (alpha, beta).
 
     The flow of gamma is -P dL/dgamma (paper, Section 3.3); P is 1 without `or` and `er`, for which the result is empty.
     With g = gamma / ||gamma||: p_radial = g^T P g and p_tangent = (tr P - p_radial) / (d - 1).
-    `or`: d and beta^2 d / ||alpha||^2. `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
+    `or`: d and beta^2 d / ||alpha||^2, which are eigenvalues.
+    `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
     The shape of both is (*batch_dims, 1).
     """
     if isinstance(vector, OriginalSpaceScale):

@@ -179,6 +179,7 @@ class DifferenceProduct:
 
 
 def _subset(parameters: Sequence[Tensor]) -> Vector:
+    expect(not isinstance(parameters, Tensor), "parameters", "a tensor", "a sequence of tensors, such as [tensor].")
     subset = tuple(parameters)
     if not subset:
         raise ConfigError("parameters is empty; expected at least one tensor.")

@@ -7,6 +7,7 @@ with rational coefficients (for exact Taylor coefficients), which torch does not
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from numbers import Rational
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError, expect
 
 Array = NDArray[Any]
 #: complex step; a power of 2 causes no rounding
@@ -71,6 +72,33 @@ def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
             step[k] = 1j * TINY
             columns.append(function(*split(flat + step, blocks)).ravel().imag / TINY)
     return np.array(columns).T
+
+
+def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> None:
+    """Check near the blocks that `jacobian` of floats agrees with a difference, along one direction.
+
+    Raises:
+        ConfigError: it does not, so the function is not analytic
+    """
+    start = join(blocks).astype(float)
+    cosine = np.cos(np.arange(start.size))
+    # Zeros are moved, because the derivative by a scale vector is 0 at W = 0. Small entries take small steps.
+    theta = np.where(start == 0, 0.1 * cosine, start * (1 + 0.1 * cosine))
+    direction = theta * np.cos(2 * np.arange(start.size) + 1)
+
+    def value(at: Array) -> Array:
+        return np.asarray(function(*split(at, blocks))).ravel()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        slope = np.asarray(value(theta + 1j * TINY * direction)).imag / TINY
+    ahead, behind = value(theta + 1e-5 * direction), value(theta - 1e-5 * direction)
+    error, size = np.linalg.norm(slope - (ahead - behind) / 2e-5), np.linalg.norm(slope)
+    if error > 1e-5 * size + 1e-9 * np.linalg.norm(ahead):
+        raise ConfigError(
+            "the function of the parameters is not analytic; expected one without np.abs, np.linalg.norm and "
+            "assignments into real arrays."
+        )
 
 
 def exact(values: Any) -> Array:

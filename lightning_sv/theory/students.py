@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.series import Array, exact, jacobian
+from lightning_sv.theory.series import Array, check_analytic, exact, jacobian, join
 
 
 class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
     A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or `np.linalg.norm`).
-    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`. For exact power series the
+    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`; a subclass may override
+    `gradient`, for instance to add weight decay to the flow. For exact power series the
     functions are `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
     """
 
@@ -50,7 +51,13 @@ class Student(ABC):
 
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
-    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L."""
+    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L.
+
+    Raises:
+        ConfigError: the function is not analytic
+    """
+    if join(blocks).dtype != object:
+        check_analytic(function, blocks)
     j = jacobian(function, blocks)
     return np.asarray(j @ j.T)
 

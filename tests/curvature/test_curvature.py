@@ -210,6 +210,7 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
     for make, message in (
         (lambda: HessianProduct(lambda: p.sum(), []), "empty"),
         (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
+        (lambda: HessianProduct(lambda: p.sum(), p), "parameters is a tensor"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
         (lambda: HessianProduct(lambda: p * p, [p]), r"the loss is a tensor of shape \(3,\)"),
         (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),  # type: ignore

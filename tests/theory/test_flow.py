@@ -1,19 +1,22 @@
 """Exact power series, derivatives of students, and flows against closed forms and invariants."""
 
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from math import factorial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
-from lightning_sv.theory.flow import flow, loss_series, power_series
-from lightning_sv.theory.series import Series
+from lightning_sv.theory.flow import difference_series, flow, loss_ratio, loss_series, power_series
+from lightning_sv.theory.series import Series, join, split
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Scaled, preconditioner
 from tests.conftest import thinned
 from tests.theory.strategies import entries, rational_teachers, states
@@ -120,14 +123,63 @@ def test_power_series_of_a_student_equals_the_integrator(name: str) -> None:
     assert [x.coefficients[:2] for x in w.flat] == [(0, x) for x in np.ravel(teacher)]  # W = t W* + O(t²)
 
 
-def test_flow_of_a_student_that_is_not_analytic_is_refused() -> None:
-    """A complex step sees no derivative of the norm."""
-    student = Scaled("norm", lambda c, d: [np.ones(d)], lambda w, alpha: w * alpha / np.linalg.norm(alpha))
-    with pytest.raises(ConfigError, match="not analytic"):
-        flow(student, [[2, 1]], [0.0, 0.5])
+@pytest.mark.parametrize("scale", [lambda a: a / np.linalg.norm(a), np.abs], ids=["norm", "abs"])
+def test_student_that_is_not_analytic_is_refused(scale: Callable[[np.ndarray], np.ndarray]) -> None:
+    """A complex step sees no derivative of them."""
+    student = Scaled("own", lambda c, d: [np.ones(d)], lambda w, alpha: w * scale(alpha))
+    blocks = [np.ones((1, 2)), np.array([1.0, 2.0])]
+    for call in (lambda: flow(student, [[2, 1]], [0.0, 0.5]), lambda: student.preconditioner(blocks)):
+        with pytest.raises(ConfigError, match="not analytic"):
+            call()
+
+
+def test_flow_stiff_equals_implicit_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small alpha of OR has a large preconditioner, rho = beta^2 d / ||alpha||^2."""
+    module = sys.modules["lightning_sv.theory.flow"]  # the package has a function with its name
+    monkeypatch.setattr(module, "STIFF", 2000)
+    student, target = STUDENTS["or"], np.array([[2.0, 1.0]])
+    blocks = [np.zeros((1, 2)), 1e-2 * np.ones(2), np.ones(1)]
+    run = flow(student, target, [0.1, 0.5], initial=blocks)
+
+    def velocity(_: float, theta: np.ndarray) -> np.ndarray:
+        return -student.gradient(split(theta, blocks), target)
+
+    other = solve_ivp(velocity, (0, 0.5), join(blocks), "Radau", rtol=1e-8, atol=1e-10).y[:, -1]
+    np.testing.assert_allclose(join(run.states[-1]), other, rtol=1e-5)
+    monkeypatch.setattr(module, "STIFF", 100)
+    with pytest.raises(ConfigError, match="stiff"):
+        flow(student, target, [0.5], initial=blocks)
+
+
+def test_flow_own_gradient_with_decay_has_closed_form() -> None:
+    class Decayed(Scaled):
+        def gradient(self, blocks: list[Any], teacher: Any) -> np.ndarray:
+            return super().gradient(blocks, teacher) + 0.1 * join(blocks)
+
+    student = Decayed("decayed", lambda c, d: [], lambda w: w)
+    w = flow(student, [[2, 1]], [1.5]).states[0][0]
+    np.testing.assert_allclose(w, np.array([[2, 1]]) / 1.1 * (1 - np.exp(-1.1 * 1.5)), rtol=1e-10)
+    assert float(power_series(student, [[2, 1]], 2)[0][0, 0].coefficients[2]) == pytest.approx(-1.1)
+
+
+def test_flow_wrong_shapes_and_times_are_refused() -> None:
+    f, w = STUDENTS["f"], np.zeros((1, 2))
+    for initial in ([np.zeros((2, 1)), np.ones(2)], [w, np.ones((2, 2))], [w]):
+        with pytest.raises(ConfigError, match="^the shapes of initial"):
+            flow(f, [[2, 1]], [1.0], initial=initial)
+    with pytest.raises(ConfigError, match="^the shape of A"):
+        flow(Scaled("wide", lambda c, d: [], lambda w: np.concatenate([w, w])), [[2, 1]], [1.0])
+    for times in ([], 1.0, [2.0, 1.0], [-1.0, 1.0], [0.0]):
+        with pytest.raises(ConfigError, match="^times"):
+            flow(f, [[2, 1]], times)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="^the baseline's loss"):
+        loss_ratio(f, STUDENTS["g"], [[0, 0]])
+    assert difference_series(f, f, [[2, 1]], 2) == (0, 0, 0)
 
 
 def test_flow_wrong_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the teacher is"):
+        flow(STUDENTS["f"], [[1j]], [1.0])
     with pytest.raises(ValueError, match="the teacher is"):
         flow(STUDENTS["f"], [1.0, 2.0], [1.0])
     (by_name,), (by_rows,) = (flow(STUDENTS["f"], t, [1.0]).loss for t in (TEACHERS[0], TEACHERS[0].matrix))

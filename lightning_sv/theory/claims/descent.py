@@ -194,7 +194,8 @@ def _equal(covariance: Callable[[Point], Any], stated: Callable[[Point], Any], *
         values = np.linalg.eigvalsh(c)
         negative.append(max(0.0, -float(values[0])) / float(values[-1]))
     worst = max(errors)
-    note = f"{COUNT:,} states{', ‖e‖ = 0.01' if near else ''}; most negative variance over the largest: "
+    share = np.mean(np.array(negative) > 1e-12)
+    note = f"{COUNT:,} states; negative variances in {share:.0%}, of which the most negative over the largest: "
     note += f"median {np.median(negative):.0e}, largest {max(negative):.2g}"
     return Finding(0.0, worst, worst, worst < 1e-10, note)
 
@@ -205,13 +206,13 @@ def _isotropic() -> Finding:
     return _equal(lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian))
 
 
-@_descent("5 Hessian", "C = σ² ∇²L, near interpolation")
+@_descent("5 Hessian", "C = σ² ∇²L, at ‖e‖ = 0.01")
 def _hessian() -> Finding:
     """P = σ² ‖∇²L‖_F²."""
     return _equal(lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point), near=True)
 
 
-@_descent("6 loss, Hessian", "C = 2L ∇²L, near interpolation")
+@_descent("6 loss, Hessian", "C = 2L ∇²L, at ‖e‖ = 0.01")
 def _loss_and_hessian() -> Finding:
     """P = 2L ‖∇²L‖_F²."""
     return _equal(

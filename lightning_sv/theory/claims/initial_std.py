@@ -165,7 +165,7 @@ def _loss() -> Finding:
     """the loss depends on the std less than half as much under dnp."""
     losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
     spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    title = "llama's function has the std in it, dnp's has not"
+    title = "The loss depends on the std under llama"
     panel = _by_std(title, "loss on held-out text, nats per byte", losses, "x")
     note = "; ".join(f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items())
     share = spreads["dnp"] / spreads["llama"]

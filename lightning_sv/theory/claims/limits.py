@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import TIME, Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, State
-from lightning_sv.theory.flow import FLOOR, MARGIN, TIMES, Curve, flow, loss_ratio
+from lightning_sv.theory.flow import EQUAL, FLOOR, TIMES, Curve, flow, loss_ratio
 from lightning_sv.theory.series import Array
 from lightning_sv.theory.students import STUDENTS, Student
 
@@ -66,8 +66,8 @@ def _any_teacher(name: str, largest: int, also: Array) -> Finding:
         np.array(pair, dtype=float).reshape(also.shape) for pair in sorted(pairs, key=lambda p: p[0] ** 2 + p[1] ** 2)
     ]
     searched = [(teacher, loss_ratio(student, _F, teacher, np.linspace(0.02, 4, 200))) for teacher in teachers]
-    failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
-    holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + MARGIN]
+    failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + EQUAL]
+    holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + EQUAL]
     other = also, loss_ratio(student, _F, also, np.linspace(0.01, 12, 600))
     lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3], other]]
     title = f"{name.upper()} (iii): for other teachers {student.name} can fall behind"
@@ -96,7 +96,7 @@ def _decay_panel(student: Student, teacher: Array) -> Panel:
 def _course(curve: Curve) -> str:
     ratio, at = curve.peak
     end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
-    return f"above 1 from t = {curve.first_above(1 + MARGIN):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
+    return f"above 1 from t = {curve.first_above(1 + EQUAL):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
 
 
 @_limit("Theorem 3.1 and D.1 (i), as printed", "DP (i)", "every parameter standard normal, c, d ≤ 4")
@@ -138,7 +138,7 @@ def _nonzero_start() -> Finding:
         start = np.array([[w]])
         if w != target:
             curve = loss_ratio(_F, STUDENTS["g"], [[target]], TIMES[TIMES < 5], initial=([start, np.ones(1)], [start]))
-            if curve.peak[0] > 1 + MARGIN:
+            if curve.peak[0] > 1 + EQUAL:
                 failing.append((w, target, curve))
     lines = [Line(f"W(0) = {w:g}, W* = {target:g}", *curve) for w, target, curve in failing[:4]]
     panel = ratio_panel("Theorem 1 needs W(0) = 0", "f", "g", lines, (0.01, 100))

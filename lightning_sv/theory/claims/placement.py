@@ -9,15 +9,13 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Finding, Line, Panel, claim, ratio_panel
 from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
-from lightning_sv.theory.flow import FLOOR, MARGIN, TIMES, Curve, flow, loss_ratio, loss_series
+from lightning_sv.theory.flow import EQUAL, FLOOR, MARGIN, TIMES, Curve, flow, loss_ratio, loss_series
 from lightning_sv.theory.series import Array
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Teacher, branch_of
 
 _F, _HG, _AP = STUDENTS["f"], STUDENTS["hg"], STUDENTS["ap"]
 _SOURCE = "Theorem 3.1 and Theorem D.1"
 _START = "W(0) = 0, γ = γa = γb = 1 at t = 0"
-#: relative difference of small losses that are equal by symmetry
-EQUAL = 1e-3
 _HG_START = "W(0) = 0, γ = γ_k = 1 at t = 0; two branches, each half of the rows"
 
 
@@ -172,7 +170,7 @@ def _ahead_for_any_teacher() -> Finding:
     behind = [teacher for teacher, curve in curves if curve.peak[0] > 1 + EQUAL]
     overtaken = [teacher.name for teacher in behind if ap_coefficient(teacher.matrix) < 0]
     lines = [Line(teacher.name, *curve) for teacher, curve in curves if ap_coefficient(teacher.matrix)][:6]
-    panel = ratio_panel("AP against f: which side is better is the teacher's", "AP", "f", lines, (1e-3, 1e3))
+    panel = ratio_panel("AP against f: the teacher decides which loss is lower", "AP", "f", lines, (1e-3, 1e3))
     ratio = max(curve.peak[0] for _, curve in curves)
     note = (
         f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; ahead early and overtaken later, as in "
