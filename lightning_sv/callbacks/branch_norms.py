@@ -161,7 +161,7 @@ class BranchNorms(BranchCallback):
     """
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
-        super().__init__("branch_norms.every_n_steps", every_n_steps, model)
+        super().__init__("every_n_steps of BranchNorms", every_n_steps, model)
 
     def charts(self) -> Pages:
         """Return one page per group of branches."""

@@ -35,7 +35,7 @@ class RouterMonitor(MetricAccumulator):
     """
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
-        super().__init__("experts", every_n_steps)
+        super().__init__(every_n_steps)
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
         self._seen: dict[str, Routing] = {}  # routing of the last micro-batch

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 from unittest.mock import patch
@@ -212,7 +212,7 @@ class Sharpness(L.Callback):
         method: Method = "exact",
         lanczos_steps: int = 7,
         hutchinson_probes: int = 2,
-        loss: Callable[[L.LightningModule], Tensor] | None = None,
+        loss: Callable[[L.LightningModule], Tensor | Mapping[str, Any] | None] | None = None,
         model: str | None = None,
     ):
         minima = {"probes": (probes, 2), "sequences": (sequences, 1)}
@@ -363,14 +363,19 @@ class Sharpness(L.Callback):
     def _of_model(self, pl_module: L.LightningModule) -> dict[str, float]:
         """Measure the custom loss on the model itself, in evaluation mode, with the random state restored."""
         assert self.loss is not None
-        loss, devices = self.loss, [pl_module.device] if pl_module.device.type == "cuda" else []
+        given, devices = self.loss, [pl_module.device] if pl_module.device.type == "cuda" else []
+
+        def loss() -> Any:
+            value: Any = given(pl_module)  # a training_step may return a dict
+            return value.get("loss") if isinstance(value, dict) else value
+
         with (
             evaluation_mode(pl_module),
             patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
             torch.random.fork_rng(devices),
             torch.autocast(pl_module.device.type, enabled=False),
         ):
-            return self._measure(parameter_subsets(model_of(pl_module, self.model)), lambda: loss(pl_module))
+            return self._measure(parameter_subsets(model_of(pl_module, self.model)), loss)
 
     def _measure(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         value = scalar_loss(loss()).item()

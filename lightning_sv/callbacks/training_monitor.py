@@ -20,11 +20,11 @@ class MetricAccumulator(L.Callback):
     """Callback that sums values of micro-batches on the device between writes; checkpoints have the sums.
 
     Raises:
-        ConfigError: every_n_steps is below 1; `section` is the callback's section of the config
+        ConfigError: every_n_steps is below 1
     """
 
-    def __init__(self, section: str, every_n_steps: int):
-        self._clock = StepTrigger(f"{section}.every_n_steps", every_n_steps)
+    def __init__(self, every_n_steps: int):
+        self._clock = StepTrigger(f"every_n_steps of {type(self).__name__}", every_n_steps)
         self._trainer: L.Trainer | None = None
         #: sums of the current step, and of the steps since the last write; "sequences" counts
         self._open: dict[str, Tensor] = {}
@@ -94,7 +94,7 @@ class TrainingMonitor(MetricAccumulator):
     """
 
     def __init__(self, every_n_steps: int = 10):
-        super().__init__("scalars", every_n_steps)
+        super().__init__(every_n_steps)
         self._since = (0.0, 0)
         #: seconds since the last write that do not count for the throughput
         self.idle = 0.0

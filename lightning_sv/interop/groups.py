@@ -19,20 +19,21 @@ def param_groups(
     model: nn.Module,
     lr: float,
     weight_decay: float,
-    policy: str = "iwd",
+    policy: str | None = None,
     example: Any = None,
     roles: Roles | None = None,
 ) -> list[dict[str, Any]]:
     """Return two optimizer groups: the trained parameters that decay under `policy`, and the others.
 
     Matrices, routers, heads and embeddings decay. Scale vectors decay if the policy includes their role ('iwd': the
-    input side only, the paper's choice), multipliers like the output side. Biases and the rest never decay.
+    input side only), multipliers like the output side. Biases and the rest never decay.
 
     Args:
         model: any module
         lr: learning rate of both groups
         weight_decay: weight decay of the first group; the second has none
-        policy: 'wd', 'iwd', 'owd' or 'nowd'
+        policy: 'wd', 'iwd', 'owd' or 'nowd'; None for that of the strategy that `apply_strategy` applied, and for
+            'iwd', the paper's choice, without a strategy
         example: example inputs of the model, see `weight_decay_roles`
         roles: result of `weight_decay_roles` for the model before wrapping, on fake tensors, or with given roles
 
@@ -54,12 +55,17 @@ def param_groups(
     return [group for group in groups if group["params"]]
 
 
-def decayed_names(model: nn.Module, policy: str = "iwd", example: Any = None, roles: Roles | None = None) -> list[str]:
+def decayed_names(
+    model: nn.Module, policy: str | None = None, example: Any = None, roles: Roles | None = None
+) -> list[str]:
     """Return the names of the trained parameters that decay; arguments as in `param_groups`.
 
     Raises:
         ConfigError: as `param_groups`
     """
+    if policy is None:
+        applied = [vars(module).get("applied_strategy") for module in model.modules()]  # interop.apply.applied.Applied
+        policy = next((each.strategy.decay for each in applied if each is not None), "iwd")
     if policy not in DECAYS and ":" not in str(policy):  # module:Name is a policy of the user
         raise ConfigError(unknown("policy", policy, DECAYS))
     if roles is None:

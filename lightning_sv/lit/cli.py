@@ -188,6 +188,7 @@ class PretrainCLI(LightningCLI):
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(import_object(callback), section)
+        parser.set_defaults({"samples.tokens": 0})
         skip = self.subcommands()[self.command]
         self._method_keys = parser.add_method_arguments(self.trainer_class, self.command, skip=skip)
         if self.command == "validate":

@@ -46,7 +46,7 @@ class PretrainModule(L.LightningModule):
 
     Args:
         backbone: sizes of the model
-        scale: strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
+        scale: strategy: words joined by '+', one per axis (shared hg / nop bp ap dp dnp /
             direct, offset, or, er / wd iwd owd nowd), or a preset (llama, unified)
         scale_options: further options of the strategy
         optim: optimizer settings

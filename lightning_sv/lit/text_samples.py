@@ -12,7 +12,7 @@ from lightning_sv.nn import Backbone
 
 
 class TextSamples(L.Callback):
-    """Log a continuation of a prompt after every validation; nothing if `tokens` is 0.
+    """Log a continuation of a prompt to TensorBoard after every validation; nothing if `tokens` is 0.
 
     Sampling uses a private generator and does not affect the run: losses and weights are bitwise equal.
 
@@ -26,8 +26,8 @@ class TextSamples(L.Callback):
         ConfigError: a number out of range
     """
 
-    def __init__(self, tokens: int = 0, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
-        expect(tokens >= 0, "samples.tokens", tokens, "the number of tokens per sample, or 0 for none.")
+    def __init__(self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
+        expect(tokens >= 0, "tokens of TextSamples", tokens, "the number of tokens per sample, or 0 for none.")
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
@@ -35,7 +35,7 @@ class TextSamples(L.Callback):
         """Check before training that the model and its tokenizer are known."""
         is_ours = settings_of(pl_module) is not None and data_of(trainer) is not None
         if stage == "fit" and self._sampling is not None and not is_ours:
-            raise ConfigError("samples.tokens is set; expected a PretrainModule and a TokenDataModule for TextSamples.")
+            raise ConfigError("TextSamples is set; expected a PretrainModule and a TokenDataModule, or tokens=0.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log one sample, on every device, because a sharded model needs them all."""

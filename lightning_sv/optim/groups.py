@@ -85,6 +85,7 @@ class ParameterGroup:
             "params": [member.parameter for member in self.members],
             "weight_decay": weight_decay if self.decays else 0.0,
             "role": self.role,
+            "name": self.role,  # for LearningRateMonitor
             "kind": kind,
             **self.own,
         }

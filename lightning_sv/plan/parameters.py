@@ -134,8 +134,8 @@ class ParameterCount:
             table.add_row("activated per token", "", f"{self.activated:,}", "")
         console.print(table)
         console.print(
-            f"scale vectors: {self.scale_count:,}, {self.figures['scale_share']:.3g} of the model; "
-            f"{self.total - self.baseline:+,} parameters against llama ({self.figures['increase']:+.3g})."
+            f"scale vectors: {self.scale_count:,}, {100 * self.figures['scale_share']:.3g}% of the model; "
+            f"{self.total - self.baseline:+,} parameters against llama ({100 * self.figures['increase']:+.3g}%)."
         )
         for figure in self.paper():
             value = self.figures[figure.computed]

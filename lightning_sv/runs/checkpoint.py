@@ -16,7 +16,7 @@ from lightning_sv.runs.directory import LAST, config_value, read_config, read_su
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.runs.trust import check_trusted
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.scale.strategy import own_tokens
+from lightning_sv.scale.strategy import own_words
 
 #: key of a checkpoint for the description of the backbone by `PretrainModule`
 CHECKPOINT_KEY = "lightning_sv"
@@ -136,7 +136,7 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
         ("tokenizer_sha256", saved.get("tokenizer_sha256"), tokenizer.sha256),
         ("corpus_hash", saved.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
         ("data.seq_len", config_value(saved, "data.seq_len"), config_value(config, "data.seq_len")),
-        ("model.scale", own_tokens(saved["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
+        ("model.scale", own_words(saved["scale"]), own_words(scale) if isinstance(scale, str) else None),
     ):
         then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
         wanted = f"{then!r}, as in its checkpoint. They belong to different runs."

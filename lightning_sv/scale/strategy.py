@@ -1,7 +1,7 @@
-"""Scale-vector strategies as short validated strings, with one token per axis of the paper.
+"""Scale-vector strategies as short validated strings, with one word per axis of the paper.
 
 `hg+dnp+or+iwd` is the Python argument, the YAML value, the command-line override, the run's name and the label in a
-figure. The four tables below are the axes. Extend them with a row, or with a token `package.module:Name` that names
+figure. The four tables below are the axes. Extend them with a row, or with a word `package.module:Name` that names
 your own `Placement`, `Decay` or `ScaleVector` subclass; the module is imported when the string is parsed.
 """
 
@@ -70,7 +70,7 @@ DECAYS: dict[str, Decay] = {
 }
 PRESETS: dict[str, str] = {"llama": "shared+bp+direct+wd", "unified": "hg+dnp+or+iwd"}
 
-#: axis (field of `ScaleStrategy`) -> its table; the order is the canonical order of the tokens.
+#: axis (field of `ScaleStrategy`) -> its table; the order is the canonical order of the words.
 AXES: dict[str, Mapping[str, Any]] = {
     "sharing": SHARINGS,
     "placement": PLACEMENTS,
@@ -107,32 +107,32 @@ class ScaleStrategy:
 
     @classmethod
     def parse(cls, text: "str | ScaleStrategy") -> "ScaleStrategy":
-        """Parse tokens joined by '+' in any order, at most one per axis, or a preset.
+        """Parse words joined by '+' in any order, at most one per axis, or a preset.
 
         Raises:
-            ConfigError: an unknown token, or two tokens of one axis; the message lists the known tokens
+            ConfigError: an unknown word, or two words of one axis; the message lists the known words
         """
         if isinstance(text, ScaleStrategy):
             return text
         if not isinstance(text, str) or not text.strip():
             raise ConfigError(f"the strategy is {text!r}; expected words joined by '+', {_known()}.")
-        tokens = [token.strip() for token in text.split("+")]
-        tokens = [token if ":" in token else token.lower() for token in tokens]
-        if len(tokens) == 1 and tokens[0] in PRESETS:
-            tokens = PRESETS[tokens[0]].split("+")
+        words = [word.strip() for word in text.split("+")]
+        words = [word if ":" in word else word.lower() for word in words]
+        if len(words) == 1 and words[0] in PRESETS:
+            words = PRESETS[words[0]].split("+")
         chosen: dict[str, str] = {}
-        for token in tokens:
-            axis = _axis_of(token, text)
+        for word in words:
+            axis = _axis_of(word, text)
             if axis in chosen:
                 raise ConfigError(
-                    f"the strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {token!r}; keep one."
+                    f"the strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {word!r}; keep one."
                 )
-            chosen[axis] = token
+            chosen[axis] = word
         return cls(**chosen)
 
     def __str__(self) -> str:
-        tokens = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return "+".join(tokens) or "llama"
+        words = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return "+".join(words) or "llama"
 
     @property
     def per_branch(self) -> bool:
@@ -178,49 +178,49 @@ class ScaleStrategy:
         return replace(out, decay=same)
 
 
-def branch_placement(token: str) -> Placement:
+def branch_placement(word: str) -> Placement:
     """Return the row of a single branch's placement: that of a strategy's word, or one of `FOLDED`."""
-    return FOLDED[token] if token in FOLDED else ScaleStrategy(placement=token).placement_row
+    return FOLDED[word] if word in FOLDED else ScaleStrategy(placement=word).placement_row
 
 
-def own_tokens(text: str) -> frozenset[str]:
-    """Return the tokens of a strategy that differ from llama's, without importing any module.
+def own_words(text: str) -> frozenset[str]:
+    """Return the words of a strategy that differ from llama's, without importing any module.
 
-    >>> sorted(own_tokens("bp+hg+my_module:MyScale"))
+    >>> sorted(own_words("bp+hg+my_module:MyScale"))
     ['hg', 'my_module:MyScale']
     """
-    tokens = (token.strip() for token in PRESETS.get(text.strip().lower(), text).split("+"))
-    return frozenset(token if ":" in token else token.lower() for token in tokens) - set(PRESETS["llama"].split("+"))
+    words = (word.strip() for word in PRESETS.get(text.strip().lower(), text).split("+"))
+    return frozenset(word if ":" in word else word.lower() for word in words) - set(PRESETS["llama"].split("+"))
 
 
-def _row(axis: str, token: str) -> Any:
-    if ":" in token:
-        row = import_name(token, _WORD)
+def _row(axis: str, word: str) -> Any:
+    if ":" in word:
+        row = import_name(word, _WORD)
         if _axis_of_row(row) != axis:
-            raise ConfigError(f"word {token!r} of the strategy is not a {axis}; {_known()}.")
-    elif token not in AXES[axis]:
-        raise ConfigError(unknown(axis, token, AXES[axis]))
+            raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
+    elif word not in AXES[axis]:
+        raise ConfigError(unknown(axis, word, AXES[axis]))
     else:
-        row = AXES[axis][token]
-    if axis == "placement" and token in FOLDED:
-        raise ConfigError(f"PLACEMENTS has {token!r}; expected a name other than {' '.join(FOLDED)}. Rename the row.")
+        row = AXES[axis][word]
+    if axis == "placement" and word in FOLDED:
+        raise ConfigError(f"PLACEMENTS has {word!r}; expected a name other than {' '.join(FOLDED)}. Rename the row.")
     if axis == "parameterization" and row.__module__ != ScaleVector.__module__:
         check_parameterization(row)
     return row
 
 
-def _axis_of(token: str, text: str) -> str:
-    if ":" in token:
-        return _axis_of_row(import_name(token, _WORD))
+def _axis_of(word: str, text: str) -> str:
+    if ":" in word:
+        return _axis_of_row(import_name(word, _WORD))
     for axis, table in AXES.items():
-        if token in table:
+        if word in table:
             return axis
     every = [name for table in AXES.values() for name in table]
-    if token in PRESETS:
-        raise ConfigError(f"preset {token!r} in {text!r} sets all four axes; remove the other words.")
-    near = difflib.get_close_matches(token, [*every, *PRESETS], n=1)
+    if word in PRESETS:
+        raise ConfigError(f"preset {word!r} in {text!r} sets all four axes; remove the other words.")
+    near = difflib.get_close_matches(word, [*every, *PRESETS], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"word {token!r} of the strategy {text!r} is unknown; {_known()}.{hint}")
+    raise ConfigError(f"word {word!r} of the strategy {text!r} is unknown; {_known()}.{hint}")
 
 
 def _axis_of_row(row: Any) -> str:

@@ -74,7 +74,9 @@ class PretrainConfig:
 
 
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module from conf/base.yaml and conf/model/NAME.yaml, with changes.
+    """Return the arguments of a module from base.yaml and model/NAME.yaml of the package's conf, with changes.
+
+    A name that the package lacks may be that of a file in ./conf/model.
 
     Changes are arguments of `PretrainConfig`, or fields of `BackboneConfig`.
 
@@ -86,11 +88,15 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     sizes = BackboneConfig.__dataclass_fields__
     arguments: dict[str, Any] = {}
     for kind, stem in ((".", "base"), ("optim", "adamw"), ("schedule", "cos"), ("model", name)):
-        path = find_config(kind, stem)
-        for key, value in read_yaml(path, str(path)).get("model", {}).items():
+        path = find_config(kind, stem, own_first=False)  # ./conf may be that of a different project
+        values: Any = read_yaml(path, str(path)).get("model")
+        expect(isinstance(values, dict), f"model in {path}", values, "a mapping, the section of a module.")
+        for key, value in values.items():
             old = arguments.get(key)
             arguments[key] = {**old, **value} if isinstance(old, dict) else value
     known = [*(each.name for each in fields(PretrainConfig)), "lr", *sizes]
+    if wrong := sorted(arguments.keys() - known):
+        raise ConfigError(f"{find_config('model', name, own_first=False)}: {unknown('key of model', wrong[0], known)}")
     for key, value in changes.items():
         if key not in known:
             raise ConfigError(unknown("argument", key, known))

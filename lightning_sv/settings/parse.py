@@ -208,6 +208,10 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
             keys = " ".join(f"init_args.{key}" for key in arguments)
             raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
         strategy["init_args"] = arguments
+    # Arguments of a callback replace it here, for the same reason.
+    named = re.findall(r"--trainer\.callbacks\+?[= ](\S+)", " ".join(args))
+    callbacks = trainer["callbacks"] if isinstance(trainer["callbacks"], list) else [trainer["callbacks"]]
+    trainer["callbacks"] = [*(each for each in callbacks if isinstance(each, dict | str)), *named]
     if check_corpus:
         run.data.check(run.model.backbone.vocab_size)
     return run.model, run.data, trainer

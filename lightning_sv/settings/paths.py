@@ -51,13 +51,13 @@ def expand_variables(text: str, key: str) -> str:
     return path
 
 
-def find_config(kind: str, name: str) -> Path:
-    """Return conf/KIND/NAME.yaml of the working directory, or else of the package.
+def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
+    """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked.
 
     Raises:
         ConfigError: the file does not exist; the message lists the existing names
     """
-    roots = [Path("conf"), Path(__file__).parents[1] / "conf"]
+    roots = [Path("conf"), Path(__file__).parents[1] / "conf"][:: 1 if own_first else -1]
     for root in roots:
         if (path := root / kind / f"{name}.yaml").is_file():
             return path

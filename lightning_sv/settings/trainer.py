@@ -84,12 +84,13 @@ REFUSED_CALLBACKS = {
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
-#: callback that may end a run early -> warning
-WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
+ENDING_CALLBACKS = ("EarlyStopping", "Timer")
 
 
-def check_trainer_keys(given: Any) -> None:
+def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     """Reject values and callbacks that a run overwrites or does not support; warn about those that may end it early.
+
+    If `complete`, reject these too: a run that is compared must use its budget.
 
     Raises:
         ConfigError: names the key or callback, the reason and a hint
@@ -97,16 +98,19 @@ def check_trainer_keys(given: Any) -> None:
     for key, (accepted, hint) in DERIVED.items():
         same = repr(given[key]) in map(repr, accepted)  # 1 is one batch for Lightning, 1.0 all of them
         expect(same, f"trainer.{key}", given[key], f"its default. {hint}")
-    if given["max_time"] is not None:
-        log.warning("trainer.max_time %s %s", given["max_time"], _BUDGET)
+    early = [] if given["max_time"] is None else [f"trainer.max_time {given['max_time']}"]
     callbacks = given["callbacks"]
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         path = callback["class_path"] if isinstance(callback, dict | Namespace) else callback
         name = str(path).rpartition(".")[2]
         if name in REFUSED_CALLBACKS:
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
-        if name in WARNED_CALLBACKS:
-            log.warning("trainer.callbacks: %s %s", name, WARNED_CALLBACKS[name])
+        if name in ENDING_CALLBACKS:
+            early.append(f"trainer.callbacks: {name}")
+    for what in early:
+        if complete:
+            raise ConfigError(f"{what} {_BUDGET}; expected runs that can be compared. Remove it.")
+        log.warning("%s %s", what, _BUDGET)
     clip, steps = given["gradient_clip_val"], given["max_steps"]
     expect((clip or 0) >= 0, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
     for key in ("limit_train_batches", "max_epochs"):

@@ -37,9 +37,9 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
 @pytest.mark.parametrize(
     ("callback", "key", "value", "name"),
     [
-        ("TrainingMonitor", "every_n_steps", 0, "scalars.every_n_steps"),
-        ("BranchNorms", "every_n_steps", 0, "branch_norms.every_n_steps"),
-        ("RouterMonitor", "every_n_steps", 0, "experts.every_n_steps"),
+        ("TrainingMonitor", "every_n_steps", 0, "every_n_steps of TrainingMonitor"),
+        ("BranchNorms", "every_n_steps", 0, "every_n_steps of BranchNorms"),
+        ("RouterMonitor", "every_n_steps", 0, "every_n_steps of RouterMonitor"),
         ("Preconditioner", "every_n_steps", 0, "every_n_steps of Preconditioner"),
         *(("CopyingMonitor", key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
         ("Sharpness", "budget", 0.0, "budget of Sharpness"),

@@ -309,6 +309,8 @@ WRONG = [
     (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
     (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
     (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
+    (["--trainer.max_time", "00:01:00:00"], "trainer.max_time"),
+    (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/loss"], "EarlyStopping"),
 ]
 
 

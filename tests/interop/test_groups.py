@@ -116,8 +116,17 @@ def test_decayed_names_multipliers_follow_output_side() -> None:
     assert not any(n.endswith("bias") for names in decayed.values() for n in names)
 
 
+@pytest.mark.parametrize("word", ["", "+iwd", "+owd", "+nowd"])
+def test_param_groups_of_applied_strategy_have_its_decay(word: str) -> None:
+    model = find("llama").build()
+    assert decayed_names(model) == decayed_names(model, "iwd")
+    apply_strategy(model, f"hg+dp{word}")
+    wrapper, roles = Wrapper("_orig_mod", model), weight_decay_roles(model)
+    assert decayed_names(wrapper, roles=roles) == decayed_names(wrapper, word[1:] or "wd", roles=roles)
+
+
 NO_NUMBERS = ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1])
-WRONG = {"lr": NO_NUMBERS, "weight_decay": NO_NUMBERS, "policy": ("idw", None, "hg+iwd")}
+WRONG = {"lr": NO_NUMBERS, "weight_decay": NO_NUMBERS, "policy": ("idw", "hg+iwd")}
 
 
 @pytest.mark.parametrize("key", WRONG)

@@ -164,7 +164,7 @@ WRONG = [
     (["--ckpt_path", "."], "which is not a file; expected a file such as RUN/checkpoints/last.ckpt"),
     (["--model.backbone.name", "mine"], "set model.optim.lr"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
-    (["--samples.tokens", "-1"], "samples.tokens is -1"),
+    (["--samples.tokens", "-1"], "tokens of TextSamples is -1"),
     (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
     (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ([COPYING, "--trainer.callbacks.repeat_length", "17"], "repeat_length"),

@@ -100,9 +100,11 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     for split in ("validate", "test"):  # a validated module trains afterwards
         (values,) = getattr(trainer(tmp_path / split, logger=False), split)(made, data, verbose=False)
         assert len(values) == 2  # loss and perplexity
-    run = trainer(tmp_path / "log", keep, L.pytorch.callbacks.EarlyStopping("val/loss"), LearningRateMonitor())
+    rates = LearningRateMonitor()
+    run = trainer(tmp_path / "log", keep, L.pytorch.callbacks.EarlyStopping("val/loss"), rates)
     run.fit(made, data)
     assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
+    assert {"lr-AdamW/input", "lr-AdamW/matrix"} <= rates.lrs.keys()
     assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
     assert restored.settings.strategy == made.settings.strategy and restored.settings.lr == 0.01
@@ -293,7 +295,7 @@ def test_probe_of_experts_leaves_their_biases(tmp_path: Path) -> None:
     ends = []
     for probes in (0, 1):
         made = module(backbone=replace(MIXTURE, router=RouterConfig(balance="bias", bias_rate=0.01)))
-        probe = Sharpness(("scale_input",), 2, lanczos_steps=2, loss=lambda m: m.training_step(blocks(), 0)["loss"])
+        probe = Sharpness(("scale_input",), 2, lanczos_steps=2, loss=lambda m: m.training_step(blocks(), 0))
         trainer(tmp_path, *[probe] * probes).fit(made, loader())
         ends.append(made.state_dict())
     assert all(value.equal(ends[1][key]) for key, value in ends[0].items())
@@ -546,6 +548,18 @@ def test_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
     words += [f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false", "--trainer.devices=1"]
     done = LightningCLI(PretrainModule, TokenDataModule, args=words, auto_configure_optimizers=False)
     assert done.trainer.global_step == 2 and "train/loss" in done.trainer.callback_metrics
+
+
+def test_from_preset_conf_of_a_different_project_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/base.yaml").write_text("model: {name: resnet50}\n")
+    (tmp_path / "conf/model/small.yaml").write_text("model: resnet50\n")
+    (tmp_path / "conf/model/own.yaml").write_text("_target_: net\n")
+    wanted = PretrainModule.from_preset("small").hparams
+    monkeypatch.chdir(tmp_path)
+    assert PretrainModule.from_preset("small").hparams == wanted
+    with pytest.raises(ConfigError, match="^model in conf/model/own.yaml is"):
+        PretrainModule.from_preset("own")
 
 
 def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:

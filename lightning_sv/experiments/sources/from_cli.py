@@ -118,7 +118,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     for _, arm in arms:
         words = [*shared, *to_args(arm.overrides), "--model.scale", arm.scale]
         model, data, trainer = parse_run(words, check_corpus=False)
-        check_trainer_keys(trainer)
+        check_trainer_keys(trainer, complete=True)
         corpus = data.folder.resolve()
         data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # a large corpus takes minutes
         hashed.add(corpus)

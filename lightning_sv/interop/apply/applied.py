@@ -1,5 +1,6 @@
 """A model's state after `apply_strategy`: what callbacks read, what is checked, how it is saved and folded."""
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from lightning_sv.interop.apply.sites import SiteMatrix
 from lightning_sv.interop.apply.weights import Scaled, output_norm_hook
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.roles.example_inputs import check_module
-from lightning_sv.scale import ScaleVector
+from lightning_sv.scale import ScaleStrategy, ScaleVector
 from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with its `Applied`
@@ -26,6 +27,7 @@ _SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
 class Applied(NamedTuple):
     """State of an applied strategy, which folding restores and callbacks read."""
 
+    strategy: ScaleStrategy
     frozen: list[str]  #: parameters of the plain model that train again after folding
     constants: dict[str, float | None]  #: parameter that must not train -> its value, if that is known
     sites: frozenset[str]  #: names of the weights that are computed
@@ -122,7 +124,9 @@ def fold_applied(model: nn.Module) -> nn.Module:
         for name in applied.frozen:
             if trains and unwrapped(name) in named:
                 named[unwrapped(name)].requires_grad_(True)
-        vars(inner).pop("save_pretrained", None)
+        for module in inner.modules():
+            if getattr(vars(module).get("save_pretrained"), "func", None) is save_unfolded:
+                delattr(module, "save_pretrained")
         delattr(inner, APPLIED)
     return model
 
@@ -192,22 +196,23 @@ def save_unfolded(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         state[prefix + name] = torch.zeros(0)
 
-    if kwargs.get("state_dict") is not None:
-        kwargs["state_dict"] = {**kwargs["state_dict"], name: torch.zeros(0)}
+    call = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs)
+    if call.arguments.get("state_dict") is not None:
+        call.arguments["state_dict"] = {**call.arguments["state_dict"], name: torch.zeros(0)}
     handle = model.register_state_dict_post_hook(add)
     try:
-        return type(model).save_pretrained(model, *args, **kwargs)
+        return type(model).save_pretrained(*call.args, **call.kwargs)
     finally:
         handle.remove()
 
 
-def check_state(
-    saved: str, constants: dict[str, float | None], module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
-) -> None:
+def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Remove the tensor of `save_unfolded` from a state dict, and check its constant vectors."""
-    if (guard := state.get(prefix + saved)) is not None and not guard.numel():
-        del state[prefix + saved]
-    for name, value in constants.items():
+    applied: Applied = vars(module)[APPLIED]
+    for name in applied.sites:
+        if (saved := state.get(prefix + unwrapped(name))) is not None and not saved.numel():
+            del state[prefix + unwrapped(name)]
+    for name, value in applied.constants.items():
         given: Any = state.get(prefix + name)
         if value is not None and type(given) in (Tensor, nn.Parameter) and not given.is_meta:
             wanted = f"{value:g} in all entries. Load a plain model's state before apply_strategy."

@@ -66,8 +66,8 @@ def apply_strategy(
     Matrices behind a norm become gamma_out * (W (gamma_in * xhat)) by parametrizations of their weights, with the
     norm's own gamma in gamma_in, so that the function is preserved. Norms without matrices keep their gamma, in the
     strategy's parameterization. Only `dnp` changes the function: it normalizes the outputs of nn.Linear layers, and is
-    `dp` for other layers. Call `param_groups` afterwards for the strategy's decay, and `fold_applied` to remove the
-    strategy. Vectors of a frozen matrix or norm are frozen.
+    `dp` for other layers. `param_groups` then has the strategy's decay, and `fold_applied` removes the strategy.
+    Vectors of a frozen matrix or norm are frozen.
 
     Args:
         model: a plain model on real tensors, before PEFT, DDP, sharding or compiling

@@ -81,20 +81,22 @@ class Change:
                 continue
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
-        first = unwrapped(next(iter(self._weights), ""))
-        state_hook = partial(check_state, first, self._constants)
         handles = [
             model.register_forward_pre_hook(check_complete),
-            model.register_load_state_dict_pre_hook(state_hook),
+            model.register_load_state_dict_pre_hook(check_state),
         ]
         for handle in handles:
             undo.callback(handle.remove)
-        if first and hasattr(model, "save_pretrained"):
-            setattr(model, "save_pretrained", partial(save_unfolded, model, first))  # noqa: B010 - not of all modules
-            undo.callback(model.__delattr__, "save_pretrained")
+        for path, module in model.named_modules():
+            inside = (
+                name.removeprefix(f"{path}.") for name in self._weights if name.startswith(f"{path}.") or not path
+            )
+            if hasattr(module, "save_pretrained") and (first := next(inside, "")):
+                setattr(module, "save_pretrained", partial(save_unfolded, module, unwrapped(first)))  # noqa: B010
+                undo.callback(module.__delattr__, "save_pretrained")
         readers = {m: site.vector if site.vector in self.norms else "" for site in sites for m in site.matrices}
-        applied = (self._frozen, self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
-        setattr(model, APPLIED, Applied(*applied))
+        state = (self._frozen, self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
+        setattr(model, APPLIED, Applied(strategy, *state))
         undo.callback(model.__delattr__, APPLIED)
 
     def _note(self, name: str, what: str) -> None:

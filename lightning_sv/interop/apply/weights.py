@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
-from itertools import chain
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_any
+from torch.utils._pytree import tree_map_only
 
 from lightning_sv.errors import RunError
 from lightning_sv.scale import ScaleVector, normalize
@@ -16,50 +15,23 @@ from lightning_sv.scale.fold import effective_weight
 
 
 class ComputedTensor(Tensor):
-    """A computed weight, which rejects changes of itself and of its views, and assignments to `data`.
+    """A computed weight, which rejects changes in place, also of its views, and assignments to `data`.
 
     Tools such as LoRA's merge and initializations change weights, and the next computation would silently undo that.
+    Results of functions are plain tensors. `detach()` is plain too, so that `nn.Parameter(weight.detach())` works.
     """
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function with plain tensors; its result is a computed tensor only if it is a view."""
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if torch.compiler.is_compiling():
-                return func(*args, **kwargs)
-            name = func.__name__.partition(".")[0]  # of an operator's overload: copy_.default
-            if name in ("__get__", "__set__"):
-                name = f"{name} {func.__self__.__name__}"
-            first = name == "__set__ data" or _changes_argument(name)
-            changed = next(chain(args, kwargs.values())) if first else kwargs.get("out")
-            if changed is not None and tree_any(lambda value: type(value) is ComputedTensor, changed):
-                raise RunError(
-                    "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
-                    "fold_applied(model) before LoRA's merge and other changes of weights."
-                )
-            out = func(*map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
-            outs: Any = out if type(out) in (tuple, list) else (out,)
-            shared = [_computed(x) if isinstance(x, Tensor) and (x._is_view() or name in _SHARES) else x for x in outs]
-            return shared[0] if outs is not out else type(out)(shared)
+    # Functions get the tensor itself, because autograd refers to it (checkpoints, hooks, retain_grad).
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """Return the values, without gradient."""
+        return _computed(Tensor.data.__get__(self))  # type: ignore[attr-defined]
 
-#: functions whose result shares memory with a tensor and is not always a view for autograd
-_SHARES = ("__get__ data", "detach")
-
-
-@cache
-def _changes_argument(name: str) -> bool:
-    """Return True for `zero_`, `normal_`, `_foreach_mul_`, ..., for `+=` and for `weight[i] =`."""
-    changes = r"(?!requires_grad_|detach_|share_memory_)\w*[a-z]_|__(i(add|sub|mul|truediv)|setitem)__"
-    return re.fullmatch(changes, name) is not None
-
-
-def _plain(value: Any) -> Any:
-    """Return an argument with plain tensors for computed ones."""
-    if type(value) is ComputedTensor:
-        return value.as_subclass(Tensor)
-    return type(value)(map(_plain, value)) if type(value) in (tuple, list) else value
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        _refuse()
 
 
 def _computed(weight: Tensor) -> Tensor:
@@ -67,6 +39,33 @@ def _computed(weight: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or type(weight) is not Tensor:
         return weight
     return weight.as_subclass(ComputedTensor)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise RunError(
+        "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
+        "fold_applied(model) before LoRA's merge and other changes of weights."
+    )
+
+
+def _view(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method whose results reject changes."""
+    return wraps(method)(lambda self, *args, **kwargs: tree_map_only(Tensor, _computed, method(self, *args, **kwargs)))
+
+
+for _name in dir(Tensor):  # `zero_`, `normal_`, ...; `+=` and `weight[i] =`
+    if re.fullmatch(
+        r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_|__(i(add|sub|mul|truediv|floordiv|mod|pow)|setitem)__",
+        _name,
+    ):
+        setattr(ComputedTensor, _name, _refuse)
+for _name in ("T", "mT"):
+    setattr(ComputedTensor, _name, property(_view(getattr(Tensor, _name).__get__)))
+for _name in (
+    "__getitem__", "chunk", "flatten", "narrow", "permute", "reshape", "select", "split", "squeeze", "t", "transpose",
+    "unbind", "unflatten", "unsqueeze", "view", "view_as",
+):  # fmt: skip
+    setattr(ComputedTensor, _name, _view(getattr(Tensor, _name)))
 
 
 class Scaled(nn.Module):
