@@ -48,6 +48,8 @@ def own_figure(
         name, seed = label or given or run.label, run.summary.get("seed")
         if not isinstance(seed, int):
             raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
+        if label is None and (same := arms.get(name, {}).get(seed)) is not None and same.dir != run.dir:
+            name = run.dir.name  # for instance with a different learning rate
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             raise ConfigError(
