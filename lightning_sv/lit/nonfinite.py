@@ -67,14 +67,12 @@ class NonFinite:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
-            advice = "lower the learning rate, or skip such steps: model.nonfinite skip"
+            hint = "Lower the learning rate, or skip such steps: model.nonfinite skip."
             if not trainer.global_step:
-                advice = "this is the first step, so check model.backbone.init_std and model.init_from"
+                hint = "This is the first step, so check model.backbone.init_std and model.init_from."
             if "blocks" in event and folder:
-                advice = f"{Path(folder) / NONFINITE} identifies the batch; {advice}"
-            raise NonFiniteError(
-                f"{what}; expected finite values, so the step was not taken. {advice[0].upper()}{advice[1:]}."
-            )
+                hint += f" {Path(folder) / NONFINITE} identifies the batch."
+            raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {hint}")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers skip parameters without a gradient
