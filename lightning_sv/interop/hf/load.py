@@ -139,7 +139,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
 
 def _config(folder: Path) -> tuple[str, Any]:
     path = folder / "config.json"
-    kind: Any = read_json(path, "expected a folder written by save_pretrained.").get("model_type")
+    kind = str(read_json(path, "expected a folder written by save_pretrained.").get("model_type"))
     known = f"one of {' '.join(_FAMILIES)}. Use apply_strategy for other models (docs/own-model.md)."
     expect(kind in _FAMILIES, f"model_type in {folder}", repr(kind), known)
     family = _FAMILIES[kind]
