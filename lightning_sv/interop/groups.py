@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.roles import Roles, weight_decay_roles
-from lightning_sv.scale.strategy import DECAYS
+from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -63,9 +63,7 @@ def decayed_names(
     Raises:
         ConfigError: as `param_groups`
     """
-    if policy is None:
-        applied = [vars(module).get("applied_strategy") for module in model.modules()]  # interop.apply.applied.Applied
-        policy = next((each.strategy.decay for each in applied if each is not None), "iwd")
+    policy = policy or _applied_policy(model)
     if policy not in DECAYS and ":" not in str(policy):  # module:Name is a policy of the user
         raise ConfigError(unknown("policy", policy, DECAYS))
     if roles is None:
@@ -78,6 +76,17 @@ def decayed_names(
             "this model. Call weight_decay_roles(model) before wrapping it."
         )
     return [name for name in trained if decays[name]]
+
+
+def _applied_policy(model: nn.Module) -> str:
+    """Return the decay of the applied strategies of trained models in a module; 'iwd' without any."""
+    found: dict[str, None] = {}
+    for module in model.modules():
+        strategy = getattr(vars(module).get("applied_strategy"), "strategy", None)  # of interop.apply.applied.Applied
+        if isinstance(strategy, ScaleStrategy) and any(parameter.requires_grad for parameter in module.parameters()):
+            found[strategy.decay] = None
+    expect(len(found) <= 1, "policy", None, f"one policy for strategies with different ones ({' '.join(found)}).")
+    return next(iter(found), "iwd")
 
 
 def _decays(names: list[str], roles: Mapping[str, bool]) -> dict[str, bool]:

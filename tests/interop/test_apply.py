@@ -229,6 +229,10 @@ def test_apply_strategy_state_loads_but_not_into_plain_model(name: str, strategy
     for folder in ("model", "state", "copy"):
         with pytest.raises(RuntimeError, match=r"mismatch|shape"):
             load(tmp_path / folder)
+    if name != "qwen3_moe":  # of which files have one tensor per expert
+        inner = model.base_model_prefix
+        getattr(model, inner).save_pretrained(tmp_path / "inner")
+        getattr(other, inner).load_state_dict(read_tensors(tmp_path / "inner/model.safetensors"))
     for folder, source in (("state", model), ("copy", copied)):  # as Trainer resumes
         other.load_state_dict(read_tensors(tmp_path / folder / "model.safetensors"), strict=False)
         assert torch.equal(logits(other), logits(source))
@@ -349,8 +353,7 @@ def test_scaled_weight_changes_refused() -> None:
         lambda weight: weight.data.__setitem__(0, 1.0),
         lambda weight: weight.__iadd__(1.0),
         lambda weight: weight.chunk(2)[1].zero_(),
-        lambda weight: weight.T.fill_(3),
-        lambda weight: weight[:8].unflatten(0, (2, -1))[0].mul_(3),
+        lambda weight: weight.transpose(0, 1)[3].mul_(3),
         lambda weight: nn.init.normal_(weight[:8]),
         nn.init.ones_,
     ]
@@ -359,7 +362,8 @@ def test_scaled_weight_changes_refused() -> None:
             for change in changes:
                 with pytest.raises(RuntimeError, match="fold_applied"):
                     change(module.weight)
-            assert module.weight.clone().zero_().sum() == 0 == (module.weight * 1).zero_().sum()  # copies may change
+            copies = module.weight.clone(), module.weight * 1, module.weight[torch.tensor([0, 2])], module.weight[[1]]
+            assert not any(copy.zero_().any() for copy in copies) and f"{module.weight[0, 0]:.1f}"
 
 
 def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> None:

@@ -125,6 +125,28 @@ def test_param_groups_of_applied_strategy_have_its_decay(word: str) -> None:
     assert decayed_names(wrapper, roles=roles) == decayed_names(wrapper, word[1:] or "wd", roles=roles)
 
 
+def test_param_groups_of_different_strategies_need_a_policy() -> None:
+    teacher, student = find("llama").build(), find("llama").build()
+    apply_strategy(teacher, "hg+wd")
+    apply_strategy(student, "hg+nowd")
+    both, example = Pair(teacher, student), (torch.arange(4, 8)[None],)
+    with pytest.raises(ConfigError, match="^policy is None"):
+        decayed_names(both, example=example)
+    teacher.requires_grad_(False)
+    assert decayed_names(both, example=example) == decayed_names(both, "nowd", example)
+
+
+class Pair(nn.Module):
+    """Two models in one, as for distillation."""
+
+    def __init__(self, teacher: nn.Module, student: nn.Module):
+        super().__init__()
+        self.teacher, self.student = teacher, student
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.student(ids).logits - self.teacher(ids).logits  # type: ignore[no-any-return]
+
+
 NO_NUMBERS = ("1e-3", -1e-9, float("nan"), float("inf"), None, [0.1])
 WRONG = {"lr": NO_NUMBERS, "weight_decay": NO_NUMBERS, "policy": ("idw", "hg+iwd")}
 

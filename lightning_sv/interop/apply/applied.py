@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -168,10 +169,10 @@ def check_complete(model: nn.Module, args: Any) -> None:
                 f"{name} has lost its scale vectors, because a new module replaced it, as in "
                 "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
             )
-    parameters = _parameters(model) if applied.constants else {}
     for name in applied.constants:
-        trains = (parameter := parameters.get(unwrapped(name))) is not None and parameter.requires_grad
-        expect(not trains, f"{name}.requires_grad", True, "False, because this vector is constant in the strategy.")
+        with suppress(AttributeError):  # gone, or a view of FSDP1
+            trains = model.get_parameter(name).requires_grad
+            expect(not trains, f"{name}.requires_grad", True, "False, because this vector is constant in the strategy.")
 
 
 def remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
@@ -196,24 +197,28 @@ def save_unfolded(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         state[prefix + name] = torch.zeros(0)
 
-    call = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs)
-    if call.arguments.get("state_dict") is not None:
-        call.arguments["state_dict"] = {**call.arguments["state_dict"], name: torch.zeros(0)}
+    kwargs |= dict(zip(list(inspect.signature(type(model).save_pretrained).parameters)[1:], args, strict=False))
+    if kwargs.get("state_dict") is not None:
+        kwargs["state_dict"] = {**kwargs["state_dict"], name: torch.zeros(0)}
     handle = model.register_state_dict_post_hook(add)
     try:
-        return type(model).save_pretrained(*call.args, **call.kwargs)
+        return type(model).save_pretrained(model, **kwargs)
     finally:
         handle.remove()
 
 
+def load_unfolded(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Remove the tensor of `save_unfolded` from a state dict, before it is loaded."""
+    if (saved := state.get(prefix + name)) is not None and not saved.numel():
+        del state[prefix + name]
+
+
 def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Remove the tensor of `save_unfolded` from a state dict, and check its constant vectors."""
+    """Check the constant vectors of a state dict, before it is loaded."""
     applied: Applied = vars(module)[APPLIED]
-    for name in applied.sites:
-        if (saved := state.get(prefix + unwrapped(name))) is not None and not saved.numel():
-            del state[prefix + unwrapped(name)]
-    for name, value in applied.constants.items():
-        given: Any = state.get(prefix + name)
-        if value is not None and type(given) in (Tensor, nn.Parameter) and not given.is_meta:
-            wanted = f"{value:g} in all entries. Load a plain model's state before apply_strategy."
-            expect(bool((given == value).all()), name, "a trained vector", wanted)
+    given = {unwrapped(key[len(prefix) :]): value for key, value in state.items() if key.startswith(prefix)}
+    for name, wanted in applied.constants.items():
+        value: Any = given.get(unwrapped(name))
+        if wanted is not None and type(value) in (Tensor, nn.Parameter) and not value.is_meta:
+            expected = f"{wanted:g} in all entries. Load a plain model's state before apply_strategy."
+            expect(bool((value == wanted).all()), name, "a trained vector", expected)

@@ -16,6 +16,7 @@ from lightning_sv.interop.apply.applied import (
     Applied,
     check_complete,
     check_state,
+    load_unfolded,
     remove,
     save_unfolded,
 )
@@ -85,15 +86,15 @@ class Change:
             model.register_forward_pre_hook(check_complete),
             model.register_load_state_dict_pre_hook(check_state),
         ]
+        for path, module in model.named_modules():
+            start = f"{path}." if path else ""
+            inside = (unwrapped(name.removeprefix(start)) for name in self._weights if name.startswith(start))
+            if hasattr(module, "save_pretrained") and (first := next(inside, "")):
+                setattr(module, "save_pretrained", partial(save_unfolded, module, first))  # noqa: B010
+                undo.callback(module.__delattr__, "save_pretrained")
+                handles.append(module.register_load_state_dict_pre_hook(partial(load_unfolded, first)))
         for handle in handles:
             undo.callback(handle.remove)
-        for path, module in model.named_modules():
-            inside = (
-                name.removeprefix(f"{path}.") for name in self._weights if name.startswith(f"{path}.") or not path
-            )
-            if hasattr(module, "save_pretrained") and (first := next(inside, "")):
-                setattr(module, "save_pretrained", partial(save_unfolded, module, unwrapped(first)))  # noqa: B010
-                undo.callback(module.__delattr__, "save_pretrained")
         readers = {m: site.vector if site.vector in self.norms else "" for site in sites for m in site.matrices}
         state = (self._frozen, self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
         setattr(model, APPLIED, Applied(strategy, *state))
