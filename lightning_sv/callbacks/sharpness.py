@@ -367,7 +367,7 @@ class Sharpness(L.Callback):
 
         def loss() -> Any:
             value: Any = given(pl_module)  # a training_step may return a dict
-            return value.get("loss") if isinstance(value, dict) else value
+            return value.get("loss") if isinstance(value, Mapping) else value
 
         with (
             evaluation_mode(pl_module),

@@ -85,7 +85,7 @@ def _applied_policy(model: nn.Module) -> str:
         strategy = getattr(vars(module).get("applied_strategy"), "strategy", None)  # of interop.apply.applied.Applied
         if isinstance(strategy, ScaleStrategy) and any(parameter.requires_grad for parameter in module.parameters()):
             found[strategy.decay] = None
-    expect(len(found) <= 1, "policy", None, f"one policy for strategies with different ones ({' '.join(found)}).")
+    expect(len(found) <= 1, "policy", None, f"one of {' '.join(found)}, because the strategies inside differ.")
     return next(iter(found), "iwd")
 
 

@@ -1,8 +1,9 @@
 """Gradient flow θ̇ = −∇L(θ) of a student: accurate integration, exact power series, and comparison of two students."""
 
+import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,14 +60,19 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     def loss(theta: Array) -> float:
         return float(0.5 * np.sum((student.effective(*split(theta, blocks)) - target) ** 2))
 
-    evaluations, limit = 0, STIFF
-
     def gradient(theta: Array) -> Array:
-        nonlocal evaluations
-        evaluations += 1
-        if evaluations > limit:
-            raise _Stiff
         return student.gradient(split(theta, blocks), target)
+
+    def integrate(method: str, limit: int) -> Any:
+        evaluations = itertools.count()
+
+        def velocity(_: float, theta: Array) -> Array:
+            if next(evaluations) == limit:
+                raise _Stiff
+            return -gradient(theta)
+
+        small = 1e-14 * min(1.0, float(np.abs(target).max()) or 1.0)
+        return solve_ivp(velocity, (0.0, at[-1]), start, method, t_eval=at, rtol=1e-12, atol=small)
 
     at, start = np.asarray(times, dtype=float), join(blocks).astype(float)
     increasing = at.ndim == 1 and at.size > 0 and at[0] >= 0 and (np.diff(at) > 0).all() and at[-1] > 0
@@ -74,16 +80,12 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
     finite = bool(np.isfinite(gradient(start)).all())
     expect(finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
     check_analytic(student.effective, blocks)
-    small = 1e-14 * min(1.0, float(np.abs(target).max()) or 1.0)
-    integrate = partial(solve_ivp, lambda _, theta: -gradient(theta), (0.0, at[-1]), start, t_eval=at, rtol=1e-12)
-    try:
-        solution = integrate(method="DOP853", atol=small)
-    except _Stiff:
-        limit = 4 * STIFF
-        try:
-            solution = integrate(method="LSODA", atol=small)
-        except _Stiff:
-            raise ConfigError(f"the flow of {student.name!r} is too stiff to integrate to t = {at[-1]:g}.") from None
+    for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
+        with suppress(_Stiff):
+            solution = integrate(method, limit)
+            break
+    else:
+        raise ConfigError(f"the flow of {student.name!r} is too stiff to integrate to t = {at[-1]:g}.")
     if not solution.success:
         raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
     return Flow(np.array([loss(theta) for theta in solution.y.T]), [split(theta, blocks) for theta in solution.y.T])

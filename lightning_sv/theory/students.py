@@ -20,9 +20,9 @@ class Student(ABC):
     """A = effective(*blocks), with the student's parameters as blocks.
 
     A subclass defines the initial parameters and A, by analytic functions of numpy (not `np.abs` or `np.linalg.norm`).
-    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`; a subclass may override
-    `gradient`, for instance to add weight decay to the flow. For exact power series the
-    functions are `+ - * /`, integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
+    Its gradient, flow and implicit preconditioner follow by differentiation of `effective`. A subclass may override
+    `gradient`, for instance to add weight decay to the flow. For exact power series the functions are `+ - * /`,
+    integer powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing.
     """
 
     name: str  #: symbol in legends

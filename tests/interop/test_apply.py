@@ -353,6 +353,7 @@ def test_scaled_weight_changes_refused() -> None:
         lambda weight: weight.data.__setitem__(0, 1.0),
         lambda weight: weight.__iadd__(1.0),
         lambda weight: weight.chunk(2)[1].zero_(),
+        lambda weight: weight.split([1, len(weight) - 1])[1].reshape(-1).zero_(),
         lambda weight: weight.transpose(0, 1)[3].mul_(3),
         lambda weight: nn.init.normal_(weight[:8]),
         nn.init.ones_,

@@ -1,9 +1,10 @@
-"""A model's state after `apply_strategy`: what callbacks read, what is checked, how it is saved and folded."""
+"""State of a model with an applied strategy, its checks, saving and folding."""
 
 import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import starmap, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -197,12 +198,15 @@ def save_unfolded(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     def add(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         state[prefix + name] = torch.zeros(0)
 
-    kwargs |= dict(zip(list(inspect.signature(type(model).save_pretrained).parameters)[1:], args, strict=False))
-    if kwargs.get("state_dict") is not None:
-        kwargs["state_dict"] = {**kwargs["state_dict"], name: torch.zeros(0)}
+    def marked(argument: str, value: Any) -> Any:
+        return value if argument != "state_dict" or value is None else {**value, name: torch.zeros(0)}
+
+    names = list(inspect.signature(type(model).save_pretrained).parameters)[1:]
+    args = tuple(starmap(marked, zip_longest(names[: len(args)], args)))
+    kwargs = {argument: marked(argument, value) for argument, value in kwargs.items()}
     handle = model.register_state_dict_post_hook(add)
     try:
-        return type(model).save_pretrained(model, **kwargs)
+        return type(model).save_pretrained(model, *args, **kwargs)
     finally:
         handle.remove()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_any, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from lightning_sv.errors import RunError
 from lightning_sv.scale import ScaleVector, normalize
@@ -49,23 +49,24 @@ def _refuse(*args: Any, **kwargs: Any) -> None:
 
 
 def _view(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method whose results reject changes, unless it selects one number, or copies by a tensor of indices."""
+    """Return a method whose results reject changes if they are views of more than one number."""
 
     @wraps(method)
-    def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out = method(self, *args, **kwargs)
-        if tree_any(lambda each: isinstance(each, Tensor | list), args, is_leaf=lambda each: isinstance(each, list)):
-            return out
-        return tree_map_only(Tensor, lambda each: _computed(each) if each.ndim else each, out)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = method(*args, **kwargs)
+        return tree_map_only(Tensor, lambda each: _computed(each) if each.ndim and each._is_view() else each, out)
 
     return call
 
 
-for _name in dir(Tensor):  # `zero_`, `normal_`, ...; `+=` and `weight[i] =`
-    changes = r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_|__(i(add|sub|mul|truediv|floordiv|mod|pow)|setitem)__"
-    if re.fullmatch(changes, _name):
+#: `zero_`, `normal_`, ...; `+=` and `weight[i] =`
+_CHANGES = r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_|__(i(add|sub|mul|truediv|floordiv|mod|pow)|setitem)__"
+for _name in dir(Tensor):
+    if re.fullmatch(_CHANGES, _name):
         setattr(ComputedTensor, _name, _refuse)
-for _name in ("__getitem__", "chunk", "narrow", "select", "split", "t", "transpose", "unbind", "view"):
+for _name in (
+    "__getitem__", "chunk", "flatten", "narrow", "reshape", "select", "split", "t", "transpose", "unbind", "view",
+):  # fmt: skip
     setattr(ComputedTensor, _name, _view(getattr(Tensor, _name)))
 
 
