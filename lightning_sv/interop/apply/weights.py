@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -51,7 +50,6 @@ def _refuse(*args: Any, **kwargs: Any) -> None:
 def _view(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method whose results reject changes if they are views of more than one number."""
 
-    @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         out = method(*args, **kwargs)
         return tree_map_only(Tensor, lambda each: _computed(each) if each.ndim and each._is_view() else each, out)
