@@ -35,15 +35,16 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """Load the runs of a panel, on the seeds for which all runs are available."""
     panel = runs.without_diverged(panel)
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
-    names = {job.name for job in missing}
+    names = {job.name: diverged(job) for job in missing}
     every = []
     for arm in panel.arms:
         found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in names}
-        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found)))
+        lost_runs = sum(names.get(spec.key(seed), False) for spec, seed in arm.requests)
+        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found), diverged=lost_runs))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
     warnings, lost = panel.warnings, ""
     if missing:
-        n = sum(map(diverged, missing))
+        n = sum(names.values())
         lost = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
         lost += f"the first being {missing[0].title} ({missing[0].log})"
         warnings += (f"{panel.title} has only the seeds for which all runs are available: {lost}.",)
@@ -153,6 +154,9 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
     p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
     detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
+    for arm in panel.arms:  # the remaining runs are selected by their success
+        if arm.diverged and arm.label in (claim.a, claim.b):
+            detail += f"; diverged runs of {arm.label}, which are left out: {arm.diverged}"
     value, agreement = None, ""
     if paper_scale and claim.paper_value is not None and d.low is not None and d.high is not None:
         value, inside = claim.paper_value, d.low <= claim.paper_value <= d.high

@@ -40,6 +40,7 @@ class Arm:
         series: name of its series, if the panel is a grid, of sizes or of lengths
         point: values of the axes of a grid; else activated parameters or tokens per parameter
         size: name of the point among sizes or lengths
+        diverged: number of further runs, which diverged
     """
 
     label: str
@@ -51,6 +52,7 @@ class Arm:
     series: str = ""
     point: tuple[float, ...] = ()
     size: str = ""
+    diverged: int = 0
 
     @property
     def name(self) -> str:
@@ -76,13 +78,6 @@ class Arm:
     def by_seed(self) -> dict[int, Run]:
         """Seed -> run; 0, 1, ... if the seeds are unknown."""
         return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
-
-    def paired(self, other: "Arm") -> tuple["Arm", "Arm"]:
-        """Return both arms on the seeds that they share, so that their runs are pairs."""
-        if self.seeds == other.seeds:
-            return self, other
-        seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
-        return self.on(seeds), other.on(seeds)
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """Return the arm with the runs of these seeds."""
@@ -235,6 +230,17 @@ class Panel:
         grid = self.title if self.kind == "grid" else ""  # a grid has its own pool
         return grid, arm.run_spec.identity if arm.run_spec else arm.label
 
+    def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
+        """Return two arms on all seeds of the pool that they share, so that their runs are pairs."""
+        pool = self.pool or self.add_to(Pool())
+        runs = [pool.runs(self._key(arm)) or arm.by_seed for arm in (a, b)]  # a table has no pool
+        seeds = tuple(sorted(runs[0].keys() & runs[1].keys()))
+        one, two = (
+            replace(arm, runs=tuple(of[seed] for seed in seeds), seeds=seeds)
+            for arm, of in zip((a, b), runs, strict=True)
+        )
+        return one, two
+
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
@@ -320,7 +326,7 @@ def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
     pairs, lost = [], []
     for a, b in couples:
         try:
-            pairs.append(Pair(*a.paired(b), panel.difference(b, a, confidence=TWO_SIDED)))
+            pairs.append(Pair(*panel.paired(a, b), panel.difference(b, a, confidence=TWO_SIDED)))
         except NotTestableError as error:
             lost.append(f"{b.label} and {a.label} are not compared: {error}")
     return pairs, lost

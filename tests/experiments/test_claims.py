@@ -183,6 +183,10 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     found = judge("efficiency", arm("a", -0.1), flat())
     assert found.verdict == "holds" and found.estimate == pytest.approx(2000 / 1800, rel=1e-4)
     assert found.low is not None and 1 < found.low < found.estimate
+    every = (arm("a", -0.1), flat())
+    panel = Panel(PanelSpec("a third arm has two seeds"), tuple(each.on((0, 1)) for each in every), every=every)
+    (again,) = verdicts(ClaimSpec("efficiency", "", a="a", b="b"), panel)
+    assert (again.n, again.low) == (4, found.low)  # all pairs, as in the difference of final losses
     ends = (Arm(label, tuple(run(np.array([3 + x])) for x in NOISE)) for label in "ab")
     with pytest.raises(NotTestableError, match="a run has its final loss alone"):
         judge("efficiency", *ends)

@@ -59,7 +59,7 @@ class Estimate(NamedTuple):
 
 
 def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
-    a, b = panel.arm(claim.a).paired(panel.arm(claim.b))
+    a, b = panel.paired(panel.arm(claim.a), panel.arm(claim.b))
     return a, b, f"{claim.a} - {claim.b}"
 
 

@@ -76,6 +76,10 @@ class Pool:
             home = frozenset[Hashable]().union(*(self._home.get(arm, frozenset([arm])) for arm in group))
             self._home |= dict.fromkeys(home, home)
 
+    def runs(self, arm: Hashable) -> Mapping[int, Run]:
+        """Return the runs of an arm by seed; empty if no panel has added it."""
+        return self._runs.get(arm, {})
+
     def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
         """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
 

@@ -104,7 +104,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
             )
             continue
         try:
-            a, b = base.paired(arm)
+            a, b = panel.paired(base, arm)
             pairs.append((arm, look, paired_curve(a.curves, b.curves)))
         except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
@@ -116,7 +116,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     for arm, (colour, line_style), pair in pairs:
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
-        end = panel.difference(*base.paired(arm)[::-1], confidence=TWO_SIDED)  # as in the table
+        end = panel.difference(arm, base, confidence=TWO_SIDED)  # as in the table
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
         axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
         mark: dict[str, Any] = {"marker": "o"} if len(pair.tokens) == 1 else {}

@@ -157,7 +157,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     if panel.kind not in ("curves", "lengths"):
         return [], []
     pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
-    same_seeds = len({arm.seeds for arm in panel.arms}) == 1
+    several = len({len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}) > 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         shown = ["baseline" if arm.baseline else "", "", "", ""]
@@ -165,7 +165,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             d, e = pair.difference, pair.efficiency
             ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
-            interval = _interval(d.low, d.high) + ("" if same_seeds else f"; {_pairs(d.n)}")
+            interval = _interval(d.low, d.high) + (f"; {_pairs(d.n)}" if several else "")
             shown = [f"{d.mean:+.4f}", interval, direction(d), tokens]
         rows.append([arm.name, f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses), *shown])
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", "result", TOKEN_FACTOR]
@@ -245,12 +245,11 @@ def measured(arms: Sequence[Arm]) -> bool:
     return bool(runs) and all(GAIN in run.curves for run in runs)
 
 
-def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
-    """Split the difference of mean losses by kind of token: share of the kind times difference of its mean losses.
+def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
+    """Split B - A of paired runs by kind of token: share of the kind times difference of its mean losses.
 
     The parts add up to the difference on the measured sequences, a part of those of val/loss.
     """
-    a, b = base.paired(arm)
     found = {}
     for kind in TOKEN_KINDS:
         first, second = (
@@ -276,7 +275,7 @@ def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
         row = [arm.name, *(f"{end:.3f}" for end in ends), times]
         if base:
-            parts = {} if arm is base else parts_of(base, arm)
+            parts = {} if arm is base else parts_of(*panel.paired(base, arm))
             row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in TOKEN_KINDS]
         rows.append(row)
     return columns, rows
