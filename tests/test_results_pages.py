@@ -183,7 +183,7 @@ def test_proxy_tables_equal_the_recording() -> None:
             for series in runs[runs.arm == arm]["copying/second_minus_first"]
         ]
         assert final == " ".join(f"{series[-1][1]:.2f}" for series in points)
-        times = (tokens_to_reach(*zip(*series, strict=True), FORMED) for series in points)
+        times = (tokens_to_reach([at for at, _ in series], [x for _, x in series], FORMED) for series in points)
         assert formed == " ".join(f"{at / 1e6:.1f}" for at in times if at)
 
 

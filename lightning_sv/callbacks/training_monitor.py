@@ -184,7 +184,8 @@ def axis(logger: Any, trainer: L.Trainer) -> int:
 
 
 def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
-    """Log `values` to every logger at the current optimizer step."""
+    """Log `values` to every logger at the current optimizer step, and let ModelCheckpoint and others monitor them."""
+    trainer.callback_metrics.update({name: torch.tensor(float(value)) for name, value in values.items()})
     for logger in trainer.loggers:
         logger.log_metrics(values, step=trainer.global_step)
 

@@ -71,8 +71,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Yield the sequence numbers of each micro-batch of this device."""
         share = self.share
         parts = self._steps(self.epoch).view(-1, share.ranks, share.accumulate, share.micro_batch)
-        for micro_batch in parts[:, share.rank].flatten(0, 1)[self.start :]:
-            yield micro_batch.tolist()
+        for i in range(self.start, len(self)):  # iterating over the tensor would create all of its rows first
+            step, micro_step = divmod(i, share.accumulate)
+            yield parts[step, share.rank, micro_step].tolist()
 
     def sequences(self, epoch: int, step: int) -> list[int]:
         """Return the sequence numbers of a step over all devices; steps count from 0 in each epoch."""

@@ -175,6 +175,7 @@ class PretrainCLI(LightningCLI):
         """Build the model, the data module and the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model, self.batches = self.config_init["model"], self.config_init["data"]
+        self.model._log_hyperparams = False  # `_begin` logs those of module, data and trainer
         self.datamodule = TokenDataModule.from_batches(self.batches)
         self.trainer = self.instantiate_trainer()
 

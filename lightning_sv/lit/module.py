@@ -102,7 +102,7 @@ class PretrainModule(L.LightningModule):
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, nonfinite, seed, init_from,
         )  # fmt: skip
-        self.save_hyperparameters(asdict(self.settings), logger=False)
+        self.save_hyperparameters(asdict(self.settings))
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
         # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
@@ -156,7 +156,7 @@ class PretrainModule(L.LightningModule):
     @lr.setter
     def lr(self, lr: float) -> None:
         self.settings = replace(self.settings, optim=replace(self.settings.optim, lr=lr))
-        self.save_hyperparameters({"optim": asdict(self.settings.optim)}, logger=False)
+        self.save_hyperparameters({"optim": asdict(self.settings.optim)})
 
     @property
     def init_seed(self) -> int:

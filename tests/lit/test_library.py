@@ -27,6 +27,7 @@ from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, 
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.nonfinite import NonFiniteError
 from lightning_sv.nn import RouterConfig
+from lightning_sv.optim import OptimConfig
 from tests.conftest import thinned
 from tests.lit.runs import differences
 
@@ -152,10 +153,16 @@ def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tm
 
 
 def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
-    keep = ModelCheckpoint(tmp_path, monitor="train/loss", every_n_train_steps=1)
-    run = trainer(tmp_path, TrainingMonitor(1), keep)
+    keep, norms = (
+        ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1)
+        for tag in ("train/loss", "branch_norm/mean/q_proj/effective")
+    )
+    run = trainer(tmp_path, TrainingMonitor(1), BranchNorms(1), keep, norms)
     run.fit(module(), data)
-    assert keep.best_model_path and {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
+    assert "scale: hg+dp+or" in next(tmp_path.rglob("hparams.yaml")).read_text()
+    assert (
+        norms.best_model_path and keep.best_model_path and {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
+    )
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
@@ -167,13 +174,28 @@ def read_a_batch(trainer: Any, *_: Any) -> None:
     next(iter(trainer.datamodule.train_dataloader()))
 
 
-@pytest.mark.parametrize("changes", [{"max_steps": 6}, EPOCHS | {"limit_train_batches": 6}])
-def test_trainer_resumed_equals_uninterrupted(changes: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
+def adafactor(groups: Any, config: OptimConfig, lr: float) -> torch.optim.Optimizer:
+    """Build an optimizer whose states differ in shape from their parameters."""
+    return torch.optim.Adafactor([group.options("adafactor", config.weight_decay) for group in groups], lr=lr)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        ("adamw", {"max_steps": 6}),
+        ("adamw", EPOCHS | {"limit_train_batches": 6}),
+        (f"{__name__}:adafactor", {"max_steps": 6}),
+    ],
+)
+def test_trainer_resumed_equals_uninterrupted(
+    optimizer: str, changes: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
     keep, resume = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=4), str(tmp_path / "half.ckpt")
     made, look = {}, LambdaCallback(on_fit_start=read_a_batch, on_train_batch_end=read_a_batch)
     parts = (("uninterrupted", [], None), ("half", [look, keep], None), ("resumed", [look], resume))
     for name, callbacks, checkpoint in parts:
-        made[name], data = module(), TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+        made[name] = module(optim=OptimConfig(optimizer))
+        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
         run = trainer(tmp_path / name, *callbacks, accumulate_grad_batches=2, **changes)
         run.fit(made[name], data, ckpt_path=checkpoint, weights_only=True)
     position = data.state_dict()

@@ -100,8 +100,9 @@ def fold_applied(model: nn.Module) -> nn.Module:
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
         raise ConfigError(
-            f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers), which cannot be folded into a "
-            "weight. Save the model by its state_dict() instead, and LoRA's adapters without a merge."
+            f"{vars(inners[0])[APPLIED].strategy.placement} normalizes the output of {normed[0]} ({len(normed)} such "
+            "layers), which cannot be folded into a weight. Save the model by its state_dict() instead, and LoRA's "
+            "adapters without a merge."
         )
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     kinds |= {type(parameter.data).__name__ for parameter in model.parameters()}

@@ -104,8 +104,8 @@ def apply_strategy(
         for path in change.outputs:
             if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
-                    f"dnp normalizes the output of {path}, but this model uses its weight without calling it. "
-                    f"Use dp, or dp_at=({path.rpartition('.')[2]!r},)."
+                    f"{parsed.placement} normalizes the output of {path}, but this model uses its weight without "
+                    f"calling it. Use dp, or dp_at=({path.rpartition('.')[2]!r},)."
                 )
         difference, same = _difference(before, after), not change.outputs
         if same and not difference <= _rounding(traced):

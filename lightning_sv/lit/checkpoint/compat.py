@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
+from lightning_sv.optim.muon import CompositeOptimizer
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
@@ -31,6 +32,9 @@ from lightning_sv.settings.paths import expand_path
 _CONFIGS: dict[str, Any] = {
     "backbone": BackboneConfig, "scale_options": ScaleOptions, "optim": OptimConfig, "schedule": ScheduleConfig,
 }  # fmt: skip
+
+#: optimizers whose states are numbers or have the shape of their parameter
+_ONE_SHAPE = (AdamW, SGD, CompositeOptimizer)
 
 
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
@@ -115,7 +119,8 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
 def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Check that groups, except for the scheduled rate, and the shapes of states are those of `optimizer`.
 
-    Torch would load them, and a fused step would write past the end of a state of a different shape.
+    Torch would load them, and a fused step would write past the end of a state of a different shape. Other optimizers
+    than ours may have states of any shape, so theirs are not checked.
 
     Raises:
         ConfigError: a group or state differs
@@ -136,6 +141,8 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
                     raise ConfigError(f"{key!r} of a group is {group[key]!r}")
+            if type(optimizer) not in _ONE_SHAPE:
+                continue
             states = {i: saved["state"][i] for i in here["params"] if i in saved["state"]}
             sizes = {i: {value.shape for value in state.values()} for i, state in states.items()}
             complete = len({frozenset(state) for state in states.values()}) <= 1
