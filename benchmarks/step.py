@@ -28,7 +28,7 @@ from benchmarks.memory import DEVICE, peak_mib, saved_mib
 from benchmarks.peers import PEERS, VARIANTS
 from benchmarks.step_table import markdown
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.interop.hf import to_hugging_face
+from lightning_sv.interop import to_hugging_face
 from lightning_sv.nn.backbone import INDUCTOR
 from lightning_sv.runs.provenance import Provenance
 

@@ -88,7 +88,8 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     if free and abs(x[:, free] - x[best, free] - minimum).max(axis=1).min() > math.log(FAR) + 1e-9:
         at = ", ".join(f"{value:.3g}" for value in values)
         return without(f"the fit's minimum ({at}) is further than a factor of {FAR:g} from every run")
-    features, slopes = _features(minimum[None], i, j)[0], _slopes(minimum, i, j)
+    features, half = _features(minimum[None], i, j)[0], np.eye(len(free)) / 2
+    slopes = _features(minimum + half, i, j) - _features(minimum - half, i, j)  # exact, because they are quadratic
     moved = np.linalg.solve(hessian, slopes)
     errors = np.zeros(x.shape[1])
     errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
@@ -109,14 +110,3 @@ def _terms(x: Array) -> tuple[Integers, Integers]:
 def _features(z: Array, i: Integers, j: Integers) -> Array:
     """(N, K) -> 1, z_k, z_i z_j: (N, 1 + K + number of products)."""
     return np.column_stack([np.ones(len(z)), z, z[:, i] * z[:, j]])
-
-
-def _slopes(z: Array, i: Integers, j: Integers) -> Array:
-    """(K, features): derivatives of every feature at z (K,)."""
-    k = len(z)
-    found = np.zeros((k, 1 + k + len(i)))
-    found[:, 1 : 1 + k] = np.eye(k)
-    at = np.arange(1 + k, found.shape[1])
-    found[i, at] += z[j]
-    found[j, at] += z[i]
-    return found

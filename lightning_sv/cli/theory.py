@@ -66,13 +66,10 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
         if finding.note:
             text += f"\n[italic]{finding.note}[/italic]"
         figures = {"stated": finding.stated, "measured": finding.measured, "error": finding.error}
-        text += "\n" + ", ".join(f"{name} {_number(x)}" for name, x in figures.items() if x is not None)
+        shown = {name: x if isinstance(x, str) else f"{x:.8g}" for name, x in figures.items() if x is not None}
+        text += "\n" + ", ".join(f"{name} {x}" for name, x in shown.items())
         style = _STYLE[result.verdict]
         table.add_row(f"{claim.claim}\n{claim.part}", text, f"[{style}]{result.verdict}[/{style}]")
     console.print(table)
     counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in _STYLE}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count), highlight=False)
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.8g}"

@@ -1,9 +1,11 @@
 """Interfaces to other code: folding, Hugging Face, roles and parameter groups for any model."""
 
-from lightning_sv.interop.apply import Report, apply_strategy, fold_applied
+from lightning_sv.interop.apply.applied import fold_applied
+from lightning_sv.interop.apply.apply import Report, apply_strategy
 from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
-from lightning_sv.interop.hf import from_hugging_face, to_hugging_face
+from lightning_sv.interop.hf.convert import to_hugging_face
+from lightning_sv.interop.hf.load import from_hugging_face
 from lightning_sv.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [

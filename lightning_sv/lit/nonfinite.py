@@ -14,10 +14,6 @@ from lightning_sv.errors import RunError
 from lightning_sv.runs.directory import NONFINITE
 
 
-class NonFiniteError(RunError):
-    """A loss or gradient is not finite; the weights were not changed."""
-
-
 class NonFinite:
     """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
@@ -41,7 +37,7 @@ class NonFinite:
         but a run that should stop would have continued by then.)
 
         Raises:
-            NonFiniteError: a value is not finite, and steps are not skipped
+            RunError: a value is not finite, and steps are not skipped
         """
         # The training_step of a subclass may not append its losses; then only the norm is checked.
         losses, self.losses = torch.stack(self.losses) if self.losses else norm.new_empty(0), []
@@ -72,7 +68,7 @@ class NonFinite:
                 hint = "This is the first step, so check model.backbone.init_std and model.init_from."
             if "blocks" in event and folder:
                 hint += f" {Path(folder) / NONFINITE} identifies the batch."
-            raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {hint}")
+            raise RunError(f"{what}; expected finite values, so the step was not taken. {hint}")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers skip parameters without a gradient

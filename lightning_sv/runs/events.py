@@ -31,10 +31,6 @@ class Curve(NamedTuple):
     values: NDArray[np.float64]  # (N,)
 
 
-class DamagedEventsError(ConfigError):
-    """The event files of a complete run are cut or contradict its summary, so the run cannot be evaluated."""
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One training run, read from its directory.
@@ -95,8 +91,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
     Raises:
         ConfigError: the directory is missing, has no scalars or an unreadable file, or (``complete``) lacks its config
-            or summary
-        DamagedEventsError: (``complete``) events are missing or contradict the summary; otherwise a warning is logged
+            or summary, or its events are missing or contradict the summary; otherwise a warning is logged
     """
     directory = Path(run_dir)
     expect(directory.is_dir(), str(directory), "not a folder", "the directory of a run. Check the path.")
@@ -105,11 +100,12 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
             raise ConfigError(f"{directory} has no {name}; expected a complete run. Check the path, or resume the run.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
-    label, seed = _label(directory, config, summary), _seed(config, summary)
+    seeds = (config_value(config, "model.seed"), config.get("seed_everything"), summary.get("seed"))
+    label, seed = _label(directory, config, summary), next((seed for seed in seeds if type(seed) is int), None)
     run = Run(directory, label, config, summary and {**summary, "label": label, "seed": seed}, curves)
     why = f"{cut[0]} is cut or damaged" if cut and summary else contradiction(run)
     if why and complete:
-        raise DamagedEventsError(f"{why}; train {directory} again, or leave it out.")
+        raise ConfigError(f"{why}; train {directory} again, or leave it out.")
     if why:
         log.warning("%s", why)
     return run
@@ -128,11 +124,6 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
         return scale + ScaleOptions(**options).label()
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
-
-
-def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
-    given = (config_value(config, "model.seed"), config.get("seed_everything"), summary.get("seed"))
-    return next((seed for seed in given if type(seed) is int), None)
 
 
 def contradiction(run: Run) -> str | None:

@@ -153,9 +153,6 @@ def test_hessian_product_of_compiled_model_equals_dense() -> None:
     model.compile(backend="aot_eager")
     c.loss(model).backward()  # compiled by now
     parameters = list(model.parameters())
-    with pytest.raises(RuntimeError, match="double backward|donated buffers"):
-        gradient = torch.autograd.grad(c.loss(model), parameters, create_graph=True)
-        torch.autograd.grad(gradient, parameters, gradient)
     v = torch.randn(len(c.hessian), dtype=torch.float64)
     with torch.no_grad():
         found = flat(HessianProduct(lambda: c.loss(model), parameters)(split_like(v, parameters)))

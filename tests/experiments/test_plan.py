@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
-from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.results import Figure
@@ -44,13 +43,6 @@ def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict
         module, data, trainer = parse_run(list(run_spec.args), check_corpus=False)
         assert plan_steps(module, data, trainer) == run_spec.steps
         assert run_spec.tokens == run_spec.steps * data.tokens_per_step
-    for figure in figures.values():
-        for panel in figure.panels:
-            labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}
-            for claim in panel.spec.claims:
-                assert claim.kind in KINDS
-                if panel.why_not is None:
-                    assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
 def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:

@@ -19,8 +19,8 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import foldable
-from lightning_sv.interop.hf import save, to_hugging_face
+from lightning_sv.interop import foldable, to_hugging_face
+from lightning_sv.interop.hf import save
 from lightning_sv.interop.hf.save import fast_tokenizer, model_card
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run

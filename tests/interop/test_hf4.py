@@ -12,7 +12,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus.tokenizer import Tokenizer
-from lightning_sv.interop.hf import export
+from lightning_sv.interop.hf.save import export
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import GEMMA, LLAMA_31, MOE
 

@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 import lightning_sv
 from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
-from lightning_sv.errors import ConfigError
-from lightning_sv.lit.nonfinite import NonFiniteError
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.nn import RouterConfig
 from lightning_sv.optim import OptimConfig
 from tests.conftest import thinned
@@ -480,7 +479,7 @@ def test_module_with_own_step_and_optimizer_trains_and_resumes(data: TokenDataMo
     trainer(tmp_path / "b", max_steps=4).fit(resumed, data, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
     assert resumed.trainer.global_step == 4
     first.net.embed.weight.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(RunError):
         trainer(tmp_path / "nan").fit(first, data)
 
 

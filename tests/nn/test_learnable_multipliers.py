@@ -4,25 +4,13 @@ import pytest
 import torch
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.fold import fold, foldable
+from lightning_sv.interop.fold import fold
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer, matrix_rate, role_groups
-from lightning_sv.scale import ScaleOptions, scaled_linears
+from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import ROOT, perturbed
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
-
-
-def test_fold_learnable_multipliers_into_the_matrices() -> None:
-    preset = ["--config", str(ROOT / "conf/scale/learnable-multipliers.yaml")]
-    module, _, _ = parse_run(["--config", "tiny-llama", *preset], check_corpus=False)
-    model = perturbed(Backbone(SMALL, module.strategy, module.scale_options).double())
-    tokens = torch.arange(9)[None]
-    folded = fold(model)
-    assert all(vectors == (None, None) for *_, vectors in scaled_linears(folded))
-    torch.testing.assert_close(folded(tokens), model(tokens), rtol=1e-12, atol=1e-14)
-    assert {row.into.rpartition(".")[2] for row in foldable(model) if row.into} >= {"o_proj", "down_proj", "lm_head"}
 
 
 @pytest.mark.parametrize("placement", ["dp", "bp", "ap"])

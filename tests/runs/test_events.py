@@ -9,7 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.events import DamagedEventsError, read_run
+from lightning_sv.runs.events import read_run
 
 
 def finish(directory: Path) -> None:
@@ -66,7 +66,7 @@ def test_read_run_cut_events_are_refused(tmp_path: Path, caplog: pytest.LogCaptu
     finish(tmp_path)
 
     def refused() -> bool:
-        with pytest.raises(DamagedEventsError, match=first.name):
+        with pytest.raises(ConfigError, match=first.name):
             read_run(tmp_path)
         caplog.clear()
         read_run(tmp_path, complete=False)
@@ -91,7 +91,7 @@ def test_read_run_summary_that_contradicts_events_is_refused(
     write(tmp_path, [(20, 3.0), (40, 1.5)], 100.0)
     finish(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"tokens": 40} | stated))
-    with pytest.raises(DamagedEventsError, match="summary"):
+    with pytest.raises(ConfigError, match="summary"):
         read_run(tmp_path)
     read_run(tmp_path, complete=False)
     assert "summary" in caplog.text

@@ -248,7 +248,7 @@ def with_sizes(words: Sequence[str]) -> list[str]:
             continue
         word = expand_path(word, flag)
         if is_of_transformers(word):
-            from lightning_sv.interop.hf import backbone_config
+            from lightning_sv.interop.hf.load import backbone_config
 
             sizes = asdict(backbone_config(word))
             own = ("name", "router", "init_std", "init_residual_scaling")
