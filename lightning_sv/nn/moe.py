@@ -6,7 +6,7 @@ their own scale vectors, and a placement with an output side also scales the rou
 (`scale_options.placement_at` can disable that). No token is dropped.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,9 @@ class MixtureOfExperts(nn.Module):
         """Return weights (N, k), experts (N, k) and the statistics."""
         # Use float32 under autocast too: ties between bf16 logits would change the selection.
         with torch.autocast(xhat.device.type, enabled=False):
-            logits = self.inputs.branch("router", xhat if xhat.dtype == torch.float64 else xhat.float())  # N E
+            router: Any = self.inputs.router
+            logits = self.inputs.branch("router", xhat.to(router.weight.dtype))  # N E
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # if the weights are bf16
             probabilities = logits.softmax(-1)
             experts = self._choose(probabilities)
             weights = probabilities.gather(-1, experts)

@@ -128,7 +128,8 @@ class RMSNorm(nn.Module):
 
     Args:
         d: width of the last axis
-        eps: added to the mean square under the root; None for the machine epsilon of the input's dtype, as in torch
+        eps: added to the mean square under the root; None for the machine epsilon of the input's dtype, for 16 bits
+            that of float32, as in torch
         scale: scale vector of the norm; 'direct' for one that stores gamma; None for none (`nop`, `ap`, and `hg`,
             in which the branches own their vectors)
     """
@@ -141,7 +142,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows {self.d}"]) -> Float[Tensor, "*rows {self.d}"]:
         """(..., d) -> (..., d)."""
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if self.eps is None else self.eps
         return normalize(x, eps, None if self.scale is None else self.scale())
 
     def extra_repr(self) -> str:

@@ -83,6 +83,12 @@ def test_fit_optimum_minimum_far_from_all_runs_refused(step: float) -> None:
     assert not fit_optimum([(x,) for x in nearer], [[3 + math.log(x / best) ** 2 / 1000] for x in nearer]).why_not
 
 
+def test_fit_optimum_far_on_one_axis_refused() -> None:
+    points = [(x, y) for x in (0.001, 0.01, 0.1) for y in (0.01, 0.02, 0.04)]
+    losses = [[3 + (math.log(x / 0.03) ** 2 + math.log(y / 0.02) ** 2) / 1000] for x, y in points]
+    assert "further than" in fit_optimum(points, losses).why_not
+
+
 def test_fit_optimum_errors_equal_repeated_experiments() -> None:
     """300 grids: the standard errors stated are the scatter found; that of a standard deviation of 300 is 4%."""
     rng, sd, n = np.random.default_rng(0), 0.002, 300

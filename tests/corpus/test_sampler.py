@@ -63,6 +63,11 @@ def test_sampler_devices_share_steps_and_an_epoch_repeats_nothing(
     assert steps * size < 8 or not torch.equal(*epochs)
 
 
+def test_sampler_every_seed_and_epoch_has_its_own_order() -> None:
+    samplers = [GlobalBatchSampler(40, RankShare(4, 4), seed) for seed in range(3)]
+    assert len({str(each.sequences(epoch, 0)) for each in samplers for epoch in range(3)}) == 9
+
+
 def test_token_loader_steps_are_equal_for_all_devices_and_workers(corpus: Path) -> None:
     whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 60)))
     assert len(whole) > len(loader(corpus, GLOBAL))

@@ -18,6 +18,7 @@ from lightning_sv.curvature import DifferenceProduct, Estimate, HessianProduct, 
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
+from lightning_sv.scale.vector import ExponentialScale
 from tests.conftest import perturbed, thinned
 from tests.paper_llama import PaperLlama
 
@@ -120,6 +121,14 @@ def test_products_of_every_subset_equal_dense_hessian(strategy: str) -> None:
         torch.testing.assert_close(exact, want, rtol=0, atol=1e-11 * want.norm().item())
         difference = flat(DifferenceProduct(c.loss, parameters)(vector))
         assert (difference - want).norm() < 1e-6 * want.norm()
+
+
+def test_difference_product_at_zero_equals_the_closed_form() -> None:
+    """Σ γ² of `er` is 4 exp(2 β) for equal α, so its second derivative by β is 16 at the start, β = 0."""
+    vector = ExponentialScale(4, "input").double()
+    parameters = list(vector.parameters())
+    images = DifferenceProduct(lambda: vector().square().sum(), parameters)([torch.ones_like(p) for p in parameters])
+    torch.testing.assert_close(images[1], torch.tensor([16.0], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_difference_product_in_float32_restores_the_model() -> None:

@@ -234,6 +234,10 @@ def test_slope_is_that_of_the_joint_fit() -> None:
     fit, _ = panel.fits[0]["a"]
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
     assert (found.estimate, found.low, found.high) == (fit.slope.mean, fit.slope.low, fit.slope.high)
+    near = scaling_panel({"a": -0.055, "b": -0.05})
+    (weak,) = verdicts(claim, near)
+    sides = [min(fit.slope.p_below(), fit.slope.p_above()) for fit in near.fits[0]["a"]]
+    assert weak.p == pytest.approx(min(1.0, 2 * max(sides)))  # its 95% interval covers both sides
     each = verdicts(ClaimSpec("less", "lower", a="a", b="b"), panel)
     assert [v.claim for v in each][:2] == ["a, 100000 ends below b, 100000", "a, 200000 ends below b, 200000"]
     assert [v.verdict for v in each] == ["equal within 0.01", "holds", "holds", "holds"]
@@ -247,7 +251,7 @@ def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
     warm = np.where(np.arange(20) < 10, 5.0, 1.0)
     arms = []
     for label, r in (("a", 1.1), ("b", 1.0)):
-        scalars = ({SPEED: 1e4 * warm * (1 + x) / r, MEMORY: 2 * r * ONES} for x in NOISE)
+        scalars = ({SPEED: 1e4 * warm ** (r - 1) * (1 + x) / r, MEMORY: 2 * r * ONES} for x in NOISE)
         arms.append(Arm(label, tuple(run(4 - TOKENS / 2000, **each) for each in scalars), baseline=label == "b"))
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))

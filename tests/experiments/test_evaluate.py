@@ -266,6 +266,7 @@ ENDS = Curve(np.array([1]), np.array([3.0]))
     ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
+    ({"x": {"yy": 1}}, {"x": {"yy": 2}}, ["x.y"], ["x.yy"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),
     ({"model": {"seed": None}}, {"model": {"seed": 5}}, [], ["model.seed"]),
 ])  # fmt: skip

@@ -17,6 +17,7 @@ from lightning_sv.callbacks import branch_norms
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
+from lightning_sv.interop.apply.apply import _difference
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
@@ -333,6 +334,10 @@ def test_apply_strategy_refused_model_unchanged(case: str) -> None:
 def test_interop_class_instead_of_module_refused(call: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match="expected an nn.Module"):
         call(nn.Linear)
+
+
+def test_difference_of_outputs_that_are_nan_is_infinite() -> None:
+    assert _difference([torch.ones(2)], [torch.tensor([1.0, torch.nan])]) == torch.inf
 
 
 def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

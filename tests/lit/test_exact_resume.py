@@ -141,6 +141,7 @@ WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup
         (WSD, 50, 100, 500, False),
         (WSD, 50, 100, 62, False),  # the decay begins now
         (WSD, 50, 100, 60, True),  # it should have begun
+        (WSD, 100, 100, 100, False),
         (WSD, 100, 100, 200, True),
         (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
     ],

@@ -1,12 +1,14 @@
 """Options of Learnable Multipliers (arXiv:2601.04890): vectors of every matrix, and settings by role."""
 
+import math
+
 import pytest
 import torch
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import fold
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.optim import OptimConfig, build_optimizer, matrix_rate, role_groups
+from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.parse import parse_run
 
@@ -42,11 +44,24 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
     model, usual = Backbone(config), Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
     assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
     assert torch.equal(model.layers[1].attn.o_proj.weight, usual.layers[1].attn.o_proj.weight)
-    settings = OptimConfig(lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.0})
+    settings = OptimConfig(lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.02})
     optimizer = build_optimizer(role_groups(model, frozenset()), settings, 0.01)
     rates = {group["role"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
-    assert rates == {"matrix": (0.01, 0.1), "head": (0.005, 0.1), "embedding": (0.01, 0.0), "input": (0.01, 0.0)}
+    assert rates == {"matrix": (0.01, 0.1), "head": (0.005, 0.1), "embedding": (0.01, 0.02), "input": (0.01, 0.0)}
     assert matrix_rate(optimizer.param_groups) == 0.01
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    members = {group["role"]: group["params"] for group in optimizer.param_groups}
+
+    def norm(*roles: str) -> float:
+        gradients = [p.grad.flatten() for role in roles for p in members[role] if p.grad is not None]
+        return torch.cat(gradients).norm().item()
+
+    before = norm(*members), norm("head")
+    assert clip_by_role(model.parameters(), optimizer, 1.0, {"input": 0.5, "head": math.inf}) == pytest.approx(
+        before[0]
+    )
+    assert (norm("input"), norm("head"), norm("matrix", "embedding")) == pytest.approx((0.5, before[1], 1.0), rel=1e-4)
 
 
 @pytest.mark.parametrize(

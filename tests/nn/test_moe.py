@@ -124,6 +124,16 @@ def test_router_under_autocast_is_float32(config: BackboneConfig) -> None:
     assert [out.dtype for out in seen] == [torch.float32, torch.bfloat16]
 
 
+@pytest.mark.parametrize("scale", ["llama", "nop", "hg+dp"])
+def test_moe_of_bf16_weights_trains(scale: str, config: BackboneConfig) -> None:
+    model = Backbone(replace(config, **MOE), scale).bfloat16()
+    tokens = torch.arange(9)[None]
+    loss, (routing, *_) = model(tokens[:, :-1], targets=tokens[:, 1:], with_routing=True)
+    loss.backward()
+    assert routing.probability.dtype == torch.float32 and loss.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_moe_scale_vectors_have_the_shapes_of_their_strategy(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
 
@@ -172,6 +182,9 @@ def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> N
     z = replace(config, router=RouterConfig(balance="none", z_coef=1e-3))
     torch.testing.assert_close(router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2)
     assert router_loss([], config) == 0.0
+    routing = routings[0]._replace(total=routings[0].load.roll(1))  # of all devices
+    share = routing.total / routing.total.sum()
+    torch.testing.assert_close(routing.balance_loss, config.n_expert * (share * routing.probability).sum())
 
 
 def test_move_bias_changes_the_choice_and_not_the_weights(config: BackboneConfig) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
+from lightning_sv.scale import Branch, RMSNorm, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.vector import HeadShared
 from tests.conftest import EVERY_BUILD, perturbed
@@ -126,6 +126,9 @@ def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
     _, group = build("unified", placement_at={"v_proj": "dp"}, freeze_input_beta=True)
     assert group.q_proj.norm_width == HEAD and group.v_proj.norm_width is None
     assert not group.q_proj.scale_in.beta.requires_grad and group.v_proj.scale_in.beta.requires_grad
+    for at, trains in (({}, False), ({"v_proj": "dp"}, True)):  # a shared beta trains if one branch has no norm
+        _, group = build("dnp+or", placement_at=at, freeze_input_beta=True)
+        assert group.norm.scale.beta.requires_grad == trains
     _, group = build("unified", role_at={"v_proj.scale_out": "input"})
     assert group.v_proj.scale_out.role == "input" and group.q_proj.scale_out.role == "output"
     with pytest.raises(ValueError, match="placement_at names 'lm_head'"):
@@ -145,3 +148,9 @@ def test_share_heads_site_without_heads_or_vector_refused(config: BackboneConfig
         Backbone(config, "dp", ScaleOptions(share_heads=["gate_proj"]))
     with pytest.raises(ValueError, match="names 'q_proj'.*: k_proj v_proj"):
         Backbone(config, "hg+dp", ScaleOptions(share_heads=["q_proj"], placement_at={"q_proj": "bp"}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_norm_without_eps_equals_torch(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 8).mul(0.01).to(dtype)
+    torch.testing.assert_close(RMSNorm(8).to(dtype)(x), F.rms_norm(x, (8,)))

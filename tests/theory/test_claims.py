@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_sv.theory.claims import CLAIMS, placement, reparameterization
 from lightning_sv.theory.claims.base import Finding, Result
 from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced, end_rates, singular_value
-from lightning_sv.theory.claims.shared_checks import PAIRINGS, State, early
+from lightning_sv.theory.claims.shared_checks import PAIRINGS, Rates, State, early
 from lightning_sv.theory.flow import difference_series, flow, loss_ratio, stays_below
 from lightning_sv.theory.students import STUDENTS
 from tests.conftest import thinned
@@ -84,7 +84,15 @@ def test_stays_below_under_its_condition_is_true(
     student: str, other: str, teachers: st.SearchStrategy, data: st.DataObject
 ) -> None:
     """Placement needs a matching, reparameterization balanced columns; Theorem 1 holds for any teacher."""
-    assert stays_below(STUDENTS[student], STUDENTS[other], data.draw(teachers))[0]
+    teacher = data.draw(teachers)
+    assert stays_below(STUDENTS[student], STUDENTS[other], teacher)[0]
+    assert not stays_below(STUDENTS[other], STUDENTS[student], teacher)[0]
+    assert not stays_below(F, F, teacher)[0]
+
+
+def test_rates_violate_above_the_standard_model_and_above_zero() -> None:
+    rates = Rates(np.ones(4), np.array([-1.0, -2, -2, 1]), np.array([-2.0, -1, -2, 0.5]))
+    assert rates.violate.tolist() == [True, False, False, True]
 
 
 def test_loss_ratio_beyond_the_conditions_exceeds_one() -> None:

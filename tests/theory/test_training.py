@@ -24,6 +24,12 @@ def test_simulate_scale_difference_follows_ito() -> None:
         assert abs(drift.mean()) > 10 * error
 
 
+def test_simulate_noise_alone_has_its_variance() -> None:
+    """E‖w(T)‖² = d q T, without decay and with a teacher of 0."""
+    noise = NoisyTraining(target=(0.0,), lam=0.0, mus=(0.0,), q=0.02, dt=0.001, end=0.05, paths=4000)
+    assert simulate(noise, records=1).w[-1, 0].mean() == pytest.approx(0.02 * 0.05, rel=0.1)
+
+
 def test_simulate_with_half_the_time_step_has_the_same_moments() -> None:
     coarse, fine = (simulate(NoisyTraining(dt=dt, end=10.0, paths=800), records=2) for dt in (0.01, 0.005))
     traces = coarse.sharpness["trace"], fine.sharpness["trace"]
