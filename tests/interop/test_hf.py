@@ -119,7 +119,9 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-KEEPING = thinned([text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out], FEW_BUILDS)
+KEEPING = thinned(
+    [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out], [*FEW_BUILDS, "shared+bp+er"]
+)
 
 
 @pytest.fixture(scope="module")

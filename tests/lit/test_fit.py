@@ -126,14 +126,16 @@ def damage(checkpoint: dict[str, Any], how: str) -> None:
             del state["state"][1]["exp_avg"]
         case "rate":
             del group["lr"]
+        case "nan":
+            group["lr"] = float("nan")
         case key:
             checkpoint[key] = 7
 
 
-DAMAGES = ["optimizer_states", "lr_schedulers", "loops", "callbacks", "number", "shape", "incomplete", "rate"]
+DAMAGES = ["optimizer_states", "lr_schedulers", "loops", "callbacks", "number", "shape", "incomplete", "rate", "nan"]
 
 
-@pytest.mark.parametrize("how", thinned(DAMAGES, ["optimizer_states", "loops", "shape", "rate"]))
+@pytest.mark.parametrize("how", thinned(DAMAGES, ["optimizer_states", "loops", "shape", "rate", "nan"]))
 def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, refused: Refused) -> None:
     path = shutil.copytree(run, tmp_path / "run") / LAST
     checkpoint = torch.load(path, weights_only=True)

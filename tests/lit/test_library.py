@@ -260,6 +260,17 @@ def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
     assert norms[4:] == pytest.approx(norms[:4], rel=0.02)
 
 
+def test_clipping_by_value_does_not_clip_the_norm(tmp_path: Path) -> None:
+    largest: list[float] = []
+    note = LambdaCallback(
+        on_train_batch_end=lambda trainer, module, *_: largest.append(
+            max(p.grad.abs().max().item() for p in module.parameters())
+        )
+    )
+    trainer(tmp_path, note, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module(), loader())
+    assert largest == pytest.approx([1e-3] * 4)
+
+
 def test_weight_averaging_averages_weights(tmp_path: Path) -> None:
     made, starts = module(), []
     note = LambdaCallback(
