@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from lightning_sv.analysis.paired import tokens_to_reach
+from lightning_sv.analysis.block_anova import BlockDesign
+from lightning_sv.analysis.paired import paired_difference, tokens_to_reach
 from lightning_sv.experiments.report.tables import FORMED
 from tests.conftest import ROOT
 
@@ -76,6 +77,14 @@ def test_cpu_page_verdicts_equal_the_report() -> None:
     )
     total = verdicts.verdict.value_counts().reindex(VERDICTS, fill_value=0)
     assert said and list(map(int, said.groups())) == [len(verdicts), *total]
+    ours = verdicts.figure.isin(["own-optimum", "routing", "sharpness", "tuning"]) | (verdicts.paper == "not stated")
+    text = " ".join(page("results").split())
+    for own in (verdicts, verdicts[~ours]):
+        holds, contradicted, open_, _ = own.corrected.value_counts().reindex(VERDICTS, fill_value=0)
+        assert f"{holds} hold, {contradicted} are contradicted, {open_} are not resolved" in text
+    before = verdicts[~ours].verdict.value_counts().reindex(VERDICTS, fill_value=0)
+    said = "{} of these claims are the paper's: {} hold, {} are contradicted, {} are not resolved, {} cannot be"
+    assert said.format((~ours).sum(), *before) in text
 
 
 @pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])
@@ -131,6 +140,47 @@ def test_protocol_tables_equal_the_recording(folder: str, model: str) -> None:
     assert shown == [[protocol(folder, arm, part) for arm in ARMS] for part in PARTS]
     losses = losses_by_seed(folder)[["llama", "nop", "hg+dp+or", *ARMS[:2]]].dropna().reset_index()
     assert table(page(folder), "| seed |") == losses.to_numpy().tolist()
+
+
+@pytest.mark.parametrize(("folder", "n"), [("gpu-25", 3), ("cpu-100-protocol", 6)])
+def test_protocol_differences_without_a_claim_equal_the_recording(folder: str, n: int) -> None:
+    """Between two strategies, with the scatter of all; and the standard deviations of `mini`."""
+    runs = recorded(f"{folder}/results.csv", figure="protocol")
+    runs = runs[~runs.panel.str.startswith(LARGER) & (runs.arm != "nop, own rate")].drop_duplicates(["arm", "seed"])
+    design = BlockDesign({arm: dict(zip(rows.seed, rows.val_loss, strict=True)) for arm, rows in runs.groupby("arm")})
+    found = {other: design.difference(ARMS[1], other) for other in ("unified", "hg+dp+or")}
+    words = {b: f"{-d.mean:.3f} ({-d.high:.3f} to {-d.low:.3f}) below `{b}`" for b, d in found.items()}
+    text = " ".join(page("results").split())
+    assert f"{words['unified']} itself" in text and all(d.n == n for d in found.values())
+    if folder == "gpu-25":
+        sd = runs.groupby("arm").val_loss.std().map("{:.3f}".format)
+        said = f"from {sd['hg+dp+or']} (`hg+dp+or`) over {sd['llama']} (`llama`) to {sd[ARMS[1]]} (`{ARMS[0]}` with"
+        assert words["hg+dp+or"] in text and said in text and (sd.min(), sd.max()) == (sd["hg+dp+or"], sd[ARMS[1]])
+    assert f"{-found['unified'].mean:.3f}" in (ROOT / "README.md").read_text().partition("below `unified`.")[0][-40:]
+
+
+def test_protocol_split_by_kind_equals_the_recording() -> None:
+    """How much comes from tokens in the context, and the gain of `hg+dp+or` from a second copy."""
+    rows = recorded("cpu-100-protocol/differences.csv").set_index(["panel", "arm", "quantity"]).estimate
+    small, large = ("Initial std 0.02, {}", f"{LARGER}, {{}}")
+
+    def parts(panel: str, arm: str) -> list[float]:
+        return [rows[panel, arm, part] for part in PARTS[1:]]
+
+    ours = parts(small.format("hg+dp+or"), "hg+dp+or")
+    apart = [a - b for a, b in zip(parts(small.format("hg+dp+or"), "unified"), ours, strict=True)]
+    head = parts(large.format("dp at the lm_head"), ARMS[1])
+    runs = recorded("cpu-100-protocol/results.csv", panel="Initial std 0.02, hg+dp+or")
+    gains = runs.assign(gain=runs["copying/second_minus_first"].str.rpartition(":")[2].astype(float))
+    gains = gains.pivot(index="seed", columns="arm", values="gain")
+    gain = paired_difference(gains["hg+dp+or"], gains["llama"])
+    for said in (
+        f"`unified` has {-apart[2]:.3f} less from tokens that are not in the context, and {sum(apart[:2]):.3f} more",
+        f"{-sum(ours[:2]):.3f} of the {-sum(ours):.3f} that are measured come from tokens in the context",
+        f"it gains {gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f}) more than `llama` from a second copy",
+        f"But {-sum(head[:2]):.3f} of the {-sum(head):.3f} that are measured for `dp` at the lm_head",
+    ):
+        assert said in " ".join(page("results").split()), said
 
 
 def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
