@@ -41,7 +41,7 @@ reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
 reads-record := A A_ARGS B B_ARGS ARGS
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET FIG ARGS
-$(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup gpu_report \
+$(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-peers test-machines bench bench-step bench-startup gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
 reads-test-pages := CHROMIUM
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
@@ -122,7 +122,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare record sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare record sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-peers test-machines test-pages check docs bench tensorboard doctor clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -270,6 +270,11 @@ test-torch211:  ## run the tests on torch 2.11, the oldest supported version, in
 test-hf4: $(VENV)/.test  ## test exported folders in transformers 4.57 and CTranslate2, in .venv-hf4
 	@$(MAKE) --no-print-directory VENV="$$VENV-hf4" "$$VENV-hf4/.hf4"
 	@$(WORDS) HF4="$$VENV-hf4/bin/python" "$$BIN/python" -m pytest -m hf4 tests/interop/test_hf4.py "$$@"
+
+test-peers:  ## test strategies and groups in litgpt, torchtitan and PEFT, in .venv-bench
+	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
+	@$(WORDS) "$$VENV-bench/bin/python" -m pytest tests/interop/test_groups.py tests/interop/test_apply.py \
+		-k 'litgpt or torchtitan or peft or lora' "$$@"
 
 test-machines: $(VENV)/.test  ## run numerical tests for other CPUs, 2 threads and random order; ARGS selects variants
 	@$(WORDS) "$$BIN/python" -m tests.machines "$$@"
