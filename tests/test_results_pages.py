@@ -220,6 +220,25 @@ def test_tables_of_the_parts_equal_the_recording() -> None:
         assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")
 
 
+def test_tables_of_copying_runs_equal_both_recordings() -> None:
+    """Nine runs of own-optimum, trained again on a different CPU, and the parts of their differences."""
+    again = recorded("cpu-100-copying/results.csv")
+    first = recorded("cpu-100/results.csv", **OWN_OPTIMUM).set_index(["arm", "seed"]).val_loss
+    gains = again["copying/second_minus_first"].str.rpartition(":")[2].astype(float)
+    losses = [first[key] for key in zip(again.arm, again.seed, strict=True)]
+    cells = zip(again.arm, again.seed, losses, again.val_loss, gains, strict=True)
+    shown = [[arm, seed, f"{was:.3f}", f"{now:.3f}", f"{gain:.2f}"] for arm, seed, was, now, gain in cells]
+    text = page("cpu-100-copying")
+    assert table(text, "| strategy | seed |") == shown
+    assert f"ends up to {(again.val_loss - losses).abs().max():.3f} apart" in text
+    rows = recorded("cpu-100-copying/differences.csv").set_index("quantity")
+    expected = [intervals(rows.loc[part].set_index("arm").loc[["unified", "hg+dp+or"]]) for part in PARTS]
+    assert [row[1:] for row in table(text, "| difference to `llama` in this")] == expected
+    for arm in ("llama", "hg+dp+or"):  # the more it copies, the lower it ends
+        own = again.arm == arm
+        assert gains[own].rank().tolist() == again.val_loss[own].rank().tolist()
+
+
 def test_proxy_tables_equal_the_recording() -> None:
     """How well and after how many tokens each run copies."""
     runs = recorded("gpu-25/results.csv", figure="protocol").drop_duplicates(["arm", "seed"]).sort_values("seed")
