@@ -51,7 +51,7 @@ def trainer_stub(written: dict[int, dict[str, float]]) -> Any:
     strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
     return SimpleNamespace(
         global_step=0, estimated_stepping_batches=1000, max_epochs=None, strategy=strategy, loggers=[logger],
-        callbacks=[],
+        callbacks=[], callback_metrics={},
     )  # fmt: skip
 
 
