@@ -83,8 +83,8 @@ def test_cpu_page_verdicts_equal_the_report() -> None:
         holds, contradicted, open_, _ = own.corrected.value_counts().reindex(VERDICTS, fill_value=0)
         assert f"{holds} hold, {contradicted} are contradicted, {open_} are not resolved" in text
     before = verdicts[~ours].verdict.value_counts().reindex(VERDICTS, fill_value=0)
-    said = "{} of these claims are the paper's: {} hold, {} are contradicted, {} are not resolved, {} cannot be"
-    assert said.format((~ours).sum(), *before) in text
+    words = "{} of these claims are the paper's: {} hold, {} are contradicted, {} are not resolved, {} cannot be"
+    assert words.format((~ours).sum(), *before) in text
 
 
 @pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])

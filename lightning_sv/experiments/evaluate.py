@@ -35,16 +35,16 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """Load the runs of a panel, on the seeds for which all runs are available."""
     panel = runs.without_diverged(panel)
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
-    names = {job.name: diverged(job) for job in missing}
+    unfinished = {job.name: diverged(job) for job in missing}
     every = []
     for arm in panel.arms:
-        found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in names}
-        lost_runs = sum(names.get(spec.key(seed), False) for spec, seed in arm.requests)
-        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found), diverged=lost_runs))
+        found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in unfinished}
+        n = sum(unfinished.get(spec.key(seed), False) for spec, seed in arm.requests)
+        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found), diverged=n))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
     warnings, lost = panel.warnings, ""
     if missing:
-        n = sum(names.values())
+        n = sum(unfinished.values())
         lost = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
         lost += f"the first being {missing[0].title} ({missing[0].log})"
         warnings += (f"{panel.title} has only the seeds for which all runs are available: {lost}.",)

@@ -233,13 +233,14 @@ class Panel:
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
         """Return two arms on all seeds of the pool that they share, so that their runs are pairs."""
         pool = self.pool or self.add_to(Pool())
-        runs = [pool.runs(self._key(arm)) or arm.by_seed for arm in (a, b)]  # a table has no pool
-        seeds = tuple(sorted(runs[0].keys() & runs[1].keys()))
-        one, two = (
-            replace(arm, runs=tuple(of[seed] for seed in seeds), seeds=seeds)
-            for arm, of in zip((a, b), runs, strict=True)
-        )
-        return one, two
+
+        def complete(arm: Arm) -> Arm:
+            found = pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
+            return replace(arm, runs=tuple(found.values()), seeds=tuple(found))
+
+        one, two = complete(a), complete(b)
+        seeds = sorted({*one.seeds} & {*two.seeds})
+        return one.on(seeds), two.on(seeds)
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.own_code import find
 from lightning_sv.roles import Roles, weight_decay_roles
 from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
 
@@ -64,8 +65,7 @@ def decayed_names(
         ConfigError: as `param_groups`
     """
     policy = policy or _applied_policy(model)
-    if policy not in DECAYS and ":" not in str(policy):  # module:Name is a policy of the user
-        raise ConfigError(unknown("policy", policy, DECAYS))
+    find(DECAYS, str(policy), "policy")  # before the trace, which takes seconds
     if roles is None:
         roles = weight_decay_roles(model, example)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

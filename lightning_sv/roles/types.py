@@ -8,9 +8,8 @@ from functools import cache, cached_property
 from typing import Literal, get_args
 
 from lightning_sv.errors import expect
-from lightning_sv.own_code import import_name
-from lightning_sv.scale import ScaleStrategy
-from lightning_sv.scale.strategy import Decay
+from lightning_sv.own_code import find
+from lightning_sv.scale.strategy import DECAYS, Decay
 
 #: in the order of priority for parameters with several uses
 ModelRole = Literal["embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other"]
@@ -59,12 +58,9 @@ class ModelParameter:
 
 @cache
 def _decayed_roles(policy: str) -> frozenset[str]:
-    if ":" in policy:
-        expect(
-            isinstance(import_name(policy, "policy"), Decay), "policy", policy, "a Decay, or one of wd iwd owd nowd."
-        )
-    vectors = ScaleStrategy.parse(policy).decayed_roles
-    return WEIGHTS | vectors | ({"multiplier"} if "output" in vectors else set())
+    row = find(DECAYS, policy, "policy")
+    expect(isinstance(row, Decay), "policy", policy, f"a Decay, or one of {' '.join(DECAYS)}.")
+    return WEIGHTS | row.roles | ({"multiplier"} if "output" in row.roles else set())
 
 
 @dataclass(frozen=True)

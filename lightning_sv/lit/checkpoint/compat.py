@@ -119,8 +119,8 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
 def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Check that groups, except for the scheduled rate, and the shapes of states are those of `optimizer`.
 
-    Torch would load them, and a fused step would write past the end of a state of a different shape. Other optimizers
-    than ours may have states of any shape, so theirs are not checked.
+    Torch would load them, and a fused step would write past the end of a state of a different shape. The states of
+    an optimizer of the user may have any shape, so they are not checked.
 
     Raises:
         ConfigError: a group or state differs
