@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import branch_norms
@@ -102,6 +103,8 @@ def test_apply_strategy_any_family_keeps_outputs_and_folds(strategy: str, family
         assert (logits(model) - before).norm() < ROUNDING * before.norm()
         perturb(model)
         applied = logits(model)
+        with FlopCounterMode(display=False):  # as Lightning's ModelSummary does for an example input
+            assert (logits(model) - applied).norm() < ROUNDING * applied.norm()
         assert (applied - before).norm() > 1e-3 * before.norm() or not report.vectors
         assert fold_applied(model) is model
     assert torch.equal(logits(model), applied)

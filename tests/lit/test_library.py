@@ -73,7 +73,8 @@ def data(corpus: Path) -> TokenDataModule:
     return TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0)
 
 
-def test_package_every_public_name_imports() -> None:
+def test_package_every_public_name_is_listed_and_imports() -> None:
+    assert set(lightning_sv.__all__) <= set(dir(lightning_sv))
     for name in lightning_sv.__all__:
         assert getattr(lightning_sv, name) is not None
 

@@ -113,6 +113,10 @@ class ScaledWeight(Scaled):
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
+        if not torch.is_grad_enabled():
+            weight = (
+                weight.detach()
+            )  # a view of a parameter made under no_grad is a leaf that FlopCounterMode cannot track
         rows = (weight.mT if self.transposed else weight).split(self.widths, -2)
         scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
         out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
