@@ -55,7 +55,7 @@ def main(out: str = "out", steps: int = 60) -> None:
     text = torch.tensor(list(Path(__file__).read_bytes()))
     blocks = text.unfold(0, 33, 8)
     module = OwnModule()
-    probe = Sharpness(("all", "scale_input"), probes=3, loss=lambda user: user.training_step(blocks[:16], 0))
+    probe = Sharpness(("all", "scale_input"), points=3, loss=lambda user: user.training_step(blocks[:16], 0))
     trainer = L.Trainer(
         max_steps=steps, accelerator="cpu", logger=CSVLogger(out), enable_checkpointing=False, log_every_n_steps=10,
         callbacks=[TrainingMonitor(), BranchNorms(10, model="net"), probe],

@@ -115,7 +115,7 @@ def _role_name(role: str) -> str:
 
 
 def fitting_length(config: BackboneConfig, seq_len: int) -> int:
-    """Return the tokens of a sequence used by an exact probe: all, or 1/2, 1/4, ... to limit memory.
+    """Return the tokens of a sequence used by an exact measurement: all, or 1/2, 1/4, ... to limit memory.
 
     >>> fitting_length(BackboneConfig(d_model=1792, n_layer=22, n_head=28), 4096)
     1024
@@ -126,18 +126,18 @@ def fitting_length(config: BackboneConfig, seq_len: int) -> int:
 
 
 def fitting_sequences(
-    config: BackboneConfig, seq_len: int, work: float, probes: int, subsets: Sequence[str], products: int
+    config: BackboneConfig, seq_len: int, work: float, points: int, subsets: Sequence[str], products: int
 ) -> int:
-    """Return the number of sequences per probe, from the run's plan only.
+    """Return the number of sequences per measurement, from the run's plan only.
 
     It depends on neither strategy nor measured times, and includes subsets that a strategy lacks, so compared runs use
     the same batch. The overhead of a product, most of its cost in a small model, is an estimate. `work` is the budget
-    of all probes of the run, in forward and backward passes over one sequence of `seq_len` probed tokens; `products`
+    of all `points` of the run, in forward and backward passes over one sequence of `seq_len` tokens; `products`
     is the maximum per subset.
     """
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
     flops = seq_len * flops_per_token(activated_parameters(meta_backbone(config), config), config, seq_len)
-    n = PLANNED * work / probes / each - OVERHEAD * config.n_layer / flops
+    n = PLANNED * work / points / each - OVERHEAD * config.n_layer / flops
     attention = config.n_layer * config.n_head * seq_len**2
     return max(1, min(int(n), MOST_TOKENS // seq_len, MOST_ATTENTION // attention))
 
@@ -162,11 +162,11 @@ def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep:
 
 
 @dataclass
-class _ProbeState:
+class _Progress:
     sequences: int = 0
     done: int = 0
     skipped: int = 0
-    spent: float = 0.0  # seconds of probes
+    spent: float = 0.0  # seconds of measurements
     run: float = 0.0  # seconds of the run
 
 
@@ -178,8 +178,8 @@ class Sharpness(L.Callback):
     fused attention. The loss excludes a router's auxiliary loss; the selection of experts has zero curvature.
     lambda_max is computed by Lanczos (its error bounds the distance to an eigenvalue; if stopped early, the value is
     too low; see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, with the same random vectors each time.
-    Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
-    weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
+    Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A measurement does not change the random
+    state, weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
     (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
     lanczos_steps vectors of a subset's size.
 
@@ -187,9 +187,9 @@ class Sharpness(L.Callback):
 
     Args:
         subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without parameters are skipped
-        probes: maximum number in the run: before the first step, then geometrically spaced from 1% of the run
-        budget: maximum fraction of the run's time. The batch size is chosen accordingly; a probe that
-            would exceed it is skipped and counted in sharpness/skipped. The first and last probe always run
+        points: maximum number of measurements: before the first step, then geometrically spaced from 1% of the run
+        budget: maximum fraction of the run's time. The batch size is chosen accordingly; a measurement
+            that would exceed it is skipped and counted in sharpness/skipped. The first and the last are never skipped
         sequences: batch size; null for the size that fits the budget by the run's plan, equal for every strategy
         method: exact: products on the graph of the gradient, with the math kernel of attention; difference:
             central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct)
@@ -206,7 +206,7 @@ class Sharpness(L.Callback):
     def __init__(  # noqa: PLR0913
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
-        probes: int = 9,
+        points: int = 9,
         budget: float = 0.05,
         sequences: int | None = None,
         method: Method = "exact",
@@ -215,7 +215,7 @@ class Sharpness(L.Callback):
         loss: Callable[[L.LightningModule], Tensor | Mapping[str, Any] | None] | None = None,
         model: str | None = None,
     ):
-        minima = {"probes": (probes, 2), "sequences": (sequences, 1)}
+        minima = {"points": (points, 2), "sequences": (sequences, 1)}
         minima |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in minima.items():
             expect(value is None or value >= least, f"{key} of Sharpness", value, f"at least {least}.")
@@ -223,7 +223,7 @@ class Sharpness(L.Callback):
         expect(method in METHODS, "method of Sharpness", method, f"one of: {' '.join(METHODS)}.")
         expect(bool(subsets), "subsets of Sharpness", "empty", "at least one, for instance all.")
         self.subsets = (subsets,) if isinstance(subsets, str) else tuple(subsets)
-        self.probes, self.budget = probes, budget
+        self.points, self.budget = points, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
@@ -231,16 +231,16 @@ class Sharpness(L.Callback):
         self._steps: frozenset[int] = frozenset()
         self._total = 0
         self._blocks: Tensor | None = None
-        self._state = _ProbeState()
+        self._state = _Progress()
         self._began: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batch size and the spent budget, so that a resumed run probes the same way."""
+        """Return the batch size and the spent budget, so that a resumed run measures the same way."""
         return asdict(replace(self._state, run=self._elapsed()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the checkpoint."""
-        self._state = _ProbeState(**state_dict)
+        self._state = _Progress(**state_dict)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training the subsets, and that a loss is available."""
@@ -268,22 +268,22 @@ class Sharpness(L.Callback):
         return {"sharpness": {chart: ["Multiline", lines] for chart, lines in tags.items()}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Choose the steps and the batch, log them, and probe the initialization."""
+        """Choose the steps and the batch, log them, and measure the initialization."""
         self._total = known_steps(trainer, "Sharpness")
-        self._steps = frozenset(log_spaced(self._total, self.probes))
+        self._steps = frozenset(log_spaced(self._total, self.points))
         if self.loss is None:
             self._take_batch(trainer, pl_module)
         self._began = self.clock()
         self._clock.start(trainer)
         if trainer.global_step == 0:
-            self._probe(trainer, pl_module)
+            self._log(trainer, pl_module)
 
     def _take_batch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the held-out batch, whose size follows from the run's plan."""
         data, settings = data_of(trainer), settings_of(pl_module)
         assert data is not None and settings is not None
         products = self.lanczos_steps + self.hutchinson_probes
-        # A validation pass costs a third of a training pass. One device probes while the others wait.
+        # A validation pass costs a third of a training pass. One device measures while the others wait.
         run = self._total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
         exact = self.method == "exact"
         length = fitting_length(settings.backbone, data.seq_len) if exact else data.seq_len
@@ -294,22 +294,22 @@ class Sharpness(L.Callback):
             self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)
             self._state.sequences = len(self._blocks)
             how = "exact products, math attention" if exact else "differences of gradients"
-            batch = f"{len(self._steps)} probes of {self._state.sequences} held-out sequences"
+            batch = f"{len(self._steps)} measurements of {self._state.sequences} held-out sequences"
             if length < data.seq_len:
                 batch += f", of their first {length:,} tokens (math attention on {data.seq_len:,} is too large)"
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Probe when due."""
+        """Measure when due."""
         if self._clock.ended(trainer) and self._clock.has_passed(self._steps):
-            self._probe(trainer, pl_module)
+            self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the cost of the probes."""
+        """Log the cost of the measurements."""
         if trainer.is_global_zero:
             share = self._state.spent / max(1e-9, self._elapsed())
             skipped = f", {self._state.skipped} skipped" if self._state.skipped else ""
-            log.info("sharpness: %d probes%s, %.1f%% of the run's time", self._state.done, skipped, 100 * share)
+            log.info("sharpness: %d measurements%s, %.1f%% of the run's time", self._state.done, skipped, 100 * share)
 
     def _elapsed(self) -> float:
         return self._state.run + (0.0 if self._began is None else self.clock() - self._began)
@@ -318,10 +318,10 @@ class Sharpness(L.Callback):
         if step in (0, total) or not self._state.done:
             return True
         run = (self._elapsed() - self._state.spent) * total / step
-        probes = self._state.spent + 2 * self._state.spent / self._state.done
-        return probes <= self.budget * (run + probes)
+        measuring = self._state.spent + 2 * self._state.spent / self._state.done
+        return measuring <= self.budget * (run + measuring)
 
-    def _probe(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _log(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # pending steps count as training time
         start = self.clock()
@@ -335,7 +335,7 @@ class Sharpness(L.Callback):
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"method of Sharpness is {self.method}, for which the memory of {pl_module.device} is too small; "
-                "expected a smaller probe. Set method: difference, or a lower number of sequences."
+                "expected a smaller measurement. Set method: difference, or a lower number of sequences."
             ) from error
         trainer.strategy.barrier()
         self._state.done += 1

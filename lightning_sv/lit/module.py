@@ -254,7 +254,7 @@ class PretrainModule(L.LightningModule):
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """Count the micro-batch towards the step; a probe that calls `training_step` is not counted."""
+        """Count the micro-batch towards the step; a callback that calls `training_step` is not counted."""
         if self._last is not None:  # the training_step of a subclass may not set it
             value, loads = self._last
             self._last = None

@@ -43,7 +43,7 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
         ("Preconditioner", "every_n_steps", 0, "every_n_steps of Preconditioner"),
         *(("CopyingMonitor", key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
         ("Sharpness", "budget", 0.0, "budget of Sharpness"),
-        ("Sharpness", "probes", 1, "probes of Sharpness"),
+        ("Sharpness", "points", 1, "points of Sharpness"),
         ("Sharpness", "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
         ("Sharpness", "subsets", [], "subsets of Sharpness"),
         ("Sharpness", "method", "Exact", "method of Sharpness"),

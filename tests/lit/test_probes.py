@@ -39,7 +39,7 @@ def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The keys of conf/probes/sharpness.yaml, with a budget that tests need not keep."""
     text = CONFIG.read_text().replace("budget: 0.05", "budget: 1.0").replace("sequences: null", "sequences: 3")
-    text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("probes: 9", "probes: 4")
+    text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("points: 9", "points: 4")
     config = tmp_path_factory.mktemp("probed") / "probes.yaml"
     config.write_text(text)
     return [*plain, "--config", str(config)]
@@ -82,7 +82,7 @@ def test_fit_probed_trains_as_without_and_logs_the_checkpoint(
 ) -> None:
     args, run, _, said = probed_run
     without_probes = tmp_path / "plain"
-    assert "4 probes of 3 held-out sequences; exact products" in said
+    assert "4 measurements of 3 held-out sequences; exact products" in said
     assert main(["fit", *plain, *args, "--run_dir", str(without_probes)]) == 0
     assert differences(load(run)["state_dict"], load(without_probes)["state_dict"]) == []
     record, without = read_run(run), read_run(without_probes)
@@ -128,5 +128,5 @@ def test_sharpness_compiled_bf16_run_uses_float32_weights(
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
     assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
-    assert capsys.readouterr().err.count("sharpness: 4 probes of 3 held-out sequences") == 1
+    assert capsys.readouterr().err.count("sharpness: 4 measurements of 3 held-out sequences") == 1
     assert_figures_are_those_of_the_checkpoint(read_run(tmp_path / "run"), corpus, mask=False)

@@ -45,7 +45,7 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
     moved = alone / "stopped" / LAST
     words = [str(tmp_path), strategy, str(moved), *args]
     ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
-    assert "".join(ended.logs).count("sharpness: 2 probes of 2 held-out sequences") == 2  # by one rank, in each part
+    assert "".join(ended.logs).count("sharpness: 2 measurements of 2 held-out sequences") == 2  # one per part
     for name in MODELS:
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":
