@@ -36,7 +36,7 @@ from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
-from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
+from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run
@@ -287,6 +287,8 @@ class PretrainCLI(LightningCLI):
         self._cleanup.callback(self._signals.leave)
         if trainer.is_global_zero:
             self.run_dir = self._resolve(create=True)
+            if self.config["run_dir"] is None:
+                self._cleanup.callback(remove_unused, self.run_dir)
             self._cleanup.callback(acquire(self.run_dir, ckpt_path, again=self._again).release)
             console = Console(stderr=self.config["json"])
             print_groups(console, self.model, trainer.max_steps, data)

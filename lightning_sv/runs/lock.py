@@ -98,6 +98,13 @@ def clear_unfinished(run_dir: Path) -> None:
         file.unlink(missing_ok=True)
 
 
+def remove_unused(run_dir: Path) -> None:
+    """Remove the directory of a run that was refused before it wrote a file; call it after the lock is released."""
+    if [file.name for file in run_dir.iterdir()] in ([], [LOCK]):
+        (run_dir / LOCK).unlink(missing_ok=True)
+        run_dir.rmdir()
+
+
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
     """Lock a run directory until this process ends; without a lock if the file system has none.
 

@@ -100,10 +100,12 @@ def test_names_of_your_own_module_train_resume_and_generate(
     run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told, refused: Refused
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ideas.py").write_text(OWN)
     names = ["--model.schedule.name", "my_ideas:linear", "--model.optim.lr", "0.01"]
     names += ["--model.scale_options.placement_at", "{lm_head: my_ideas:BNP}", "--trainer.max_steps", "2"]
     assert "without role or kind" in refused("fit", *run_args, *names, "--model.optim.name", "my_ideas:bare")
+    assert not [*Path("runs").glob("*/*")]
     run = tmp_path / "run"
     said = told("fit", *run_args, *names, "--model.optim.name", "my_ideas:rms", "--run_dir", str(run))
     assert f"generate {run} --prompt 'def ' --trust_module my_ideas" in said
