@@ -15,11 +15,7 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `compare`, train, print the result; return the exit code.
-
-    Raises:
-        ConfigError: arguments that are not a comparison, or that `fit` refuses
-    """
+    """Parse the arguments of `compare`, train, print the result; return the exit code."""
     parser = PlainParser(
         "compare",
         "Train a baseline A and other strategies on the same seeds and data order, and compare each of them with A in "

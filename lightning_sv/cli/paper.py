@@ -30,11 +30,7 @@ from lightning_sv.settings.yaml_file import parse_overrides
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `paper`, train, evaluate and report; return the exit code.
-
-    Raises:
-        ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
-    """
+    """Parse the arguments of `paper`, train, evaluate and report; return the exit code."""
     parser = PlainParser(
         "paper",
         "Train the experiments of the paper under a budget and evaluate its claims. All other arguments are keys of "

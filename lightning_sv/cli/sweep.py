@@ -25,11 +25,7 @@ AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Parse the arguments of `sweep`, train, print losses and optima; return the exit code.
-
-    Raises:
-        ConfigError: arguments that are not a grid, or that `fit` refuses
-    """
+    """Parse the arguments of `sweep`, train, print losses and optima; return the exit code."""
     parser = PlainParser(
         "sweep",
         "Train strategies at all combinations of some learning rates and initial standard deviations, and fit the "

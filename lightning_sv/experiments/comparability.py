@@ -23,11 +23,7 @@ _COMMIT = re.compile("^([^,]{10})[^,]*")
 
 
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
-    """Check that runs have the same corpus and tokenizer, so that their losses have the same unit.
-
-    Raises:
-        ConfigError: `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set differs
-    """
+    """Check that runs have one corpus and tokenizer, so that losses have one unit, and one validation set."""
     facts: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
@@ -40,15 +36,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
-    """Check that all runs or arms have the same values.
-
-    Args:
-        facts: name -> values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` with the prefix `data.` if they must be equal
-        what: `runs` or `arms`, for messages
-
-    Raises:
-        ConfigError: two values differ
-    """
+    """Check that all runs or arms (`what`) have equal values of `CORPUS_KEYS` and of data.`VALIDATION_KEYS`."""
     for (before, expected), (name, values) in pairwise(facts.items()):
         for key, value in values.items():
             wanted = f"{expected[key]}, that of {before}. Compare {what} of one corpus, tokenizer and validation set."
@@ -56,14 +44,11 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
 
 
 def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
-    """Return warnings about differences between runs other than corpus and tokenizer.
+    """Return warnings about differences between complete runs other than corpus and tokenizer.
 
-    Values of configs that equal the seed of the run, or contain its directory, count as equal. Recorded runs have no
-    config; their name has the hash of the requested one.
-
-    Args:
-        runs: complete runs by name; the first is the reference
-        asked: keys that are expected to differ, because not all arms set them
+    The first run is the reference. The keys in `asked` may differ, because not all arms set them. Values of configs
+    that equal the seed of the run, or contain its directory, count as equal. Recorded runs have no config; their name
+    has the hash of the requested one.
     """
     warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
     facts: dict[str, Callable[[Run], Any]] = {
@@ -94,11 +79,7 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
 
 
 def panel_warnings(panel: Panel) -> list[str]:
-    """Return warnings about a panel: those of its plan, unexpected differences of configs, missing runs.
-
-    Raises:
-        ConfigError: its runs have different corpora, tokenizers or validation sets
-    """
+    """Return warnings about a panel: those of its plan, unexpected differences of configs, missing runs."""
     if panel.why_not:
         return []
     found = list(panel.warnings)

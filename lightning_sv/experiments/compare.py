@@ -41,21 +41,12 @@ def default_out(figure: Figure, model: str, corpus: str, command: str = "compare
 def compare(
     figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str = ""
 ) -> Figure:
-    """Train missing runs, check that runs are comparable, and write the results; `comparison.json` has all numbers.
+    """Train missing runs, check that runs are comparable, write the results, and return the figure with its runs.
 
-    Args:
-        figure: figure of one panel, the baseline first, as from `sources.from_cli.compared_figure`
-        runs: store of the runs
-        out: output directory
-        jobs: runs at a time; by default one per core, at most four, and one on a GPU
-        console: console for progress
-        command: command that the report shows
-
-    Returns:
-        The figure with its runs, a sentence on each pair, and warnings.
+    The figure has one panel, the baseline first. `jobs` runs are trained at a time: by default one per core, at most
+    four, and one on a GPU. `comparison.json` has all numbers.
 
     Raises:
-        ConfigError: a directory with a different run or report, or runs on different corpora or tokenizers
         RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
@@ -124,10 +115,7 @@ def sweep(
 ) -> Panel:
     """Train missing runs of a grid, write its report, and return the panel without points that diverged.
 
-    Arguments are those of `compare`.
-
     Raises:
-        ConfigError: a directory with a different run or report
         RunError: a run failed and did not diverge, or all points of an arm diverged
     """
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])

@@ -18,11 +18,7 @@ from lightning_sv.experiments.spec import ClaimSpec
 
 
 def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
-    """Load the runs of figures and decide their claims together.
-
-    Raises:
-        ConfigError: a run has a different corpus, tokenizer or validation set
-    """
+    """Load the runs of figures and decide their claims together."""
     loaded = []
     for figure in figures:
         panels = tuple(load_runs(panel, runs) for panel in figure.panels)
@@ -97,16 +93,7 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
 
 
 def verdicts(claim: ClaimSpec, panel: Panel, paper_scale: bool = False) -> list[Verdict]:
-    """Decide a claim: one verdict per part, and per size unless it is about a slope.
-
-    Args:
-        claim: the claim
-        panel: panel with runs
-        paper_scale: if True, intervals are compared with the number of the paper
-
-    Raises:
-        NotTestableError: a slope of one size, or a run without the values of the claim
-    """
+    """Decide a claim: one verdict per part, and per size unless it is about a slope."""
     if claim.kind == "slope" and len(panel.sizes) < 2:
         raise NotTestableError("one size gives no slope")
     by_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]

@@ -15,12 +15,7 @@ TUNING_SEED = 100
 
 
 def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
-    """Resolve each arm of a figure, without its runs.
-
-    Raises:
-        ConfigError: an arm that `fit` refuses, a model that the budget does not know, two equal arms, or a claim
-            that they cannot decide
-    """
+    """Resolve each arm of a figure, without its runs."""
     for panel in figure.panels:
         if problem := next(_problems(panel), None):
             raise ConfigError(f"{figure.name}: panel {panel.title!r}: {problem}")

@@ -114,11 +114,7 @@ class Series:
 
 @lru_cache(maxsize=100)
 def fit_series(a: Series, b: Series) -> list[ScalingFit]:
-    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters.
-
-    Raises:
-        NotTestableError: different sizes, fewer than two, or losses that are not finite
-    """
+    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters."""
     ours, theirs = ([arm.size for arm in series.arms] for series in (a, b))
     if ours != theirs:
         raise NotTestableError(f"its sizes {theirs} are not the baseline's {ours}.")
@@ -135,11 +131,7 @@ class Table(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "Table":
-        """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`.
-
-        Raises:
-            ConfigError: the file does not exist or has neither
-        """
+        """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`."""
         columns: tuple[str, ...]
         rows: list[tuple[str | float, ...]]
         try:
@@ -245,11 +237,7 @@ class Panel:
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
-        """A - B with the scatter of all arms of their pool.
-
-        Raises:
-            NotTestableError: a run lacks the value, or the arms share no seed
-        """
+        """A - B with the scatter of all arms of their pool; raise NotTestableError if a run lacks the value."""
         pool = self.pool or self.add_to(Pool())
         return pool.difference(self._key(a), self._key(b), of, confidence)
 

@@ -66,11 +66,8 @@ class RunSpec:
 class RunResolver:
     """Resolves arms under one budget.
 
-    Args:
-        budget: sizes, steps and machine
-        extra: more keys of all runs, e.g. `data.corpus.dir`
-        conf: folder of the YAML files
-        files: YAML files of all runs, instead of those that panel, budget and model name
+    `extra` has more keys of all runs, e.g. `data.corpus.dir`. `files` are the YAML files of all runs, instead of those
+    that panel, budget and model name.
     """
 
     def __init__(
@@ -81,11 +78,7 @@ class RunResolver:
         self._steps = cache(_steps)
 
     def model(self, role: str) -> ModelSpec | str:
-        """Return the model of a role, or why this budget has none.
-
-        Raises:
-            ConfigError: the budget does not know the role
-        """
+        """Return the model of a role, or why this budget has none."""
         if role in self.budget.models:
             return self.budget.models[role]
         if role not in self.budget.unavailable:
@@ -94,11 +87,7 @@ class RunResolver:
         return self.budget.unavailable[role]
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
-        """Resolve one arm.
-
-        Raises:
-            ConfigError: arguments that `fit` refuses
-        """
+        """Resolve one arm."""
         model = self.model(role)
         reference = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(reference, ModelSpec), role

@@ -53,22 +53,14 @@ class RunStore:
         return job.name in self.recorded and not is_complete(job.run_dir)
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
-        """Return the runs that are neither complete nor recorded.
-
-        Raises:
-            ConfigError: a directory has a complete run of a different command, corpus or version
-        """
+        """Return the runs that are neither complete nor recorded."""
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
         if self.context is None:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
-        """Read a run that is complete or recorded.
-
-        Raises:
-            ConfigError: the run is damaged
-        """
+        """Read a run that is complete or recorded."""
         directory = self.dir(run_spec, seed)
         if not self.is_recorded(run_spec, seed):
             return read_run(directory)
@@ -94,15 +86,7 @@ def diverged(job: Job) -> bool:
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train missing runs.
-
-    Returns:
-        Key of a failed run -> why; other runs continue.
-
-    Raises:
-        RunError: a run was stopped by a signal
-        KeyboardInterrupt: the user stopped all runs; complete ones are kept
-    """
+    """Train missing runs; return key -> reason of each failed run. Other runs continue."""
     requests = requests_of(figures)
     missing = runs.missing(requests)
     recorded = sum(runs.is_recorded(*run) for run in requests)

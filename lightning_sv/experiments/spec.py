@@ -227,11 +227,7 @@ def budget_names(conf: Path = CONF) -> list[str]:
 
 
 def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
-    """Read conf/paper/NAME.yaml.
-
-    Raises:
-        ConfigError: an unknown figure, an invalid key or value, or an unknown budget
-    """
+    """Read conf/paper/NAME.yaml."""
     figure, budgets = read_as(FigureSpec, _file(name, conf / "paper", "figure")), budget_names(conf)
     for where, named in _budgets_named(figure):
         for budget in named:
@@ -253,20 +249,12 @@ def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:
-    """Read conf/paper/budgets/NAME.yaml.
-
-    Raises:
-        ConfigError: an unknown budget, or an invalid key or value
-    """
+    """Read conf/paper/budgets/NAME.yaml."""
     return read_as(Budget, _file(name, conf / "paper" / "budgets", "budget"))
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
-    """Read conf/paper/tuned/NAME.yaml; None if it does not exist.
-
-    Raises:
-        ConfigError: an invalid key or value
-    """
+    """Read conf/paper/tuned/NAME.yaml; None if it does not exist."""
     path = conf / "paper" / "tuned" / f"{name}.yaml"
     return read_as(Tuned, path) if path.is_file() else None
 

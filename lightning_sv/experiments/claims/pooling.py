@@ -35,11 +35,7 @@ class LossAt:
     since: float | None = None
 
     def __call__(self, run: Run) -> float:
-        """Return the loss, nats per token.
-
-        Raises:
-            NotTestableError: the run has no validation before
-        """
+        """Return the loss, nats per token; raise NotTestableError if the run has no validation before."""
         if self.since is not None:
             return LossAt(self.share)(run) - LossAt(self.since)(run)
         if self.share == 1.0:
@@ -81,17 +77,7 @@ class Pool:
         return self._runs.get(arm, {})
 
     def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
-        """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
-
-        Args:
-            a: arm A
-            b: arm B
-            of: function of a run, e.g. its loss; equal functions are computed once
-            confidence: coverage of the interval
-
-        Raises:
-            NotTestableError: a run of the two diverged or lacks the value
-        """
+        """A - B with the scatter of their group, or of the two arms alone if they are in different groups."""
         for run in (*self._runs[a].values(), *self._runs[b].values()):
             if not math.isfinite(of(run)):
                 raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")

@@ -126,12 +126,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
-    """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote.
-
-    Raises:
-        ConfigError: the directory has such a report or file, or a damaged one
-        OSError: the directory can neither be written nor created
-    """
+    """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote."""
     check_writable(out)
     found = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
     known, runs = {path.resolve() for path in ours}, list[Path]()

@@ -35,11 +35,7 @@ def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
 
 
 def read_log(path: Path = LOG) -> list[Row]:
-    """Return all rows, the oldest first; empty if the file does not exist.
-
-    Raises:
-        ConfigError: the file is not a log, or is damaged
-    """
+    """Return all rows, the oldest first; empty if the file does not exist."""
     if not path.is_file():
         return []
     columns, rows = read_csv(path)
@@ -48,11 +44,7 @@ def read_log(path: Path = LOG) -> list[Row]:
 
 
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
-    """Add rows that the log does not have, whatever their date; return their number.
-
-    Raises:
-        ConfigError: the file is not a log
-    """
+    """Add rows that the log does not have, whatever their date; return their number."""
     old = read_log(path)
     known = {_content(row) for row in old}
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]

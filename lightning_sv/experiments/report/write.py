@@ -45,13 +45,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         and tuned/MODEL-STEPS.yaml for grids
 
     `report.html` is self-contained. `results.csv` has one row per run, `differences.csv` per difference to a baseline,
-    and `verdicts.csv` per claim.
-
-    Args:
-        figures: figures with different names, at least one
-        out: directory, which is created
-        what: short description of the experiments, e.g. the budget of `paper` and its summary
-        caution: warning about all figures
+    and `verdicts.csv` per claim. `what` describes the experiments, e.g. the budget of `paper` and its summary;
+    `caution` is a warning about all figures.
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     panels = []

@@ -32,11 +32,7 @@ _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 
 def asked(scale: str, text: str, label: str | None) -> Asked:
-    """Parse an arm; the default label is the strategy and its own arguments.
-
-    Raises:
-        ConfigError: an unknown strategy, or arguments that are no keys of `fit`
-    """
+    """Parse an arm; the default label is the strategy and its own arguments."""
     ScaleStrategy.parse(scale)  # before the configs, which may be incomplete
     try:
         args = underscored(shlex.split(text))
@@ -49,11 +45,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
 
 
 def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
-    """Plan a figure that compares the first arm with each other one.
-
-    Raises:
-        ConfigError: too many arms or equal labels, or arguments that `fit` refuses
-    """
+    """Plan a figure that compares the first arm with each other one."""
     labels = [label for label, _ in arms]
     if len(labels) > len(ascii_lowercase):
         raise ConfigError(f"--arms has {len(labels) - 1} strategies; expected at most {len(ascii_lowercase) - 1}.")
@@ -73,11 +65,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
 def swept_figure(
     arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: PretrainConfig
 ) -> Figure:
-    """Plan a figure that trains each arm at all combinations of some settings.
-
-    Raises:
-        ConfigError: values that are not positive or repeat, or arguments that `fit` refuses
-    """
+    """Plan a figure that trains each arm at all combinations of some settings."""
     for key, values in axes.items():
         if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
             raise ConfigError(f"sweep: {key} is {list(values)}; expected different positive numbers.")

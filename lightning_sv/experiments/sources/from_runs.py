@@ -28,15 +28,11 @@ def own_figure(
 ) -> Figure:
     """Load runs as a figure: losses, differences to the baseline, branch norms if all runs logged them.
 
-    Args:
-        dirs: completed run directories, folders with such subfolders, or output directories of `compare`
-        labels: names of the runs instead of their strategies, one per run
-        baseline: label of the baseline; by default that of the first run
-        command: command that the report shows
+    `dirs` are complete runs, folders of runs, or output directories of `compare`. `labels` are names of the runs
+    instead of their strategies. The baseline is by default the label of the first run.
 
     Raises:
-        ConfigError: a directory without events, two runs of one label and seed, an unknown baseline, runs on different
-            corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
+        ConfigError: a directory without events, two runs of one label and seed, or runs that cannot be compared
     """
     named, unfinished = _expand(dirs)
     if labels and len(labels) != len(named):
