@@ -26,13 +26,8 @@ _SILENT_WAIT_S = 1.0
 def atomic_path(final: Path) -> Iterator[Path]:
     """Yield a temporary path next to `final` that replaces it atomically; files are synced first.
 
-    Newly created parent folders are removed again if they stay empty. Only one process may write a path at a time.
-
-    Args:
-        final: a file or a folder; unchanged after an error
-
-    Raises:
-        OSError: the disk is full, a permission is missing, or the folder to replace is not empty
+    `final` is a file or a folder, which must be empty to be replaced. After an error it is unchanged. Newly created
+    parent folders are removed again if they stay empty. Only one process may write a path at a time.
     """
     partial = partial_of(final)
     created = [folder for folder in final.parents if not folder.exists()]
@@ -64,16 +59,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
-    """Hold the lock of `target`, with a message while waiting; leave no lock file.
+    """Hold the lock of `target`, with a message while waiting for `other`; leave no lock file.
 
-    Args:
-        target: a file or folder; its parent is created
-        other: work of the process that holds the lock, for the message
-        timeout: largest number of seconds to wait; -1 for no limit
-
-    Raises:
-        OSError: the parent is not writable, or the lock was not free in time (`filelock.Timeout`)
-        NotImplementedError: the file system has no locks
+    The parent of `target` is created. `timeout` is in seconds, -1 for no limit; the error after it is
+    `filelock.Timeout`, an OSError. A file system without locks raises NotImplementedError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
@@ -100,15 +89,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder can be written to or created.
-
-    Args:
-        folder: folder of later output; it is not created
-
-    Raises:
-        NotADirectoryError: the path or one of its parents is not a folder
-        PermissionError: it is not writable
-    """
+    """Check that a folder can be written to or created; raise NotADirectoryError or PermissionError if not."""
     folder = folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -118,22 +99,14 @@ def check_writable(folder: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return `path`, unless opening it could block: a pipe, a socket, a device.
-
-    Raises:
-        ConfigError: the path exists, but is not a regular file
-    """
+    """Return `path`; raise ConfigError if opening it could block, as for a pipe, a socket or a device."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a regular file; choose a different path.")
     return path
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ConfigError: the file is missing, damaged or no object; the message names it and ends with `hint`
-    """
+    """Read a JSON object; errors name the file and end with `hint`."""
     try:
         content = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply

@@ -21,11 +21,7 @@ def modules_named(value: object) -> set[str]:
 
 
 def import_name(name: str, key: str) -> Any:
-    """Return the object that `package.module:Name` names.
-
-    Raises:
-        ConfigError: it cannot be imported; the message begins with `key`
-    """
+    """Return the object that `package.module:Name` names; errors begin with `key`."""
     try:
         module, attribute = name.split(":")
         assert _NAME.fullmatch(name), "other characters"  # `modules_named` would miss the module
@@ -37,11 +33,7 @@ def import_name(name: str, key: str) -> Any:
 
 
 def find(table: Mapping[str, _T], name: str, key: str) -> _T:
-    """Return the row of a table, or the object that `package.module:Name` names.
-
-    Raises:
-        ConfigError: neither exists; the message begins with `key`
-    """
+    """Return the row of a table, or the object that `package.module:Name` names; errors begin with `key`."""
     if ":" in name:
         found: _T = import_name(name, key)
         return found
