@@ -23,11 +23,7 @@ UNEQUAL = 0.05
 
 
 class BlockDesign:
-    """The least-squares fit of loss = arm + seed + residual.
-
-    Args:
-        losses: arm -> seed -> final loss of its run, nats per token; finite
-    """
+    """The least-squares fit of loss = arm + seed + residual to finite losses arm -> seed -> nats per token."""
 
     def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
         cells = [(arm, seed, loss) for arm, row in losses.items() for seed, loss in row.items()]

@@ -35,12 +35,9 @@ _PANELS = (
 
 @plain_style
 def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], path: str | Path) -> None:
-    """Draw gamma and its balance with the matrices against depth; panels without a value are left out.
+    """Draw gamma and its balance with the matrices against depth, as PNG; panels without a value are left out.
 
-    Args:
-        name: name of the model
-        families: name without layer numbers -> vectors; those outside the layers are drawn after the last layer
-        path: PNG to write
+    `families` maps names without layer numbers to vectors; those outside the layers are drawn after the last layer.
     """
     there = [(panel, rows) for panel in _PANELS if (rows := _of(families, panel))]
     columns = 2 if len(there) == 4 else len(there)

@@ -18,12 +18,7 @@ _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
 
 def html_page(markdown: str, root: Path) -> str:
-    """Render the page: contents, counts of verdicts, embedded pictures.
-
-    Args:
-        markdown: output of `markdown_report`; HTML in it is escaped
-        root: folder of the pictures; the SVG next to each PNG is embedded
-    """
+    """Render a `markdown_report`: contents, counts of verdicts, and the SVG next to each PNG in `root`, embedded."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
     parser.add_render_rule("table_close", lambda *_: "</table></div>\n")

@@ -112,16 +112,7 @@ def percent(confidence: float) -> str:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
-    """mean(b - a) with Student's t interval over the pairs.
-
-    Args:
-        a: (n,) numbers, one per seed, e.g. final losses in nats per token
-        b: (n,) numbers of the same seeds in the same order
-        confidence: coverage of the interval, between 0 and 1
-
-    Raises:
-        NotTestableError: numbers that are not finite
-    """
+    """mean(b - a) of finite numbers (n,), one per seed in equal order, with Student's t interval over the pairs."""
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     assert first.ndim == 1 and first.shape == second.shape and first.size, (first.shape, second.shape)
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
@@ -154,11 +145,8 @@ def token_efficiency(
 ) -> TokenEfficiency:
     """tokens_A / tokens_B to a target loss: geometric mean over the pairs, interval from logarithms.
 
-    Args:
-        a: validation curves of arm A, one per seed; the last value of each is the target of its pair
-        b: validation curves of arm B, same seeds in the same order
-        confidence: coverage of the interval
-        to_higher: if True, the target is the higher one of both final losses, which both reach
+    Both arms have the same seeds in the same order. The target of a pair is the last value of A, or with `to_higher`
+    the higher one of both final losses, which both reach.
     """
     ends = [(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
     targets = [max(pair) if to_higher else pair[0] for pair in ends]
@@ -177,11 +165,7 @@ def token_efficiency(
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N).
-
-    Raises:
-        NotTestableError: no tokens are covered by all curves
-    """
+    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N)."""
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
         raise NotTestableError(
@@ -194,11 +178,7 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
-    """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t.
-
-    Raises:
-        NotTestableError: the runs share no tokens, or no evaluation at which all values are finite
-    """
+    """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t."""
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
     points = [paired_difference(column[: len(a)], column[len(a) :]) for column in values.T[finite]]
