@@ -21,9 +21,6 @@ class HeldOutProbe(L.Callback):
 
     A measurement samples no random numbers, and changes neither weights nor gradients. A subclass defines `measure`,
     and documents the arguments.
-
-    Raises:
-        ConfigError: a value below 1
     """
 
     def __init__(self, points: int, sequences: int, model: str | None):

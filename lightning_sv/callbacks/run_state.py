@@ -15,11 +15,7 @@ from lightning_sv.settings.model import PretrainConfig
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
-    """Return the submodule of this dotted name; without a name our backbone, or the custom module itself.
-
-    Raises:
-        ConfigError: `module` has no submodule of that name
-    """
+    """Return the submodule of this dotted name; without a name our backbone, or the custom module itself."""
     if name is None:
         backbone = getattr(module, "backbone", None) if settings_of(module) is not None else None
         return module if backbone is None else backbone
@@ -79,11 +75,7 @@ def total_steps(trainer: L.Trainer) -> int | None:
 
 
 def known_steps(trainer: L.Trainer, callback: str) -> int:
-    """Return the number of optimizer steps of the run, which `callback` needs.
-
-    Raises:
-        ConfigError: only `max_time` ends the run, or max_epochs over data of unknown length
-    """
+    """Return the number of optimizer steps of the run, which `callback` needs; raise ConfigError if it is not known."""
     total = total_steps(trainer)
     if total is None:
         raise ConfigError(f"max_steps is {trainer.max_steps}; expected the number of steps, which {callback} needs.")

@@ -17,11 +17,7 @@ from lightning_sv.nn.gpus import gpu_of_card
 
 
 class MetricAccumulator(L.Callback):
-    """Callback that sums values of micro-batches on the device between writes; checkpoints have the sums.
-
-    Raises:
-        ConfigError: every_n_steps is below 1
-    """
+    """Callback that sums values of micro-batches on the device between writes; checkpoints have the sums."""
 
     def __init__(self, every_n_steps: int):
         self._clock = StepTrigger(f"every_n_steps of {type(self).__name__}", every_n_steps)

@@ -103,12 +103,9 @@ class Manifest:
         return plain | {CHECKSUM: checksum(plain)}
 
     def loss_figures(self, val_loss: float) -> dict[str, Any]:
-        """Return the final loss and the corpus identity for a run's summary.
+        """Return the final loss, in nats per token, and the corpus identity for a run's summary.
 
         Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer.
-
-        Args:
-            val_loss: loss on the validation split, in nats per token
         """
         bits = self.val.tokens / self.val.bytes / math.log(2)
         return {

@@ -11,13 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 @contextmanager
 def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error during the block; yield the function that advances it by bytes.
-
-    Args:
-        name: phase of the preparation
-        total: its size in bytes, None if unknown
-        shown: if False, show nothing
-    """
+    """Show a progress bar on standard error during the block; yield the function that advances it by bytes."""
     columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), TransferSpeedColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)

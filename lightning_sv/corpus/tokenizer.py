@@ -198,15 +198,7 @@ def tokenizer_file(spec: str) -> Path | None:
 
 
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
-    """Return a tokenizer that needs no training: 'gpt2', downloaded or cached by the hub's client, or a tokenizer.json.
-
-    Args:
-        spec: name or path
-        eot: name of the end-of-text token; None for the name in the files next to a tokenizer.json
-
-    Raises:
-        ConfigError: a missing file, a file of a different kind, no end-of-text token, or GPT-2 without a network
-    """
+    """Return a tokenizer without training: 'gpt2', downloaded or cached by the hub's client, or a tokenizer.json."""
     path = Path(spec).expanduser()
     if spec == "gpt2":
         from huggingface_hub import hf_hub_download

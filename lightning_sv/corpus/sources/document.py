@@ -16,13 +16,10 @@ FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document: its text, the hash of its UTF-8 bytes, and its location.
+    """A document: its text, which is not empty, its size and hash in UTF-8, and its file, with line or row.
 
     Attributes:
-        text: the text, never empty
-        n_bytes: length of the text in UTF-8 bytes
         digest: blake2b of those bytes, 24 bytes long; the first 8 decide its split, the next 8 its place in 'stdlib'
-        where: its file, with line or row
     """
 
     text: str

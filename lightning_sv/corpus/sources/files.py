@@ -24,12 +24,7 @@ _ZSTD_WINDOW = 1 << 31
 
 
 def files_source(config: CorpusConfig) -> Source:
-    """Return the documents of files, folders and globs, in the order of their names.
-
-    Raises:
-        ConfigError: nothing matches, a suffix is unknown, a file cannot be read in the format of its suffix, or a
-            record lacks the text field; the message names the file, and the line or row
-    """
+    """Return the documents of files, folders and globs, in the order of their names."""
     paths, left_out = source_files(config)
     reader = _Reader(config)
     plain = all(_READERS[format] is _Reader.text and not packed for format, packed in map(_parts, paths))
@@ -38,11 +33,7 @@ def files_source(config: CorpusConfig) -> Source:
 
 
 def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
-    """Return the files of a source in order, each once, and the number left out per suffix.
-
-    Raises:
-        ConfigError: a path, folder or glob matches no file, or a file has an unknown suffix
-    """
+    """Return the files of a source in order, each once, and the number left out per suffix."""
     known = ", ".join(_READERS)
     given = os.path.expanduser(config.location.strip())  # noqa: PTH111
     # A path may contain a comma. Path.exists would raise for a list that is longer than a path.

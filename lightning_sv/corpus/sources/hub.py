@@ -16,11 +16,7 @@ WAIT_S = 10.0
 
 
 def hub_source(config: CorpusConfig) -> Source:
-    """Return the documents of a Hugging Face dataset or folder, streamed in the dataset's order.
-
-    Raises:
-        ConfigError: `datasets` is not installed, or the hub does not have the dataset or does not answer
-    """
+    """Return the documents of a Hugging Face dataset or folder, streamed in the dataset's order."""
     datasets = needs("datasets", config.source)
     name, subset, split, text_field = config.location, config.hf_subset, config.hf_split, config.text_field
     revision = None if Path(name).exists() else _hub_revision(config)
