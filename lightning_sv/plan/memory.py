@@ -72,8 +72,6 @@ class StepMemory:
     """Memory of one device with the full model, in a step after the first, in bytes.
 
     Attributes:
-        held: memory of every parameter
-        buffers: memory of the model's buffers
         activations: rest at the peak: saved activations and temporaries
     """
 
@@ -94,16 +92,9 @@ def step_memory(
 ) -> StepMemory:
     """Return the memory of one training step in eager mode; the compiler needs less, because it recomputes.
 
-    The step contains loss, backward, clipping and optimizer in Lightning's order: the old gradients
-    exist during forward, and with accumulation during backward too. Routing does not matter, because
-    the experts' buffer has a fixed size.
-
-    Args:
-        run: settings of the model and its training
-        micro_batch: sequences per forward pass
-        seq_len: predicted tokens per sequence
-        precision: trainer.precision, '32-true' or 'bf16-mixed'
-        accumulate: if True, a step has several micro-batches
+    The step contains loss, backward, clipping and optimizer in Lightning's order: the old gradients exist during
+    forward, and with `accumulate`, for several micro-batches, during backward too. Routing does not matter, because the
+    experts' buffer has a fixed size. `precision` is '32-true' or 'bf16-mixed'.
     """
     counter = AllocatedBytes()
     net = run.meta()  # outside the mode, in which parameters could not change their device
@@ -183,16 +174,10 @@ class GpuMemory:
 def gpu_memory(
     step: StepMemory, blocks: nn.ModuleList, parallel: Parallel, gpus: int, *, accumulate: bool = False
 ) -> GpuMemory:
-    """Return the memory of one GPU.
+    """Return the memory of one GPU; `blocks` are the units that FSDP gathers.
 
-    DDP keeps its buckets in addition to the gradients unless these are views of them; for FSDP2 see `_fully_sharded`.
-
-    Args:
-        step: memory of the full model
-        blocks: the units that FSDP gathers
-        parallel: distribution of the step
-        gpus: number of GPUs
-        accumulate: if True, a step has several micro-batches, so gradients exist during forward
+    With `accumulate`, for several micro-batches, gradients exist during forward. DDP keeps its buckets in addition to
+    the gradients unless these are views of them; for FSDP2 see `_fully_sharded`.
     """
     gpus //= parallel.replicas
     if parallel.kind != "fsdp" or gpus == 1:
@@ -233,14 +218,9 @@ def _fully_sharded(
 def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most: int | None = None) -> int | None:
     """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`; None if there is none.
 
-    Bisection, because memory grows with the micro-batch, though not in proportion (the loss is chunked). The full share
-    is tried first, because it needs no accumulated gradients and may take less memory than half of it.
-
-    Args:
-        peak: function from the micro-batch to bytes
-        share: sequences per GPU and step
-        limit: maximum bytes
-        most: maximum micro-batch; None for no maximum
+    `peak` returns bytes of a micro-batch. Bisection, because memory grows with the micro-batch, though not in
+    proportion (the loss is chunked). The full share is tried first, because it needs no accumulated gradients and may
+    take less memory than half of it.
     """
     sizes = [size for size in divisors(share) if size <= (most or share)]
     if peak(sizes[-1]) <= limit:
@@ -250,11 +230,7 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most
 
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
-    """Parse trainer.strategy, a name or a class with its arguments.
-
-    Raises:
-        ConfigError: it is none of `STRATEGIES`, or its replicas do not divide the GPUs
-    """
+    """Parse trainer.strategy, a name or a class with its arguments."""
     spec = trainer.get("strategy") or "auto"
     options: dict[str, Any] = {}
     if not isinstance(spec, str):

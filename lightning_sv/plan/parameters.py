@@ -147,11 +147,7 @@ class ParameterCount:
 def count_parameters(
     config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
 ) -> ParameterCount:
-    """Count the parameters of a model on the meta device.
-
-    Raises:
-        ConfigError: the strategy or an option does not fit the model
-    """
+    """Count the parameters of a model on the meta device."""
     model = meta_backbone(config, scale, options)
     decayed = model.strategy.decayed_roles
     sizes: dict[str, list[int]] = {}

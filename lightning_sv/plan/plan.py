@@ -108,19 +108,10 @@ def make_plan(
     strategy: str | None = None,
     mfus: tuple[float, ...] = MFUS,
 ) -> Plan:
-    """Plan a run of `fit` on `gpus` GPUs.
+    """Plan a run of `fit` on `gpus` GPUs; the corpus need not exist.
 
-    Args:
-        run: settings of the model and its training
-        data: settings of the data; the corpus need not exist
-        trainer: settings of the trainer; max_steps, precision and strategy matter
-        gpu: GPU model
-        gpus: number of GPUs
-        strategy: one of `STRATEGIES`; None for the trainer's
-        mfus: fractions of the peak for which hours are computed
-
-    Raises:
-        ConfigError: `fit` would reject batch, steps or precision, or the strategy cannot be planned
+    Of the trainer's keys max_steps, precision and strategy matter; `strategy`, one of `STRATEGIES`, replaces the last
+    one. Hours are computed for `mfus`, fractions of the peak.
     """
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
@@ -164,11 +155,7 @@ def make_plan(
 def fitting_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
 ) -> int:
-    """Return the largest micro-batch that divides the share of each of `devices` and fits in `memory` bytes.
-
-    Raises:
-        ConfigError: a single sequence does not fit, or precision or strategy cannot be planned
-    """
+    """Return the largest micro-batch that divides the share of each of `devices` and fits in `memory` bytes."""
     share = data.share(devices).micro_batch
     precision = TAKES_LESS_THAN.get(str(trainer.get("precision")))
     try:
@@ -209,11 +196,7 @@ def _largest(
 
 
 def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -> int:
-    """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
-
-    Raises:
-        ConfigError: trainer.max_steps is neither -1 nor positive, or trainer.max_epochs is set
-    """
+    """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget."""
     epochs = str(trainer.get("max_epochs"))
     expect(epochs in ("None", "-1"), "trainer.max_epochs", epochs, "null; only `fit` counts epochs. Set max_steps.")
     max_steps = str(trainer.get("max_steps", -1))  # text on the command line
@@ -257,30 +240,15 @@ def _reads(data: DataConfig, vocab_size: int, share: int, steps: int) -> Reads:
 def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:
     """Return tokens x FLOPs per token / (GPUs x peak x MFU), in hours.
 
-    Args:
-        tokens: number of training tokens
-        flops_per_token: FLOPs of forward and backward (`lightning_sv.nn.flops_per_token`)
-        gpus: number of GPUs
-        peak: peak FLOP/s of one GPU
-        mfu: fraction of the peak reached by the model's FLOPs, without recomputation (arXiv:2204.02311)
-
-    Raises:
-        ConfigError: mfu is not in (0, 1]
+    `peak` is the FLOP/s of one GPU. `mfu` is the fraction of it that the model's FLOPs of forward and backward reach,
+    without recomputation (arXiv:2204.02311).
     """
     expect(0 < mfu <= 1, "--mfu", mfu, "a number above 0 and at most 1 (0.4 is 40%).")
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 
 def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """Return the harmonic mean of throughput/mfu after the first 10% of the tokens, which gives the run's time.
-
-    Args:
-        tokens: (N,) training tokens of each value
-        values: (N,) the MFU since the previous value
-
-    Raises:
-        ConfigError: no value remains, or one is not positive
-    """
+    """Return the harmonic mean of throughput/mfu (N,) after 10% of the tokens (N,), which gives the run's time."""
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():
         raise ConfigError(
