@@ -71,9 +71,7 @@ class Folded(NamedTuple):
 def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     """Fold the vectors of `foldable` into new tensors of the model's dtype.
 
-    Args:
-        model: backbone with any strategy
-        into_norms: if True, keep a shared input-side vector in its norm, as standard models do
+    With `into_norms` a shared input-side vector stays in its norm, as in standard models.
     """
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
     vectors = _vector_prefixes(model)
@@ -166,9 +164,6 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         model: an initialized backbone that passed `check_no_norm`: every scale vector is 1
         weights: weights other than scale vectors, by name in the state dict; changed in place
         norms: path of each RMSNorm -> its gamma, (d,)
-
-    Raises:
-        ConfigError: a vector cannot represent its gamma
     """
     groups = _groups(model)
     for path, group in groups.items():
@@ -193,11 +188,7 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
 
 
 def check_no_norm(model: Backbone) -> None:
-    """Check that the strategy preserves the function of a plain model.
-
-    Raises:
-        ConfigError: the strategy normalizes outputs
-    """
+    """Check that the strategy normalizes no outputs, and so preserves the function of a plain model."""
     for path, branch, _ in scaled_linears(model):
         value = f"{str(model.strategy)!r}, which normalizes the output of {path} and changes the imported function"
         keeps = branch.norm_width is None

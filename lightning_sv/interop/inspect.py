@@ -82,11 +82,7 @@ class VectorStatistics(NamedTuple):
 
 
 def statistics(vector: StoredVector) -> VectorStatistics:
-    """Return the statistics of a vector.
-
-    Raises:
-        ConfigError: an entry is not finite
-    """
+    """Return the statistics of a vector."""
     stored = vector.stored.double().flatten()
     gamma = stored + vector.origin
     if not gamma.isfinite().all():
@@ -153,14 +149,9 @@ def _agreement(vector: StoredVector) -> float | None:
 def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...]) -> list[Tensor]:
     r"""Return ||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each matrix in a weight.
 
-    Args:
-        read: function that returns rows of the last two axes
-        shape: shape of the weight, (*lead, rows, columns)
-        axis: -1 or -2, the axis of the channels
-        widths: widths of the concatenated matrices along the other axis
-
-    Returns:
-        For each width (*lead, channels), float64.
+    `read` returns rows of the last two axes of a weight of this shape, (*lead, rows, columns). `axis` is -1 or -2.
+    `widths` are those of the matrices concatenated along the other axis; for each, the result is (*lead, channels),
+    float64.
     """
     lead, rows, columns = shape[:-2], shape[-2], shape[-1]
     bounds = list(pairwise(accumulate(widths, initial=0)))
@@ -192,14 +183,7 @@ class Piece(NamedTuple):
 
 
 class Weights:
-    """Tensors of all *.safetensors of a folder, opened only while a block is read.
-
-    Args:
-        folder: folder written by save_pretrained
-
-    Raises:
-        ConfigError: no such files, one is damaged, or weights are pickled
-    """
+    """Tensors of all *.safetensors of a folder, opened only while a block is read."""
 
     def __init__(self, folder: Path):
         self.file_of: dict[str, Path] = {}
@@ -213,11 +197,7 @@ class Weights:
             )
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Return the shape of a stored tensor.
-
-        Raises:
-            ConfigError: its dtype is not a plain float
-        """
+        """Return the shape of a stored tensor."""
         with _opened(self.file_of[key]) as file:
             stored = file.get_slice(key)
             shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
@@ -232,11 +212,7 @@ class Weights:
             return block.clone()
 
     def pieces(self, model: nn.Module) -> dict[str, list[Piece]]:
-        """Return parameter -> stored tensors, by transformers' table of checkpoint names.
-
-        Args:
-            model: transformers model on fake tensors
-        """
+        """Return parameter -> stored tensors, by transformers' table of names; `model` is on fake tensors."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -281,14 +257,6 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
     """Return the scale vectors of a saved transformers model, with sums over the matrices that read them.
 
     The model is traced on fake tensors and its values are read in blocks, so memory use does not grow with it.
-
-    Args:
-        folder: folder with config.json and *.safetensors, possibly several with an index
-        trust_remote_code: run the modelling code in the folder
-
-    Raises:
-        ConfigError: as `weight_decay_roles`; no config; or weights that are pickled, missing, damaged, quantized, or of
-            other shapes than in the configuration
     """
     transformers()  # requires safetensors
     weights = Weights(folder)  # before running code of the folder
@@ -353,9 +321,6 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
 
     gamma is the output of the strategy's parameterization, comparable between `direct`, `or` and `er`. The matrices of
     an input-side vector are those that read it; that of an output-side vector precedes it, if no norm is in between.
-
-    Args:
-        model: backbone with any strategy
     """
     foldings = {row.vector: row for row in foldable(model)}
     entries: dict[ScaleVector, dict[str, Any]] = {}

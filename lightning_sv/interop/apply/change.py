@@ -41,20 +41,12 @@ SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 class Change:
     """Changes of a model for a strategy; closing `undo` restores the model exactly.
 
-    Args:
-        model: model to change
-        strategy: the strategy
-        dp_at: last parts of the names of matrices with `dp` instead of `dnp`
-        sites: sites of the model
-        undo: stack that gets the inverse of each change
+    `dp_at` has the last parts of the names of matrices with `dp` instead of `dnp`.
 
     Attributes:
         outputs: path of a linear layer -> the norm of its output
         notes: (name, deviation from the strategy and its reason)
         norms: vector that remains in its norm -> role and origin
-
-    Raises:
-        ConfigError: the model cannot have this strategy; the message names the parameter
     """
 
     @torch.no_grad()

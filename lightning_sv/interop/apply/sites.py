@@ -51,14 +51,9 @@ class Site(NamedTuple):
 
 
 def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
-    """Return the model's scale vectors, in its own order.
+    """Return the model's scale vectors, in its own order; with `bare` also norms without one that only matrices read.
 
-    Args:
-        traced: the model; names with given roles that its pass does not reach have no site
-        bare: if True, also return norms without scale vector, if only matrices read them
-
-    Raises:
-        ConfigError: no token of the example reached a matrix, so that its inputs are unknown
+    Names with given roles that the pass does not reach have no site.
     """
     owners = Counter(id(parameter) for _, parameter in traced.model.named_parameters(remove_duplicate=False))
     tied = {name for name, parameter in traced.named.items() if owners[id(parameter)] > 1}

@@ -124,12 +124,7 @@ class ScaledWeight(Scaled):
 
 
 class ScaledGamma(Scaled):
-    """Parametrization that replaces a norm's stored vector by a ScaleVector's gamma - `origin`.
-
-    Args:
-        vector: source of gamma
-        origin: constant that the norm adds to the stored vector
-    """
+    """Parametrization that replaces a norm's vector by gamma - `origin`, the constant that the norm adds to it."""
 
     def __init__(self, vector: ScaleVector, origin: float):
         super().__init__()
@@ -141,13 +136,7 @@ class ScaledGamma(Scaled):
 
 
 class OutputNorm(Scaled):
-    """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`), as a forward hook.
-
-    Args:
-        scale: source of gamma, (d_out,); None for 1
-        width: number of channels normalized together
-        eps: epsilon of the norm
-    """
+    """gamma * Norm(y) of a linear layer's output y, in heads of `width` channels (`dnp`), as a forward hook."""
 
     def __init__(self, scale: ScaleVector | None, width: int, eps: float):
         super().__init__()

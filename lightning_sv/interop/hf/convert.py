@@ -72,15 +72,7 @@ class Target(NamedTuple):
 
 
 def target(config: BackboneConfig, folded: Folded) -> Target:
-    """Choose the family, with a plain model if one has the remaining norms.
-
-    Args:
-        config: sizes of the backbone
-        folded: the folded model, for its normalized branches
-
-    Raises:
-        ConfigError: no family of transformers has these norms or this router
-    """
+    """Choose the family, with a plain model if one has the remaining norms."""
     normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
     usable = "loss or none, which transformers' mixtures of experts support."
     expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
@@ -113,11 +105,7 @@ def keys(family: str, n_layer: int) -> dict[str, str]:
 def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None = None) -> dict[str, Any]:
     """Return the arguments of the transformers config class.
 
-    Args:
-        config: sizes of the backbone
-        to: target family
-        max_positions: maximum sequence length
-        eot: id of the token at the start and end of a text; None omits their defaults too
+    `eot` is the id of the token at the start and end of a text; None omits their defaults too.
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if scaling := config.rope_scaling:
@@ -180,12 +168,9 @@ def ways_to_load(config: BackboneConfig) -> dict[str, str]:
 
 
 def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json keys of transformers 4 that differ from those of transformers 5.
+    """Return the keys of transformers 4 that differ from those of `written`, a config.json of transformers 5.
 
     Without them, version 4 silently uses its defaults.
-
-    Args:
-        written: config.json of version 5
     """
     rope = written["rope_parameters"]
     full, local = rope.get("full_attention", rope), rope.get("sliding_attention")

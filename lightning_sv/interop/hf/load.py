@@ -48,11 +48,7 @@ def from_hugging_face(
 
 
 def backbone_config(folder: str | Path) -> BackboneConfig:
-    """Return the sizes of a transformers checkpoint, from its config.json alone.
-
-    Raises:
-        ConfigError: see `from_hugging_face`
-    """
+    """Return the sizes of a transformers checkpoint, from its config.json alone."""
     family, theirs = _config(Path(folder))
     for what, differs in _differences(family, theirs).items():
         if differs:
@@ -75,11 +71,7 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
 
 
 def check_start(model: Backbone, folder: str | Path) -> None:
-    """Check that a backbone, also on the meta device, can load a transformers checkpoint.
-
-    Raises:
-        ConfigError: see `from_hugging_face`; or the sizes differ
-    """
+    """Check that a backbone, also on the meta device, can load a transformers checkpoint."""
     check_no_norm(model)
     expected = backbone_config(folder)
     for name in _SIZES:
@@ -88,15 +80,7 @@ def check_start(model: Backbone, folder: str | Path) -> None:
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Check that a corpus has the tokenizer of a transformers model, if its folder has one.
-
-    Args:
-        tokenizer: tokenizer of the corpus
-        folder: folder of the model
-
-    Raises:
-        ConfigError: the ids differ
-    """
+    """Check that a corpus has the tokenizer of a transformers model, if its folder has one."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
@@ -110,18 +94,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 @torch.no_grad()
 def load_hugging_face(model: Backbone, folder: str | Path) -> float:
-    """Fill a backbone from a transformers checkpoint, and compare their logits.
-
-    Args:
-        model: an initialized backbone with the checkpoint's sizes
-        folder: see `from_hugging_face`
-
-    Returns:
-        The norm of the difference of the logits, relative to that of theirs.
-
-    Raises:
-        ConfigError: see `from_hugging_face`; or the sizes differ
-    """
+    """Fill a backbone from a transformers checkpoint of its sizes; return the relative difference of their logits."""
     folder = Path(folder)
     check_start(model, folder)
     family, config = _config(folder)

@@ -66,11 +66,7 @@ class Exported(NamedTuple):
 
 
 def check_unused(folder: Path) -> None:
-    """Check that a folder is new or empty.
-
-    Raises:
-        ConfigError: it is not empty, is a file, or is the current directory, which cannot be replaced
-    """
+    """Check that a folder is new or empty, and not the current directory, which cannot be replaced."""
     expect(folder.resolve() != Path.cwd(), str(folder), "the current directory", "a folder inside it.")
     unused = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     expect(unused, str(folder), "not empty", "a new or an empty folder.")
@@ -79,16 +75,8 @@ def check_unused(folder: Path) -> None:
 def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
     """Write a folder for transformers atomically, after comparing its logits with the model's.
 
-    Args:
-        model: backbone with any strategy, in float32
-        tokenizer: tokenizer of the training corpus
-        folder: new or empty folder
-        context: sequence length of the training
-        card: text of README.md, with {kind} for the class and {load} for the argument that loads its code
-
-    Raises:
-        ConfigError: the folder is not empty; transformers has no such model or tokenizer, or is not installed; or the
-            logits differ
+    The model is in float32. `context` is the sequence length of the training. `card` is the text of README.md, with
+    {kind} for the class and {load} for the argument that loads its code.
     """
     final = Path(folder)
     check_unused(final)
@@ -116,15 +104,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
 
 
 def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
-    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training.
-
-    Args:
-        tokenizer: tokenizer of the corpus
-        context: maximum text length
-
-    Raises:
-        ConfigError: transformers is not installed, or its ids differ
-    """
+    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training."""
     converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
     ends = [(end, tokenizer.eot)]
@@ -148,11 +128,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
 
 @torch.no_grad()
 def compare(model: Backbone, theirs: Any, context: int) -> float:
-    """Return ||theirs - ours|| / ||ours|| of the logits of two random texts.
-
-    Raises:
-        ConfigError: the difference is larger than rounding
-    """
+    """Return ||theirs - ours|| / ||ours|| of the logits of two random texts."""
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
     like = model.embed.weight
     tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(like.device)
@@ -167,14 +143,7 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
 
 
 def model_card(name: str, end: str, facts: Mapping[str, object], foldings: Sequence[Folding]) -> str:
-    """Return the text of README.md for `export`, which fills in {kind} and {load}.
-
-    Args:
-        name: name of the model
-        end: end-of-text token
-        facts: rows of the table; None values are omitted
-        foldings: result of folding each scale vector
-    """
+    """Return the text of README.md for `export`, which fills in {kind} and {load}; facts that are None are omitted."""
     rows = "\n".join(f"| {key} | {_shown(value)} |" for key, value in facts.items() if value is not None)
     return _CARD.format(name=name, end=end, rows=rows, folding=_folding(foldings))
 
