@@ -220,9 +220,6 @@ def choose_micro_batch(
 
     Otherwise the batch is one micro-batch. Only the order of sums and the experts' balance loss depend on it, so a
     resumed run may change it. Returns a description of the choice, or None if nothing was chosen.
-
-    Raises:
-        ConfigError: a single sequence does not fit
     """
     share, cuda = data.share(devices).micro_batch, device.type == "cuda"
     # the total memory, not the free one, so that identical devices choose the same size

@@ -43,9 +43,6 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     """Take the trainer's rank, exit with the parent process, limit the time of collectives; return an exit handler.
 
     Lightning reads RANK or SLURM_PROCID even if the run has a single process.
-
-    Raises:
-        ConfigError: the number of processes differs from the number of devices, or replicas do not divide it
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
@@ -76,11 +73,7 @@ def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseExce
 
 
 def check_same_start(start: tuple[str | None, int]) -> None:
-    """Check that all ranks start from the same checkpoint and step: a collective.
-
-    Raises:
-        ConfigError: they differ, e.g. because a node's file system does not show the checkpoint yet
-    """
+    """Check that all ranks start from one checkpoint, which a node may not see yet, and one step: a collective."""
     if not distributed.is_initialized():
         return
     starts: list[tuple[str | None, int]] = [start] * distributed.get_world_size()

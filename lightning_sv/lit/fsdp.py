@@ -96,11 +96,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self._write_group: distributed.ProcessGroup | None = None
 
     def check_replicas(self) -> int:
-        """Return the number of devices.
-
-        Raises:
-            ConfigError: the number of replicas does not divide it
-        """
+        """Return the number of devices, which the number of replicas must divide."""
         devices = self.num_nodes * self.num_processes
         divides = self.replicas >= 1 and devices % self.replicas == 0
         wanted = f"a divisor of {devices}, the number of devices."
@@ -190,12 +186,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return path
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest.
-
-        Raises:
-            ConfigError: the checkpoint was made under other settings, see `PretrainModule.check_settings`; or it is
-                incomplete
-        """
+        """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""
         assert self.model is not None
         module: Any = self.lightning_module
         if is_sharded(checkpoint_path):

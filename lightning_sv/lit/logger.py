@@ -35,11 +35,7 @@ class RunLogger(TensorBoardLogger):
         return super().experiment
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the token count of `step` optimizer steps.
-
-        Raises:
-            OSError: writing to the directory fails
-        """
+        """Write scalars at the token count of `step` optimizer steps."""
         with self._errors():
             super().log_metrics(metrics, None if step is None else step * self.tokens_per_step)
 

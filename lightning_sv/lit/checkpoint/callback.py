@@ -36,11 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write `checkpoint` to `path`.
-
-        Raises:
-            OSError: the disk is full or not writable; the file at `path`, if any, is as before
-        """
+        """Write `checkpoint` to `path`; after an OSError, the file at `path`, if any, is as before."""
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
         writer = None
