@@ -18,10 +18,6 @@ class Attention(nn.Module):
     With `qk_norm`, q and k are normalized over the head width before the rotation, as in Gemma 3,
     each with one scale vector for all heads.
 
-    Args:
-        config: sizes of the backbone
-        build: builder of the norm and the branches
-
     Raises:
         ConfigError: `qk_norm` with a strategy that already normalizes q or k (`dnp`)
     """

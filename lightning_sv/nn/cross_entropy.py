@@ -45,13 +45,7 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32 or wider.
 
-    Args:
-        x: (..., d) inputs of the linear map
-        weight: (vocab_size, d), one row per token of the vocabulary
-        targets: (...) token ids
-        gamma_in: (d,), or None for 1
-        gamma_out: (vocab_size,), or None for 1
-        norm_eps: eps of the norm; None for no norm
+    A gamma of None is 1; without `norm_eps` there is no norm.
     """
     if norm_eps is not None and targets.numel() >= GRAM_FROM * x.shape[-1]:
         x, norm_eps = x * inverse_rms_of_product(x, weight, gamma_in, norm_eps), None

@@ -39,13 +39,9 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
 
 @torch.no_grad()
 def layout(experts: Int[Tensor, "N k"], n_expert: int) -> Layout:
-    """Return the layout of the choices in a buffer of static size, without a host synchronization.
+    """Return the layout of the choices `experts` in a buffer of static size, without a host synchronization.
 
     The choices of an expert are in token order (and in the order of choices if a token selects it twice).
-
-    Args:
-        experts: (N, k) int64, ids of the selected experts
-        n_expert: number of experts, E
     """
     n, k = experts.shape
     multiple = block_multiple(n * k, n_expert)

@@ -14,12 +14,7 @@ from lightning_sv.scale.shapes import Float
 
 
 class FeedForward(nn.Module):
-    """down_proj(silu(gate) * up), including the norm before gate and up.
-
-    Args:
-        config: sizes of the backbone
-        build: builder of the norm and the branches
-    """
+    """down_proj(silu(gate) * up), including the norm before gate and up."""
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
@@ -89,18 +84,10 @@ class _NormedSwiGLU(torch.autograd.Function):
 def swiglu(
     gate: Float[Tensor, "*rows d"], up: Float[Tensor, "*rows d"], weight: Float[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows d"]:
-    """Return weight * silu(gate) * up.
+    """Return weight * silu(gate) * up, in the dtype of gate.
 
-    Autograd saves only the arguments; backward recomputes silu(gate). If a linear map follows, apply `weight` here
-    and not to its output: the result is the same, and the output is not saved for the gradient.
-
-    Args:
-        gate: (..., d)
-        up: (..., d), of the same dtype
-        weight: (...)
-
-    Returns:
-        (..., d), in the dtype of gate.
+    Autograd saves only the arguments; backward recomputes silu(gate). If a linear map follows, apply `weight` here and
+    not to its output: the result is the same, and the output is not saved for the gradient.
     """
     if uses_reference():
         return _swiglu(gate, up, weight)

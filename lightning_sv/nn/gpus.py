@@ -45,11 +45,7 @@ def gpu_of_card(card: str) -> Gpu | None:
 
 
 def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
-    """Return the GPU of this name, with a different memory size if given.
-
-    Raises:
-        ConfigError: an unknown name, or a memory size that is not positive
-    """
+    """Return the GPU of this name, with a different memory size if given."""
     gpus = {gpu.name: gpu for gpu in GPUS}
     if name not in gpus:
         raise ConfigError(unknown("GPU", name, gpus))

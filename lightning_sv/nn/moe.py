@@ -140,8 +140,7 @@ class MixtureOfExperts(nn.Module):
     def move_bias(self, load: Tensor) -> None:
         """Update the bias after a step: bias += rate sign(mean load - load) (arXiv:2408.15664).
 
-        Args:
-            load: (E,) tokens of each expert in the global batch
+        `load` (E,) has the tokens of each expert in the global batch.
         """
         if self.router.balance == "bias":
             self.router_bias.add_((load.mean() - load).sign(), alpha=self.router.bias_rate)

@@ -15,12 +15,7 @@ def rope_tables(
 ) -> tuple[Float[Tensor, "{seq_len} 1 {d_head//2}"], Float[Tensor, "{seq_len} 1 {d_head//2}"]]:
     """Return cos and sin of t * theta^(-2i / d_head), each (seq_len, 1, d_head / 2), in float32.
 
-    Args:
-        seq_len: number of positions
-        d_head: number of rotated channels
-        theta: base of the frequencies
-        like: tensor whose device is used, and float64 if it is float64
-        scaling: scaling of the low frequencies as in Llama 3.1
+    They are on the device of `like`, and in float64 if it is. `scaling` is that of the low frequencies in Llama 3.1.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)
@@ -37,12 +32,7 @@ def rope_tables(
 def rotate(
     x: Float[Tensor, "B T H d_head"], tables: tuple[Float[Tensor, "T 1 half"], Float[Tensor, "T 1 half"]]
 ) -> Float[Tensor, "B T H d_head"]:
-    """Rotate the channel pairs (i, i + d_head/2) of x by the position's angle.
-
-    Args:
-        x: (B, T, H, d_head)
-        tables: cos and sin, each (T, 1, d_head / 2)
-    """
+    """Rotate the channel pairs (i, i + d_head/2) of x (B, T, H, d_head) by the position's angle."""
     cos, sin = (table.to(x.dtype) for table in tables)
     if uses_reference():
         return _rotate(x, cos, sin)

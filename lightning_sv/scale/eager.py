@@ -22,11 +22,7 @@ def inside_torch_func() -> bool:
 
 
 def row_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same rows of every tensor, chunk by chunk; all rows at once on a GPU or in compiled code.
-
-    Args:
-        *tensors: (rows, ...), all with the same number of rows
-    """
+    """Yield the same rows of every tensor (rows, ...), chunk by chunk; all at once on a GPU or in compiled code."""
     first = tensors[0]
     n = max(len(first), 1)
     size = CHUNK_ELEMENTS.get(first.device.type)
@@ -49,14 +45,10 @@ def unchunked() -> Iterator[None]:
 def reference_gradients(
     plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients of plain(*inputs) as a differentiable function.
+    """Return the gradients of plain(*inputs), given that of its result, as a differentiable function.
 
-    Call it from the backward pass of a hand-written function if gradients are enabled there (`create_graph`).
-
-    Args:
-        plain: reference implementation in torch operations
-        inputs: arguments of the function; None has no gradient
-        grad: gradient of the result
+    Call it from the backward pass of a hand-written function if gradients are enabled there (`create_graph`). An input
+    of None has no gradient.
     """
     with torch.enable_grad():
         # Views, so that an input computed from a different input counts as independent of it.

@@ -20,17 +20,7 @@ def scaled_product(
     gamma_in: Float[Tensor, " d_in"] | None = None,
     gamma_out: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, "... d_out"]:
-    """Return gamma_out * (W (gamma_in * xhat)).
-
-    Args:
-        xhat: (..., d_in) normalized inputs
-        weight: (d_out, d_in)
-        gamma_in: (d_in,), or None for 1
-        gamma_out: (d_out,), or None for 1
-
-    Returns:
-        (..., d_out), in the autocast dtype if autocast is on.
-    """
+    """Return gamma_out * (W (gamma_in * xhat)), in the autocast dtype if autocast is on; a gamma of None is 1."""
     if gamma_in is None and gamma_out is None:
         return F.linear(xhat, weight)
     if uses_reference():  # the compiler fuses the fold with the cast and recomputes it in backward

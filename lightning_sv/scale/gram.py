@@ -26,16 +26,9 @@ def inverse_rms_of_product(
     gamma_in: Float[Tensor, " d_in"] | None,
     eps: float,
 ) -> Float[Tensor, "*tokens 1"]:
-    """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs.
+    """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs; a gamma_in of None is 1.
 
-    Args:
-        x: (..., d_in)
-        weight: (d_out, d_in)
-        gamma_in: (d_in,), or None for 1
-        eps: added to the mean square
-
-    Returns:
-        (..., 1), in float32 or wider. Products are in the autocast dtype if autocast is on.
+    The result is in float32 or wider. Products are in the autocast dtype if autocast is on.
     """
     if uses_reference():
         return _inverse_rms(x, weight, gamma_in, eps=eps)[0]

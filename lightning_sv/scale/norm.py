@@ -83,14 +83,7 @@ def norm_gradients(
     rrms: Float[Tensor, "*rows 1"],
     gamma: Float[Tensor, "... d"] | None,
 ) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "... d"] | None]:
-    """Return the gradients of gamma * rrms * x with respect to x, including through rrms = `inverse_rms`, and gamma.
-
-    Args:
-        grad: gradient of the result, the shape of x
-        x: (..., d)
-        rrms: (..., 1)
-        gamma: the shape of x's last axes, or None
-    """
+    """Return the gradients of gamma * rrms * x with respect to x, including through rrms = `inverse_rms`, and gamma."""
     shape = x.shape[-1:] if gamma is None else gamma.shape
     rows = [t.reshape(-1, *shape[:-1], t.shape[-1]) for t in (grad, x, rrms)]
     grad_x = torch.empty_like(rows[1], memory_format=torch.contiguous_format)

@@ -175,12 +175,7 @@ class ExponentialScale(ScaleVector):
 
 
 class HeadShared(ScaleVector):
-    """gamma = (g, ..., g): one vector g of head width for all heads, in any parameterization.
-
-    Args:
-        vector: the vector g, of width d_head
-        n_head: number of repetitions
-    """
+    """gamma = (g, ..., g): one vector g of head width for all heads, in any parameterization."""
 
     def __init__(self, vector: ScaleVector, n_head: int):
         super().__init__(n_head * vector.d, vector.role, vector.batch_dims)
