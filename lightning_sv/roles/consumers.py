@@ -37,15 +37,10 @@ def consumers(
 ) -> Iterator[Consumer]:
     """Yield the consumers of all values that are linear in a scale vector, channel by channel.
 
-    Values stay linear in the vector if coefficients are constants, parameters, or one number per position: views,
-    casts, selected rows, sums over positions, biases, and sums of such values. With `through_gates` the coefficients
-    may be any data: gates, and attention's average of its values.
-
-    Args:
-        scaled: products of a normalized value and the scale vector, each with the vector's factor
-        name: parameter name of the scale vector, for the error
-        through_gates: if True, follow products with data
-        outputs: values that the model returns, which also consumes them
+    `scaled` has products of a normalized value and the scale vector, each with the vector's factor. Values stay linear
+    in the vector if coefficients are constants, parameters, or one number per position: views, casts, selected rows,
+    sums over positions, biases, and sums of such values. With `through_gates` the coefficients may be any data: gates,
+    and attention's average of its values. `outputs` are values that the model returns, which also consumes them.
 
     Raises:
         UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
@@ -235,17 +230,10 @@ def is_measurable(node: Node) -> bool:
 
 
 def channels_of_result(node: Node, channels: frozenset[int]) -> frozenset[int] | None:
-    """Return the axes of the channels in the result of a linear operation that does not mix them.
+    """Return the axes of the channels in the result of a measurable operation; None if it is not linear or mixes them.
 
     The operation f is run on random x and y, and on both with random channel factors g. It is linear if
     f(2x + y) = 2 f(x) + f(y), and keeps channels separate if f(gx) = h f(x) and f(gy) = h f(y) for the same h.
-
-    Args:
-        node: result of an operation for which `is_measurable` is True
-        channels: axes of its input
-
-    Returns:
-        The axes, or None if the operation is not linear or mixes channels.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 

@@ -139,16 +139,9 @@ class Dataflow:
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return the nodes at which `product`, a scale vector times `data`, becomes the scaled output of a norm.
 
-        For instance gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector multiplies x or 1/|x|
-        before these are multiplied with each other.
-
-        Args:
-            product: gamma * x, gamma * (1/|x|) or gamma / |x|
-            data: x, 1/|x| or |x|
-
-        Returns:
-            The nodes; none if something else reads the product too, such as a norm of gamma * x: gamma is then a
-            multiplier.
+        For instance gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector multiplies the data, x,
+        1/|x| or |x|, before these are multiplied with each other. There are none if something else reads the product
+        too, such as a norm of gamma * x: gamma is then a multiplier.
         """
         of, power = self.statistics.get(data, (data, 0))
         inverse = power == (_ROOT if product.op == "div" else _INVERSE)

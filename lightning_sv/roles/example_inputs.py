@@ -18,11 +18,7 @@ _MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of the traced call, from the example or the model's config.
-
-    Raises:
-        ConfigError: there is no example, and none can be made; or the model is sharded, quantized or on the meta device
-    """
+    """Return (args, kwargs) of the traced call, from the example or the model's config."""
     check_module(model)
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ConfigError(

@@ -56,11 +56,7 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
 
 
 def transformers() -> ModuleType:
-    """Import transformers, which training does without.
-
-    Raises:
-        ConfigError: transformers is not installed
-    """
+    """Import transformers, which training does without."""
     try:
         return import_module("transformers")
     except ImportError as error:
@@ -70,16 +66,7 @@ def transformers() -> ModuleType:
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model of a config.json, or of its directory, on fake tensors.
-
-    Args:
-        path: the directory or the file; weights in it are never opened
-        trust_remote_code: run the modelling code in the directory
-
-    Raises:
-        ConfigError: there is no config.json, transformers cannot build its model, or it needs custom code
-            that is not trusted
-    """
+    """Build the model of a config.json, or of its directory, on fake tensors; its weights are never opened."""
     file = path / "config.json" if path.is_dir() else path
     expect(file.suffix == ".json", str(file), "not a .json file", "a model's directory or its config.json.")
     written = read_json(file, "expected a directory written by save_pretrained, or a config.json.")

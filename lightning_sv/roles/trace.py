@@ -69,11 +69,7 @@ class Node:
 
 
 class Walk:
-    """Visit the users of a value, recursively as far as the caller follows.
-
-    Args:
-        start: the value
-        nearest: if True, visit the nearest users first (breadth first)
+    """Visit the users of a value, recursively as far as the caller follows; with `nearest` breadth first.
 
     Attributes:
         seen: the value and the followed users
@@ -300,13 +296,7 @@ def _conditions(model: nn.Module) -> Iterator[None]:
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
-    """Run `model(*args, **kwargs)` once and return its graph.
-
-    The model's mode and buffers and the CPU's random state are restored.
-
-    Raises:
-        ConfigError: the forward pass failed
-    """
+    """Run `model(*args, **kwargs)` once and return its graph; mode, buffers and the CPU's random state are restored."""
     tracer = Tracer()
     with _conditions(model):
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
