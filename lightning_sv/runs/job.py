@@ -83,11 +83,7 @@ class Job:
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "complete"]:
-        """Return the state of the directory: 'resume' for an unfinished run of this command.
-
-        Raises:
-            ConfigError: the directory has other content, which must not be overwritten
-        """
+        """Return the state of the directory: 'resume' for an unfinished run of this command."""
         record = self.run_dir / COMMAND
         unfinished = {LOCK, partial_of(record).name}  # left by a kill before the record
         if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:
@@ -129,14 +125,9 @@ def _change(before: Any, now: dict[str, Any]) -> str | None:
 
 
 def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> str:
-    """Return an sbatch script with one run per task of an array.
+    """Return an sbatch script with one run per task of an array; by default a task has one CPU for a day.
 
     A task near its time limit gets SIGUSR1: the run writes a checkpoint, is requeued, and resumes.
-
-    Args:
-        jobs: the missing runs
-        name: name of the array in the queue
-        sbatch: options of a task; by default one CPU for a day
     """
     options = [
         f"--job-name={name}",
@@ -160,12 +151,7 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
 
 
 def submit(script: Path) -> str:
-    """Submit the script with sbatch and return its output.
-
-    Raises:
-        ConfigError: sbatch is not installed
-        RunError: sbatch fails
-    """
+    """Submit the script with sbatch and return its output."""
     try:
         answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:

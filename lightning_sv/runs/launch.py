@@ -106,11 +106,7 @@ class _Child:
         return ended
 
     def failure(self) -> str | None:
-        """Print that the run is done, or return the reason of its failure with the end of its log.
-
-        Raises:
-            RunError: a signal stopped it
-        """
+        """Print that the run is done, or return the reason of its failure with the end of its log."""
         code, seconds = self.process.returncode, time.monotonic() - self.start
         self.progress.remove_task(self.task)
         if code == 0 and is_complete(self.job.run_dir):

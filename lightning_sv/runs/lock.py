@@ -106,11 +106,7 @@ def remove_unused(run_dir: Path) -> None:
 
 
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
-    """Lock a run directory until this process ends; without a lock if the file system has none.
-
-    Raises:
-        ConfigError: a run uses the directory, or has used it meanwhile
-    """
+    """Lock a run directory until this process ends; without a lock if the file system has none."""
     held = FileLock(run_dir / LOCK)
     try:
         held.acquire(timeout=LOCK_SECONDS)

@@ -11,12 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class LastingStream:
-    """A text stream that ignores failed writes, after a warning.
-
-    Args:
-        stream: stdout or stderr
-        name: its name
-    """
+    """A text stream that ignores failed writes, after a warning with its `name`, stdout or stderr."""
 
     def __init__(self, stream: TextIO, name: str):
         self._stream, self._name = stream, name

@@ -33,15 +33,7 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
-    """Return recorded runs by the names of their directories; the first of equal names counts.
-
-    Args:
-        paths: results.csv files, or their folders
-        corpus_hash: hash of the current corpus; None accepts any
-
-    Raises:
-        ConfigError: a file does not exist, is not a recording, or has a different corpus
-    """
+    """Return the runs in results.csv files, or in their folders, by directory name; the first of equal names counts."""
     found: dict[str, Run] = {}
     for given in paths:
         path = given if given.is_file() else given / RESULTS

@@ -42,9 +42,7 @@ def is_sharded(path: str | Path) -> bool:
 def flat_tensors(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all tensors under the keys of a sharded checkpoint.
 
-    Args:
-        model: state dict of the model
-        optimizers: state dicts with parameter names, as `get_optimizer_state_dict` returns them
+    `optimizers` are state dicts with parameter names, as `get_optimizer_state_dict` returns them.
     """
     states = {
         f"optimizer/{index}/{name}/{key}": value
@@ -79,15 +77,7 @@ def number_parameters(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
-    """Read a sharded checkpoint in one process, as the dictionary of a checkpoint file.
-
-    Args:
-        path: the folder
-        tensors: if True, read all tensors to the CPU; if False, they are on the meta device
-
-    Raises:
-        ConfigError: the folder is incomplete or damaged, or its index names code
-    """
+    """Read a sharded checkpoint in one process, as a file's dictionary; without `tensors` they are on meta."""
     folder = Path(path)
     try:
         index = _read_index(folder)

@@ -55,11 +55,7 @@ def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[
 
 
 def modules_of(config: Path) -> set[str]:
-    """Return the foreign modules that parsing a recorded config would import, without importing them.
-
-    Raises:
-        ConfigError: it is not a config, or has an interpolation, which `fit` never writes
-    """
+    """Return the foreign modules that parsing a recorded config would import; refuse interpolations, which none has."""
     texts = list(_texts(read_config(config.parent, config.name), ()))
     for path, value in texts:
         if "${" in value:

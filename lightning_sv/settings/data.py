@@ -80,11 +80,7 @@ class DataConfig:
             log.warning("%s is used although its text has changed: %s", self.corpus.dir, changes)
 
     def share(self, devices: int, rank: int = 0) -> RankShare:
-        """Return the part of every optimizer step that one device reads.
-
-        Raises:
-            ConfigError: the devices do not divide the global batch, or the micro-batch does not divide their share
-        """
+        """Return the part of every optimizer step that one device reads."""
         per_device, rest = divmod(self.global_batch, devices)
         counts = divisors(self.global_batch)
         near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]

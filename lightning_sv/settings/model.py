@@ -17,11 +17,7 @@ from lightning_sv.settings.paths import find_config
 
 @dataclass
 class PretrainConfig:
-    """Settings of `lit.module.PretrainModule`, which documents them.
-
-    Raises:
-        ConfigError: a strategy, option or optimizer does not fit the model, or no learning rate is known
-    """
+    """Settings of `lit.module.PretrainModule`, which documents them."""
 
     backbone: BackboneConfig
     scale: str = "llama"

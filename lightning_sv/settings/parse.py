@@ -186,11 +186,7 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
 
 
 def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
-    """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys.
-
-    Raises:
-        ConfigError: `fit` would reject model or data, or they start from a model of transformers
-    """
+    """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys."""
     parser = _parser()
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)

@@ -16,11 +16,7 @@ WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer")
 
 
 def expand_path(text: str, key: str) -> str:
-    """Return a path of the user with `~` and `$NAME` expanded; `key` is its name in errors.
-
-    Raises:
-        ConfigError: the path is empty, names a variable that is not set, or is not a possible path
-    """
+    """Return a path of the user with `~` and `$NAME` expanded; `key` is its name in errors."""
     expect(bool(text.strip()), key, repr(text), "a path.")
     path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails if HOME is not set)
     try:
@@ -52,11 +48,7 @@ def expand_variables(text: str, key: str) -> str:
 
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
-    """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked.
-
-    Raises:
-        ConfigError: the file does not exist; the message lists the existing names
-    """
+    """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked."""
     roots = [Path("conf"), Path(__file__).parents[1] / "conf"][:: 1 if own_first else -1]
     for root in roots:
         if (path := root / kind / f"{name}.yaml").is_file():

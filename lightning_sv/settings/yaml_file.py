@@ -38,11 +38,7 @@ _T = TypeVar("_T")
 
 
 def read_as(record: type[_T], path: Path) -> _T:
-    """Read a YAML file as a dataclass, also nested ones; a field `name` becomes the name of the file.
-
-    Raises:
-        ConfigError: the file does not exist, or has a missing, unknown or invalid key; the message names file and key
-    """
+    """Read a YAML file as a dataclass, also nested ones; a field `name` becomes the name of the file."""
     content = read_yaml(path, str(path))
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
@@ -55,11 +51,7 @@ def read_as(record: type[_T], path: Path) -> _T:
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
-    """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`.
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML of keys and values, or has a key twice
-    """
+    """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`."""
     try:
         if not Path(path).is_file():  # a run reads it several times
             raise ConfigError(f"{where:.200} does not exist or is not a regular file; expected a file with keys.")
@@ -132,11 +124,7 @@ def _size(node: Node, known: dict[int, int], depth: int) -> int:
 
 
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
-    """Return the files of `--config FILE`, and the `--key value` or `--key=value` that no later file overrides.
-
-    Raises:
-        ConfigError: an argument has no value, or a value or a file is not valid YAML
-    """
+    """Return the files of `--config FILE`, and the `--key value` or `--key=value` that no later file overrides."""
     files: list[Path] = []
     keys: dict[str, Any] = {}
     for key, text in option_pairs(words, command):
@@ -159,11 +147,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
 
 
 def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """Return (key, value) of words such as `--key value` and `--key=value`.
-
-    Raises:
-        ConfigError: an argument has no value
-    """
+    """Return (key, value) of words such as `--key value` and `--key=value`."""
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
         raise ConfigError(
