@@ -75,11 +75,7 @@ def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
 
 
 def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> None:
-    """Check near the blocks that `jacobian` of floats agrees with a difference, along one direction.
-
-    Raises:
-        ConfigError: it does not, so the function is not analytic
-    """
+    """Check near the blocks that `jacobian` of floats agrees with a difference, along one direction."""
     start = join(blocks).astype(float)
     cosine = np.cos(np.arange(start.size))
     # Zeros are moved, because the derivative by a scale vector is 0 at W = 0. Small entries take small steps.

@@ -51,11 +51,7 @@ class Student(ABC):
 
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
-    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L.
-
-    Raises:
-        ConfigError: the function is not analytic
-    """
+    """Return J Jᵀ with J = ∂vec(function)/∂blocks, flattened by rows: the flow of L moves the value by −J Jᵀ ∇L."""
     if join(blocks).dtype != object:
         check_analytic(function, blocks)
     j = jacobian(function, blocks)

@@ -81,12 +81,7 @@ def take_step(model: Backbone, optimizer: torch.optim.Optimizer, batch: Tensor, 
 def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
     """Train with q, k, v, gate and up initialized at `std`, and all other matrices at STD.
 
-    Args:
-        strategy: 'llama', 'dnp', ...
-        std: initial std of the matrices that read a normalized input inside blocks
-        steps: number of AdamW steps, with the package's schedule and clipping at 1
-        peak: learning rate after warm-up
-        decay: weight decay
+    The optimizer is AdamW, with the package's schedule from the learning rate `peak` after warm-up, and clipping at 1.
     """
     model, readers = small_model(strategy, std / STD)
     groups = role_groups(model, model.strategy.decayed_roles)
