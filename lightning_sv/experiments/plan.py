@@ -8,7 +8,7 @@ from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: first seed of grids; no evaluation uses these seeds, so that the selection does not bias comparisons
 TUNING_SEED = 100
@@ -48,10 +48,11 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    enough = len(seeds) > 1 or not _claims_at(panel, resolver.budget)
+    given = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
+    decided = [c for c in panel.claims if budget not in c.skip_under and {c.a, c.b or c.a} <= given.keys()]
+    enough = len(seeds) > 1 or not decided
     hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
     expect(enough, f"{where}: seeds under budget {budget}", len(seeds), f"two or more to decide a claim. {hint}")
-    given = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
     arms = [
         replace(arm, ours=spec.not_in_paper, baseline=spec.baseline, seeds=seeds)
         for label, spec in given.items()
@@ -147,9 +148,3 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
     if panel.kind in ("scaling", "lengths") and not marked:  # only differences are drawn
         yield "`baseline: true` is set for no arm; expected one arm."
-
-
-def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
-    """Return the claims that runs of a budget can decide."""
-    trained = {label for label, arm in panel.arms.items() if budget.name not in arm.skip_under}
-    return [c for c in panel.claims if budget.name not in c.skip_under and {c.a, c.b or c.a} <= trained]
