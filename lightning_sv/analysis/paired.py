@@ -165,7 +165,11 @@ def token_efficiency(
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N)."""
+    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N).
+
+    Raises:
+        NotTestableError: no tokens are covered by all curves
+    """
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
         raise NotTestableError(
@@ -178,7 +182,11 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
-    """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t."""
+    """B - A on one grid of evaluations, with pointwise 95% intervals of Student's t.
+
+    Raises:
+        NotTestableError: the runs share no tokens, or no evaluation at which all values are finite
+    """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
     points = [paired_difference(column[: len(a)], column[len(a) :]) for column in values.T[finite]]

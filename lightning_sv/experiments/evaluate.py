@@ -93,7 +93,11 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
 
 
 def verdicts(claim: ClaimSpec, panel: Panel, paper_scale: bool = False) -> list[Verdict]:
-    """Decide a claim: one verdict per part, and per size unless it is about a slope."""
+    """Decide a claim: one verdict per part, and per size unless it is about a slope.
+
+    Raises:
+        NotTestableError: a slope of one size, or a run without the values of the claim
+    """
     if claim.kind == "slope" and len(panel.sizes) < 2:
         raise NotTestableError("one size gives no slope")
     by_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]

@@ -114,7 +114,11 @@ class Series:
 
 @lru_cache(maxsize=100)
 def fit_series(a: Series, b: Series) -> list[ScalingFit]:
-    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters."""
+    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters.
+
+    Raises:
+        NotTestableError: different sizes, fewer than two, or losses that are not finite
+    """
     ours, theirs = ([arm.size for arm in series.arms] for series in (a, b))
     if ours != theirs:
         raise NotTestableError(f"its sizes {theirs} are not the baseline's {ours}.")

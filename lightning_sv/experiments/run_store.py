@@ -86,7 +86,12 @@ def diverged(job: Job) -> bool:
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train missing runs; return key -> reason of each failed run. Other runs continue."""
+    """Train missing runs; return key -> reason of each failed run. Other runs continue.
+
+    Raises:
+        RunError: a run was stopped by a signal
+        KeyboardInterrupt: the user stopped all runs; complete ones are kept
+    """
     requests = requests_of(figures)
     missing = runs.missing(requests)
     recorded = sum(runs.is_recorded(*run) for run in requests)

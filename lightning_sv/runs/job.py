@@ -83,7 +83,7 @@ class Job:
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "complete"]:
-        """Return the state of the directory: 'resume' for an unfinished run of this command."""
+        """Return the state of the directory: 'resume' for an unfinished run of this command; refuse other content."""
         record = self.run_dir / COMMAND
         unfinished = {LOCK, partial_of(record).name}  # left by a kill before the record
         if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:

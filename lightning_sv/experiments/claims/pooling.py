@@ -77,7 +77,11 @@ class Pool:
         return self._runs.get(arm, {})
 
     def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
-        """A - B with the scatter of their group, or of the two arms alone if they are in different groups."""
+        """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
+
+        Raises:
+            NotTestableError: a run of the two diverged or lacks the value
+        """
         for run in (*self._runs[a].values(), *self._runs[b].values()):
             if not math.isfinite(of(run)):
                 raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")

@@ -128,7 +128,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
 
 @torch.no_grad()
 def compare(model: Backbone, theirs: Any, context: int) -> float:
-    """Return ||theirs - ours|| / ||ours|| of the logits of two random texts."""
+    """Return ||theirs - ours|| / ||ours|| of the logits of two random texts; refuse more than `TOLERANCE`."""
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
     like = model.embed.weight
     tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(like.device)
