@@ -94,7 +94,10 @@ class BranchCallback(L.Callback):
         self._clock, self.model = StepTrigger(key, every_n_steps), model
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model and check that it has scale vectors."""
+        """Find the model and check that it has scale vectors, and that no second callback writes the same tags."""
+        alike = [each for each in trainer.callbacks if type(each) is type(self)]  # type: ignore[attr-defined]
+        hint = "Leave out `model`: then it measures all models of the module."
+        expect(len(alike) == 1, f"number of {type(self).__name__} callbacks", len(alike), f"1. {hint}")
         model = self._model = model_of(pl_module, self.model)
         scaled = any(branch.vectors or branch.weight is not None for branch in scaled_branches(model))
         value = f"{type(model).__name__}, without scale vectors"

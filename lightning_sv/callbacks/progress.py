@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, validates_now
-from lightning_sv.callbacks.training_monitor import TrainingMonitor, learning_rate
+from lightning_sv.callbacks.training_monitor import TrainingMonitor
 from lightning_sv.log import is_quiet
 
 
@@ -44,6 +44,7 @@ class RunProgress(ProgressBar):
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
         self._clock.start(trainer)
+        self._clock.every = max(1, (self._clock.last or 1000) // self.lines)
         settings = settings_of(pl_module)
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
@@ -67,7 +68,7 @@ class RunProgress(ProgressBar):
         step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        elif step % max(1, (self._clock.last or 1000) // self.lines) == 0 or self._clock.is_last(step):
+        elif self._clock.is_due(step):
             self._waits = validates_now(trainer)
             if not self._waits:
                 self._line(trainer)
@@ -107,7 +108,7 @@ def _text(trainer: L.Trainer) -> str:
     parts = {
         "loss {:.3f}": getattr(monitor, "last_loss", None),
         "val {:.3f}": getattr(monitor, "val_loss", None),
-        "lr {:.1e}": learning_rate(trainer),
+        "lr {:.1e}": getattr(monitor, "lr", None),
         "{:,.0f} tok/s": getattr(monitor, "tokens_per_s", None),
     }
     return "  ".join(part.format(value) for part, value in parts.items() if value is not None)

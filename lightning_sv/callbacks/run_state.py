@@ -120,7 +120,8 @@ class StepTrigger:
 
     def start(self, trainer: L.Trainer) -> None:
         """Set the first step of a new or resumed run."""
-        self.step, self.last = trainer.global_step, total_steps(trainer)
+        self.step = self.previous = trainer.global_step
+        self.last = total_steps(trainer)
 
     def ended(self, trainer: L.Trainer) -> bool:
         """Return True if the last micro-batch completed a step; True once per step."""
@@ -134,8 +135,9 @@ class StepTrigger:
         return any(self.previous < step <= self.step for step in steps)
 
     def is_due(self, step: int) -> bool:
-        """Return True if the callback acts after this step."""
-        return step % self.every == 0 or self.is_last(step)
+        """Return True if the callback acts after this step; a batch may complete several."""
+        before = self.previous if step == self.step else step - 1
+        return before // self.every < step // self.every or self.is_last(step)
 
     def is_last(self, step: int) -> bool:
         """Return True if the run ends with this step."""

@@ -383,7 +383,7 @@ class Sharpness(L.Callback):
             return {"loss": value}
         scalars, spent = {"loss": value}, 0
         together = {id(p): p for name in self._present for p in subsets[name]}  # one graph for all subsets
-        exact = HessianProduct(loss, tuple(together.values())) if self.method == "exact" else None
+        exact = HessianProduct(loss, tuple(together.values())) if self.method == "exact" and together else None
         for name in self._present:
             product = DifferenceProduct(loss, subsets[name]) if exact is None else exact.subset(subsets[name])
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2)

@@ -10,10 +10,12 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.nn.gpus import gpu_of_card
+from lightning_sv.optim.groups import matrix_rate
 
 
 class MetricAccumulator(L.Callback):
@@ -97,6 +99,8 @@ class TrainingMonitor(MetricAccumulator):
         self._validation_began = 0.0
         self._tokens: float | None = None  # of a micro-batch on all devices
         self._flops = self._peak = 0.0
+        #: learning rate of the last step, because schedulers have stepped at the end of a batch
+        self.lr: float | None = None
         #: last written values; None before the first write
         self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
@@ -112,6 +116,11 @@ class TrainingMonitor(MetricAccumulator):
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
             self._peak = (peak_flops(pl_module.device, trainer.precision) or 0.0) * trainer.world_size
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        """Note the learning rate; with several optimizers that of the first one."""
+        if optimizer is trainer.optimizers[0] and optimizer.param_groups:  # Lightning's mock for none has no groups
+            self.lr = matrix_rate(optimizer.param_groups)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
@@ -129,7 +138,7 @@ class TrainingMonitor(MetricAccumulator):
         sums, n = self.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         speed = steps / max(1e-9, now - self._since[0] - self.idle)
-        scalars = {} if (lr := learning_rate(trainer)) is None else {"lr": lr}
+        scalars = {} if self.lr is None else {"lr": self.lr}
         if isinstance(norm := getattr(module, "grad_norm", None), float | Tensor):
             scalars["grad_norm"] = float(norm)
         if self._tokens is None:
@@ -160,13 +169,6 @@ class TrainingMonitor(MetricAccumulator):
         self.val_loss = float(loss)
         if settings_of(pl_module) is not None:  # custom modules log their own
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
-
-
-def learning_rate(trainer: L.Trainer) -> float | None:
-    """Return the rate of the last step of a `PretrainModule`, else of the next step; None without an optimizer."""
-    groups, module = trainer.optimizers[0].param_groups if trainer.optimizers else [], trainer.lightning_module
-    rate = getattr(module, "step_lr", None) if settings_of(module) is not None else None
-    return float(groups[0]["lr"] if rate is None else rate) if groups else None
 
 
 def is_monitored(trainer: L.Trainer) -> bool:

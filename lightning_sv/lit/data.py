@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
@@ -191,12 +191,8 @@ class TokenDataModule(L.LightningDataModule):
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
         batches = math.ceil(len(numbers) // self._share.ranks / size)
         mine = np.array(numbers[self._share.rank :: self._share.ranks])
-        return DataLoader(
-            sequences,
-            batch_sampler=[part.tolist() for part in np.array_split(mine, batches)],
-            generator=torch.Generator(),
-            pin_memory=self._on_cuda,
-        )
+        parts = _Batches(sequences, [part.tolist() for part in np.array_split(mine, batches)])
+        return DataLoader(parts, batch_size=None, generator=torch.Generator(), pin_memory=self._on_cuda)
 
     test_dataloader = val_dataloader
 
@@ -206,6 +202,19 @@ class TokenDataModule(L.LightningDataModule):
         sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
         numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)
+
+
+class _Batches(Dataset[Tensor]):
+    """Batches of the numbered sequences as items, because Lightning replaces samplers of batches."""
+
+    def __init__(self, sequences: Dataset[Tensor], numbers: list[list[int]]):
+        self.sequences, self.numbers = sequences, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.stack([self.sequences[number] for number in self.numbers[index]])
 
 
 def _unfinished(trainer: L.Trainer) -> int:

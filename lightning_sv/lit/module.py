@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,7 +27,7 @@ from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
 from lightning_sv.nn.backbone import compile_backbone
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Segments, commit
 from lightning_sv.scale import ScaleOptions
@@ -107,7 +108,7 @@ class PretrainModule(L.LightningModule):
         self.backbone: Backbone | None = None
         # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
-        self.grad_norm = float("nan")
+        self.grad_norm: float | None = None  # of the last step
         #: before a step: whether a signal requested a stop; after it: whether any device received one
         self.stop_asked = False
         #: (blocks, experts) tokens of each expert on all devices since the last step
@@ -120,7 +121,6 @@ class PretrainModule(L.LightningModule):
         self._start: Start | None = None  # until the backbone exists
         self._loaded = False  # whether the weights are not those of an initialization
         self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
-        self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> Self:
@@ -166,7 +166,10 @@ class PretrainModule(L.LightningModule):
     @property
     def net(self) -> Backbone:
         """The backbone, which exists from `configure_model` on."""
-        assert self.backbone is not None, "configure_model has not run"
+        if self.backbone is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no weights; expected those of configure_model(). Call it first."
+            )
         return self.backbone
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -249,13 +252,15 @@ class PretrainModule(L.LightningModule):
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
         loss = nats + router_loss(routings, self.settings.backbone)
         self._last = loss.detach(), totals if routings else None
-        to_loggers = False if self._trainer is not None and is_monitored(self._trainer) else None
+        # In manual optimization training_step may return nothing, so a TrainingMonitor has no loss to log.
+        monitored = self._trainer is not None and self.automatic_optimization and is_monitored(self._trainer)
+        to_loggers = False if monitored else None
         self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Count the micro-batch towards the step; a callback that calls `training_step` is not counted."""
-        if self._last is not None:  # the training_step of a subclass may not set it
+        if self._last is not None and self.automatic_optimization:  # the training_step of a subclass may not set it
             value, loads = self._last
             self._last = None
             self.nonfinite.losses.append(value)
@@ -264,6 +269,9 @@ class PretrainModule(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, then update the experts' biases by the step's loads on all devices."""
         super().optimizer_step(*args, **kwargs)
+        if self.nonfinite.losses:
+            rank_zero_warn("configure_gradient_clipping does not call super(), so losses of NaN do not stop the run")
+            self.nonfinite.losses.clear()
         loads, self._loads = self._loads, None
         if loads is not None and not self.nonfinite.skipped_now:
             mixtures = (m for m in self.net.modules() if isinstance(m, MixtureOfExperts))
@@ -331,10 +339,13 @@ class PretrainModule(L.LightningModule):
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)
-        self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_fit_start(self) -> None:
         """Clear the values that Lightning's finders logged, give SWA the weights, and check their origin."""
+        if not self.automatic_optimization and self.settings.backbone.router.balance == "bias":
+            rank_zero_warn(
+                "router.balance is 'bias', but in manual optimization nothing calls move_bias of the experts"
+            )
         epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()

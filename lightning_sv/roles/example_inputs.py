@@ -47,8 +47,11 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
 
 
 def check_module(model: object) -> None:
-    """Check that `model` is a module, not its class or its name."""
+    """Check that `model` is a module with parameters, not its class or its name."""
     expect(isinstance(model, nn.Module), "model", repr(model), "an nn.Module, not its class or its name.")
+    assert isinstance(model, nn.Module)
+    wanted = "a model with parameters. A LightningModule may create them in configure_model(); call it first."
+    expect(any(True for _ in model.parameters()), "model", f"{type(model).__name__} without parameters", wanted)
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:

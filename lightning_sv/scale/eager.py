@@ -12,8 +12,12 @@ CHUNK_ELEMENTS = {"cpu": 1 << 16}
 
 
 def uses_reference() -> bool:
-    """Return True if the definitions must run: in compiled code, which fuses them, without gradients, in torch.func."""
-    return torch.compiler.is_compiling() or not torch.is_grad_enabled() or inside_torch_func()
+    """Return True if the definitions must run: in compiled or traced code, without gradients, in torch.func.
+
+    torch.jit.trace compares its result with a pass without gradients.
+    """
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return traced or not torch.is_grad_enabled() or inside_torch_func()
 
 
 def inside_torch_func() -> bool:

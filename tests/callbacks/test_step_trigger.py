@@ -27,7 +27,7 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
     trainer.global_step = 9  # two optimizers
     assert clock.ended(trainer) and clock.has_passed({8}) and not clock.has_passed({7, 10})
-    assert not clock.is_due(9)
+    assert clock.is_due(9) and not clock.is_due(11)  # 8 is one of its steps, 11 a later one that the caller knows
     trainer = SimpleNamespace(global_step=6, estimated_stepping_batches=7, callbacks=[], max_epochs=None)
     clock.start(trainer)
     trainer.global_step = 8

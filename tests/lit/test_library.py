@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner.tuning import Tuner
 from torch import Tensor, nn
@@ -114,8 +114,9 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     made.load_state_dict(state)
     assert torch.equal(restored(tokens), made(tokens)) and restored(tokens).shape == (12, 8, 300)
     assert run.test(made, data, verbose=False)[0]["test/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
-    predicted = run.predict(made, data)
-    assert predicted is not None and predicted[0].shape[1:] == (8, 300)
+    predicted: Any = run.predict(made, data)
+    again: Any = run.predict(made, data.val_dataloader())
+    assert predicted[0].shape[1:] == (8, 300) and torch.equal(torch.cat(predicted), torch.cat(again))
 
 
 def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
@@ -130,6 +131,10 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
     trainer(tmp_path).fit(one, loader())
     for config in (SIZES, MIXTURE):
         made = module(backbone=config)
+        with pytest.raises(ConfigError, match="configure_model"):
+            made.training_step(blocks(), 0)
+        with pytest.raises(ConfigError, match="configure_model"):
+            apply_strategy(made, "hg", example=tokens)
         made.configure_model()
         assert made.training_step(blocks(), 0)["loss"].isfinite()
 
@@ -282,9 +287,13 @@ def test_weight_averaging_averages_weights(tmp_path: Path) -> None:
 
 
 def test_schedule_ends_with_the_last_step_of_changing_accumulation(tmp_path: Path) -> None:
-    made, change = module(), L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
-    trainer(tmp_path, change, TrainingMonitor(1000), **EPOCHS).fit(made, loader())
-    assert made.step_lr == pytest.approx(0.05 * made.lr) and "train/loss" in tags(tmp_path)
+    made, change, monitor = (
+        module(),
+        L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 4}),
+        TrainingMonitor(1000),
+    )
+    trainer(tmp_path, change, monitor, **EPOCHS).fit(made, loader())
+    assert monitor.lr == pytest.approx(0.05 * made.lr) and "train/loss" in tags(tmp_path)
 
 
 def test_compiled_module_trains_as_the_plain_one(data: TokenDataModule, tmp_path: Path) -> None:
@@ -309,6 +318,46 @@ def test_copy_of_a_compiled_module_has_its_own_weights() -> None:
 def test_module_initial_weights_of_the_command_line_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="init_from"):
         trainer(tmp_path).fit(module(init_from="last"), loader())
+
+
+def test_sharpness_of_roles_that_a_strategy_lacks_logs_the_loss(data: TokenDataModule, tmp_path: Path) -> None:
+    trainer(tmp_path, Sharpness(("scale_output",), 2, sequences=2)).fit(module(scale="llama"), data)
+    assert "sharpness/loss" in tags(tmp_path)
+
+
+class OwnClipping(PretrainModule):
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, 1.0, "norm")
+
+
+class Manual(PretrainModule):
+    automatic_optimization = False
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(block, batch_idx)["loss"])
+        optimizer.step()
+        self.lr_schedulers().step()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "warning"), [(OwnClipping, "do not stop the run"), (Manual, "move_bias")])
+def test_own_optimization_logs_its_rates_and_losses(kind: type[PretrainModule], warning: str, tmp_path: Path) -> None:
+    made = kind(replace(MIXTURE, router=RouterConfig(balance="bias")), lr=0.01)
+    with pytest.warns(UserWarning, match=warning):
+        trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor()).fit(made, loader())
+    rates = [[row[tag] for row in rows(tmp_path) if row[tag]] for tag in ("lr", "lr-AdamW/matrix")]
+    assert rates[0] == rates[1] and len(rates[0]) == 4
+    assert "train/loss" in tags(tmp_path) and "grad_norm" not in tags(tmp_path) and not made.nonfinite.losses
+
+
+@pytest.mark.parametrize("kind", ["applied", "unified"])
+def test_graph_of_an_example_input_is_drawn(kind: str, tmp_path: Path) -> None:
+    """It is a trace, which torch compares with a pass without gradients."""
+    user: Any = Foreign(foreign(kind)) if kind == "applied" else module(scale=kind)
+    user.example_input_array = blocks(2)[:, :-1]
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    trainer(tmp_path, logger=logger, enable_model_summary=True).fit(user, loader())
 
 
 class OwnValidation(PretrainModule):
@@ -366,10 +415,10 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
     other = module(lr=made.lr)
     trainer(tmp_path).fit(other, TokenDataModule(corpus, seq_len=8, batch_size=8, val_sequences=8, seed=0))
     assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
-    again = module()
+    again, monitor = module(), TrainingMonitor(1)
     finder = L.pytorch.callbacks.LearningRateFinder(num_training_steps=20)
-    trainer(tmp_path, TrainingMonitor(1), finder, default_root_dir=tmp_path).fit(again, loader())
-    assert again.lr != 0.01 and again.step_lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
+    trainer(tmp_path, monitor, finder, default_root_dir=tmp_path).fit(again, loader())
+    assert again.lr != 0.01 and monitor.lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -407,8 +456,11 @@ class Foreign(L.LightningModule):
         super().__init__()
         self.net = net
 
+    def forward(self, tokens: Tensor) -> Any:
+        return self.net(tokens)
+
     def training_step(self, block: Tensor, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(self(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
         self.log("loss", loss)
         return loss
 
@@ -550,6 +602,11 @@ def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp
     logged = tags(tmp_path)
     assert "throughput/steps_per_s" in logged
     assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
+
+
+def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="BranchNorms"):
+        trainer(tmp_path, BranchNorms(), BranchNorms(model="net")).fit(Foreign(foreign("backbone")), loader())
 
 
 READERS = [BranchNorms(), BranchNorms(model="nett"), Preconditioner(), RouterMonitor(), Sharpness(), ResidualMonitor()]

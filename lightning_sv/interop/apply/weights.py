@@ -113,7 +113,7 @@ class ScaledWeight(Scaled):
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined]
             weight = (
                 weight.detach()
             )  # a view of a parameter made under no_grad is a leaf that FlopCounterMode cannot track
