@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader
 import lightning_sv
 from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
+from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.nn import RouterConfig
 from lightning_sv.optim import OptimConfig
@@ -36,6 +38,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN_MODULE = EXAMPLES / "own_lightning_module.py"
 SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
 MIXTURE = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expert=3, n_expert_active=2)
+BIASED = replace(MIXTURE, router=RouterConfig(balance="bias", bias_rate=0.01))
 
 
 def trainer(out: Path, *callbacks: L.Callback, **changes: Any) -> L.Trainer:
@@ -207,6 +210,9 @@ def test_trainer_resumed_equals_uninterrupted(
     run.validate(made[name], data, verbose=False)
     assert position["epoch"] == ("max_epochs" in changes) * 2 and data.state_dict() == position
     assert differences(made["uninterrupted"].state_dict(), made["resumed"].state_dict()) == []
+    again = module(optim=OptimConfig(optimizer))  # a new fit does not continue at the position of the resumed one
+    trainer(tmp_path / "again", accumulate_grad_batches=2, **changes).fit(again, data)
+    assert differences(made["uninterrupted"].state_dict(), again.state_dict()) == []
     run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.raises(ConfigError, match="weights only"):
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
@@ -376,11 +382,20 @@ def test_own_validation_step_keeps_its_loss(tmp_path: Path) -> None:
 def test_probe_of_experts_leaves_their_biases(tmp_path: Path) -> None:
     ends = []
     for probes in (0, 1):
-        made = module(backbone=replace(MIXTURE, router=RouterConfig(balance="bias", bias_rate=0.01)))
+        made = module(backbone=BIASED)
         probe = Sharpness(("scale_input",), 2, lanczos_steps=2, loss=lambda m: m.training_step(blocks(), 0))
         trainer(tmp_path, *[probe] * probes).fit(made, loader())
         ends.append(made.state_dict())
     assert all(value.equal(ends[1][key]) for key, value in ends[0].items())
+
+
+def test_skipped_steps_leave_weights_and_biases_of_experts(tmp_path: Path) -> None:
+    made = module(backbone=BIASED, nonfinite="skip")
+    made.configure_model()
+    before = deepcopy(made.state_dict())
+    spoil = LambdaCallback(on_after_backward=lambda trainer, module: module.net.embed.weight.grad.mul_(torch.nan))
+    trainer(tmp_path, spoil).fit(made, loader())
+    assert made.nonfinite.skipped == 4 and differences(before, made.state_dict()) == []
 
 
 def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Path) -> None:
@@ -447,6 +462,19 @@ def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pyt
     first = order()
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # as seed_everything does
     assert order() != first
+
+
+def test_validation_of_devices_with_unequal_shares_has_equal_batches(
+    data: TokenDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 1)
+    data.batches.val_sequences = 3
+    shares = []
+    for rank in range(2):
+        data._share = RankShare(2, 1, rank, 2)
+        shares.append(list(data.val_dataloader()))
+    assert [[len(batch) for batch in batches] for batches in shares] == [[2], [1]]
+    assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
 
 
 class Foreign(L.LightningModule):
@@ -621,6 +649,22 @@ def test_callbacks_model_without_parts_is_refused(callback: L.Callback, data: To
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor())
     assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
+
+
+def test_training_monitor_speed_leaves_out_validation(
+    data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 tokens per step of one second; a batch of validation takes 1,000 seconds."""
+    clock = SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
+    monkeypatch.setattr("lightning_sv.callbacks.training_monitor.time", clock)
+
+    def wait(seconds: float) -> Any:
+        return lambda *_: setattr(clock, "seconds", clock.seconds + seconds)
+
+    waits = LambdaCallback(on_train_batch_start=wait(1), on_validation_batch_start=wait(1000))
+    trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(module(), data)
+    speeds = [float(speed) for row in rows(tmp_path) if (speed := row["throughput/tokens_per_s"])]
+    assert speeds == pytest.approx([16, 16])
 
 
 def test_training_monitor_checkpoint_inside_a_step_has_complete_sums(data: TokenDataModule, tmp_path: Path) -> None:
