@@ -1,23 +1,30 @@
 """DDP and FSDP2 train as one process does, and checkpoints, also sharded ones, move between all three."""
 
 import json
+import random
 import shutil
 import signal
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import MixtureOfExperts
+from lightning_sv.lit.checkpoint.callback import restore_rng, rng_states
+from lightning_sv.lit.fsdp import shard
+from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.sharded_checkpoint import is_sharded
-from tests.conftest import write_run_args
+from tests.conftest import MOE, write_run_args
 from tests.launch import launch
-from tests.lit.runs import leaving
+from tests.lit.runs import differences, leaving
 from tests.lit.several_processes import CPU, MODELS, MOVED, SHARDED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
 
 
@@ -62,6 +69,25 @@ def test_fit_two_processes_equal_one_and_share_checkpoints(
     go_on = ["--data.micro_batch", "4", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
     assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
+
+
+def test_restore_rng_rank_without_a_saved_state_keeps_its_own() -> None:
+    saved = rng_states(device := torch.device("cpu"))
+    torch.rand(()), random.random(), np.random.rand()
+    own = rng_states(device)
+    for rank, expected in ((1, own), (0, saved)):
+        restore_rng(saved, rank, device)
+        assert differences(rng_states(device), expected) == []
+
+
+def test_shard_meta_backbone_equals_an_initialized_one(config: BackboneConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_sv.lit.fsdp.fully_shard", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "empty_like", partial(torch.full_like, fill_value=torch.nan))  # as memory may be
+    config = replace(config, **MOE, router=RouterConfig(balance="bias"))
+    with torch.device("meta"):
+        model = Backbone(config, "unified")
+    shard(model, None, torch.device("cpu"), seed=3)  # type: ignore[arg-type]
+    assert differences(model.state_dict(), Backbone(config, "unified", seed=3).state_dict()) == []
 
 
 def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4) -> None:

@@ -27,6 +27,9 @@ OTHER = [
     "--data.seq_len", "16", "--model.mask_documents", "true", "--trainer.max_steps", "6",
     "--checkpoint.every_n_steps", "3",
 ]  # fmt: skip
+#: experts whose choice depends on biases, which are no parameters
+EXPERTS = ["--model.backbone.n_expert", "4", "--model.backbone.n_expert_active", "2"]
+EXPERTS += ["--model.backbone.router.balance", "bias"]
 
 
 class First(L.Callback):
@@ -40,11 +43,16 @@ class First(L.Callback):
         First.states = len(trainer.optimizers[0].state)
 
 
+@pytest.fixture
+def run_args(run_args: list[str]) -> list[str]:
+    return [*run_args, *EXPERTS]
+
+
 @pytest.fixture(scope="module")
 def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that no test writes to."""
     folder = tmp_path_factory.mktemp("source")
-    assert main(["fit", *write_run_args(corpus, folder), "--run_dir", str(folder / "run")]) == 0
+    assert main(["fit", *write_run_args(corpus, folder), *EXPERTS, "--run_dir", str(folder / "run")]) == 0
     return folder / "run"
 
 
@@ -60,6 +68,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
     assert "sample " in said and "compare " not in said  # other strategies cannot start from these weights
     assert differences(First.weights, dict(there["state_dict"])) == [] and First.states == 0
+    assert First.weights["backbone.layers.0.ffn.router_bias"].any()
     summary, run = json.loads((complete / "summary.json").read_text()), read_run(complete)
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
     assert summary["origin"] == {
@@ -112,7 +121,8 @@ def test_init_from_with_a_different_model_is_refused(
 
 
 def test_init_from_unfit_checkpoint_refused(source: Path, short_corpus: Path, tmp_path: Path, refused: Refused) -> None:
-    fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
+    fit = ["fit", *write_run_args(short_corpus, tmp_path), *EXPERTS, "--run_dir", str(tmp_path / "refused")]
+    fit += ["--model.init_from"]
     assert "tokenizer_sha256 is " in refused(*fit, str(source))  # a bpe:300 of its own text
     checkpoint = torch.load(source / LAST, weights_only=True)
     fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
