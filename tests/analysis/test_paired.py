@@ -58,6 +58,8 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
     assert (short.factor, short.tokens_b, short.n) == (None, (40, None), 2)
+    untrained = token_efficiency([curve([0, 80], [4.0, 4.0])], b[:1])  # its loss is already that of 0 tokens
+    assert (untrained.tokens_a, untrained.tokens_b, untrained.factor) == ((0,), (0,), None)
 
 
 def test_token_efficiency_to_higher_swapped_arms_inverse() -> None:

@@ -309,8 +309,15 @@ def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), 
     ],
 )
 def test_grid_gap_optima_have_their_errors(gap: float, noise: float, values: tuple[float, ...], word: str) -> None:
-    (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), grid(gap, noise, values))
+    panel = grid(gap, noise, values)
+    (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), panel)
     assert found.verdict == word, found.sentence
+    if values[0] == 1.0:
+        samples = []  # with the mean, standard error and degrees of freedom of each optimum
+        for o in (series.optimum for series in panel.series):
+            sample = scipy_stats.zscore(np.arange(o.df + 1), ddof=1)
+            samples.append(o.loss + (o.se or math.nan) * math.sqrt(o.df + 1) * sample)
+        assert found.df == math.floor(scipy_stats.ttest_ind(*samples, equal_var=False).df) < 8
     if word != "not resolved":
         assert found.estimate == pytest.approx(gap, abs=0.005) and "a at lr 2" in found.sentence
     elif values[0] == 2.0:
@@ -327,6 +334,9 @@ def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word:
     panel = grid(-0.3, 0.001, values, steep)
     with pytest.raises(NotTestableError, match="same points"):
         verdicts(claim, replace(panel, arms=panel.arms[:-1]))  # `a` has diverged at a rate
+    ends = {"a1": (0.0, 0.2), "a2": (0.2, 0.0), "b1": (0.0, 0.0), "b2": (0.0, 0.0)}  # seeds of `a` have their own rate
+    arms = [replace(arm(at, noise=losses), series=at[0], point=(float(at[1]),)) for at, losses in ends.items()]
+    assert verdicts(claim, replace(panel, arms=tuple(arms)))[0].estimate == pytest.approx(0.1)
 
 
 def test_verdicts_run_ends_before_crossing_not_testable() -> None:
@@ -409,6 +419,12 @@ def test_evaluate_claims_equal_parts_are_shown_once() -> None:
     assert [v.primary for v in found.verdicts] == [True, False, False, False]
 
 
+def test_evaluate_claims_of_sizes_primary_is_the_largest() -> None:
+    spec = PanelSpec("sizes", kind="scaling", claims=[ClaimSpec("less", "", a="a", b="b")])
+    (found,) = evaluate_claims([figure_of("x", replace(scaling_panel({"a": -0.08, "b": -0.05}), spec=spec))])
+    assert [v.claim for v in found.verdicts if v.primary] == ["a, 800000 ends below b, 800000"]
+
+
 def test_evaluate_claims_paper_value_is_compared_at_its_scale() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
@@ -424,6 +440,12 @@ def test_holm_equals_the_hand_computation() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_pool_of_a_panel_is_without_the_runs_of_a_grid() -> None:
+    curves, grid = panel_of([], arm("a", -0.02), flat()), Panel(PanelSpec("grid", kind="grid"), (wide(), flat()))
+    alone = curves.difference(*curves.arms)
+    assert replace(curves, pool=grid.add_to(curves.add_to(Pool()))).difference(*curves.arms) == alone
 
 
 def test_pool_has_the_arms_that_are_compared() -> None:
