@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.curvature import DifferenceProduct, Estimate, HessianProduct, hutchinson, lanczos
+from lightning_sv.curvature.vectors import gaussian, seeded
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
@@ -304,6 +305,16 @@ def test_lanczos_stops_at_its_tolerance() -> None:
     assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).n_matvecs == 1  # an invariant subspace
     zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64)))
     assert (zero.value, zero.n_matvecs) == (0, 1)
+
+
+def test_lanczos_near_an_eigenvector_finds_the_larger_eigenvalue() -> None:
+    """The start is off an eigenvector of 1 by 1e-3, so that the first value is accurate; the second one is 2."""
+    identity = torch.eye(6, dtype=torch.float64)
+    start = flat(gaussian(Dense(identity).parameters, seeded(None)))
+    basis = torch.linalg.qr(torch.stack([start, identity[0]], 1)).Q
+    matrix = basis @ torch.tensor([[1, 1e-3], [1e-3, 2]], dtype=torch.float64) @ basis.T
+    assert lanczos(Dense(matrix), 1, rtol=1e-2).error < 1e-2
+    assert lanczos(Dense(matrix), rtol=1e-2).value == pytest.approx(2, rel=1e-5)
 
 
 def test_hutchinson_is_unbiased_with_errors_of_its_scatter() -> None:
