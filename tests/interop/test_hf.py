@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
-from lightning_sv.nn import RouterConfig
+from lightning_sv.nn import RouterConfig, router_loss
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, MOE, edit_json, perturbed, thinned
 from tests.interop.wide import float64_throughout
@@ -60,6 +60,15 @@ PLAIN = [
 @pytest.mark.parametrize("text", thinned(["llama", "offset", "nop", "hg+dp+or"], ["offset", "hg+dp+or"]))
 def test_to_hugging_face_same_logits(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
     assert_same_logits(Backbone(replace(config, **sizes), text), family)
+
+
+def test_to_hugging_face_loss_of_the_router_is_ours(config: BackboneConfig) -> None:
+    """Of one layer: theirs pools the tokens of all layers."""
+    config = replace(config, **MOE, n_layer=1, router=RouterConfig(balance_coef=0.02))
+    model, tokens = perturbed(Backbone(config)), torch.randint(0, config.vocab_size, (3, 24))
+    theirs, (_, routings) = to_hugging_face(model), model(tokens, with_routing=True)
+    added = theirs.router_aux_loss_coef * theirs(tokens, output_router_logits=True).aux_loss
+    torch.testing.assert_close(added, router_loss(routings, config))
 
 
 SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}
@@ -109,7 +118,9 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
     "llama-3.1": ("Llama", {"rope_parameters": ROPE | LONG, "num_key_value_heads": 2, "max_position_embeddings": 512}),
-    "mistral": ("Mistral", {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": None}),
+    "mistral": (
+        "Mistral", {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "sliding_window": 64}
+    ),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}),
     "gemma3": (
         "Gemma3",
@@ -183,7 +194,7 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("mistral", {"sliding_window": 64}, "its layers have a sliding window of 64 tokens"),
+        ("mistral", {"sliding_window": 63}, "its layers have a sliding window of 63 tokens"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3|Llama"),
         ("llama-3.1", {"rope_parameters": ROPE | LONG | {"high_freq_factor": 0.5}}, "high_freq_factor"),
         ("llama", {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "model_type .* is 'mine'"),
@@ -206,6 +217,10 @@ def test_from_hugging_face_unsupported_config_refused(
 ) -> None:
     with pytest.raises(ValueError, match=why):
         from_hugging_face(rewritten(folders[name], tmp_path / "changed", **changes))
+
+
+def test_from_hugging_face_window_of_all_positions_is_read(folders: dict[str, Path]) -> None:
+    assert from_hugging_face(folders["mistral"]).config.n_kv_head == 2
 
 
 def test_from_hugging_face_wrapped_names_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_statistics_bf16_and_outliers_counted() -> None:
     assert (kept.at_start, kept.distinct) == (0.0, 100) and (swallowed.at_start, swallowed.distinct) == (1.0, 1)
     offset = statistics(vector(updates.bfloat16(), origin=1.0))  # as 1 + w nothing is lost
     assert offset.at_start == 0 and offset.distinct == 100 and abs(offset.mean - 1) < 1e-5
+    assert statistics(vector(torch.tensor([0.0, 0.5]), origin=1.0)).at_start == 0.5
     with pytest.raises(ValueError, match=r"layers\.3\.norm"):
         statistics(vector(torch.tensor([1.0, torch.nan])))
 
