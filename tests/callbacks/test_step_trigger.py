@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from lightning_sv import callbacks
-from lightning_sv.callbacks.run_state import StepTrigger, evaluation_mode
+from lightning_sv.callbacks.run_state import StepTrigger, evaluation_mode, log_spaced
 from lightning_sv.errors import ConfigError
 
 
@@ -32,6 +32,10 @@ def test_step_trigger_acts_once_at_due_steps_and_the_last(accumulate: int, begin
     clock.start(trainer)
     trainer.global_step = 8
     assert clock.ended(trainer) and clock.is_last(8)
+
+
+def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
+    assert log_spaced(64, 5) == [0, 1, 4, 16, 64] and log_spaced(2, 5) == [0, 1, 2] and log_spaced(64, 2) == [0, 64]
 
 
 @pytest.mark.parametrize(
