@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import grouped
+from lightning_sv.scale import DirectScale, ScaledLinear, grouped
 from lightning_sv.scale.grouped import Rows, _clear_without_a_look, grouped_mm, grouped_mm_wgrad, grouped_product
 from tests.conftest import thinned
 from tests.scale.test_branch import leaf, saved_for_backward
@@ -99,6 +99,27 @@ def test_grouped_product_under_autocast_is_bf16() -> None:
     for ours, theirs in zip(torch.autograd.grad(rounded.sum(), leaves), exact_grads, strict=True):
         assert ours.dtype == torch.float32
         assert_near(ours.bfloat16(), theirs, terms=8)
+
+
+@pytest.mark.parametrize(
+    ("sides", "norm_width", "fold", "factor"),
+    [("io", None, True, 1.002), ("i", None, False, 1.001), ("io", 64, False, 1.001)],
+)
+def test_experts_small_change_of_gamma_survives_bf16(
+    sides: str, norm_width: int | None, fold: bool, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in test_branch.py; a norm cancels the change of gamma_in."""
+    monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
+    vectors = DirectScale(512, "input", (1,)), DirectScale(64, "output", (1,)) if "o" in sides else None
+    experts = ScaledLinear(512, 64, scale_in=vectors[0], scale_out=vectors[1], norm_width=norm_width, batch_dims=(1,))
+    x, outs = F.pad(torch.randn(64, 512), (0, 0, 0, TAIL)), []
+    for change in (0, 1e-3):
+        for vector in filter(None, vectors):
+            torch.nn.init.constant_(vector.gamma, 1 + change)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            outs.append(experts(x, rows=rows_of((64,))).float())
+    before, after = outs
+    assert abs(((after * before).sum() / before.square().sum()).item() - factor) < 3e-4
 
 
 @pytest.mark.parametrize("autocast", [True, False])
