@@ -51,26 +51,50 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
     return F.scaled_dot_product_attention(query, key, value, mask)
 
 
+class Example(nn.Module):
+    """Parameters p and q, and what is computed of them and of data."""
+
+    def __init__(self, shape: tuple[int, ...], computed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.p, self.q = (nn.Parameter(torch.rand(sizes), requires_grad=False) for sizes in (shape, (3, 4)))
+        self.computed = computed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.computed(self.p, x, self.q)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_rules_each_row_decides_its_example(name: str) -> None:
     shape, role, computed, rows = EXAMPLES[name]
-
-    class Example(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.p, self.q = (nn.Parameter(torch.rand(sizes), requires_grad=False) for sizes in (shape, (3, 4)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return computed(self.p, x, self.q)
-
-    x = torch.rand(2, 5, 4)
-    flow = Dataflow(trace(Example(), (x,), {}))
+    model, x = Example(shape, computed), torch.rand(2, 5, 4)
+    flow = Dataflow(trace(model, (x,), {}))
     uses = [use for use in uses_of_parameters(flow) if "p" in flow.sources[use.value]]
     rules = [rule for use in uses if (rule := first_rule(use)) is not None]
     assert list(dict.fromkeys(rule.name for rule in rules)) == rows and name in rows and len(uses) == len(rules)
-    assert weight_decay_roles(Example(), x)["p"].role == role
+    assert weight_decay_roles(model, x)["p"].role == role
     expected = next(rule.role for rule in rules if rule.role is not None)
     assert role == expected or expected == "scale vector"
+
+
+#: operation in a table of `ops` that no family's row and no other example needs -> as in `EXAMPLES`
+OPERATIONS: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "native_batch_norm": ((5,), "output", lambda p, x, q: F.batch_norm(x, None, None, p, training=True)),
+    "native_group_norm": ((5,), "output", lambda p, x, q: F.group_norm(x, 5, p)),
+    "_prelu_kernel": ((5,), "multiplier", lambda p, x, q: F.prelu(x, p)),
+    "argmax": ((4, 4), "router", lambda p, x, q: (x @ p).argmax(-1)),
+    "kthvalue": ((4, 4), "router", lambda p, x, q: ((s := x @ p) >= s.kthvalue(2, -1, True).values) * x),
+    "nll_loss_forward": ((4, 4), "head", lambda p, x, q: F.cross_entropy((x @ p)[0], x[0].argsort(-1)[:, 0])),
+    "baddbmm": ((2, 4, 4), "matrix", lambda p, x, q: torch.baddbmm(x[:, :1], x, p).relu()),
+    "mv": ((4, 4), "matrix", lambda p, x, q: (p @ x[0, 0]).relu()),
+    "copy": ((4,), "input", lambda p, x, q: (torch.zeros_like(x).copy_(F.rms_norm(x, (4,), p)) @ q.T).relu()),
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_operations_role_of_their_parameter_is_known(op: str) -> None:
+    shape, role, computed = OPERATIONS[op]
+    model, x = Example(shape, computed), torch.rand(2, 5, 4)
+    assert op in {node.op for node in trace(model, (x,), {}).nodes} and weight_decay_roles(model, x)["p"].role == role
 
 
 def test_rules_each_row_has_example_and_page_row() -> None:
