@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.theory.claims import CLAIMS, placement, reparameterization
+from lightning_sv.theory.claims import CLAIMS, deep_linear, descent, placement, reparameterization
 from lightning_sv.theory.claims.base import Finding, Result
 from lightning_sv.theory.claims.deep_linear import DeepLinear, balanced, end_rates, singular_value
 from lightning_sv.theory.claims.shared_checks import PAIRINGS, Rates, State, early
@@ -119,6 +120,26 @@ def test_deep_linear_flow_is_balanced_and_logistic_and_ends_as_stated() -> None:
     assert -DeepLinear().rate(run.states[-1], np.array([[1.5]])) / (2 * run.loss[-1]) == pytest.approx(3, rel=1e-3)
     assert end_rates([[1.5]]) == pytest.approx((10**0.5, 3))
     assert end_rates([[3, 3, 3, 3]])[1] > end_rates([[3, 3, 3, 3]])[0]
+
+
+#: claim and part, a formula that it checks, and a relative error of that formula
+WRONG = [
+    ("or", "P", reparameterization, "stated_preconditioner", 1e-6),
+    ("er", "P", reparameterization, "stated_exponential", 1e-6),
+    ("dln", "K", deep_linear, "balanced_preconditioner", 1e-6),
+    ("descent", "4 isotropic", descent, "noise_term", 1e-6),
+    ("descent", "expansion", descent, "noise_term", 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "module", "formula", "error"), WRONG)
+def test_claim_with_wrong_formula_is_contradicted(
+    name: str, part: str, module: ModuleType, formula: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(module, formula)
+    monkeypatch.setattr(module, formula, lambda *args: (1 + error) * right(*args))
+    (claim,) = (claim for claim in CLAIMS if (claim.claim, claim.part) == (name, part))
+    assert Result(claim, claim.check()).verdict == "CONTRADICTED"
 
 
 def test_claim_with_wrong_statement_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
