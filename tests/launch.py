@@ -1,8 +1,8 @@
 """Launches of a few ranks without their imports: what torchrun does, by fork from one process that is kept.
 
-`python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks a
-store (torchrun's agent has one) and the ranks, which run a module as `python -m` does and leave through the
-interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python prints its stack.
+`python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks
+the ranks, which run a module as `python -m` does and leave through the interpreter's own end, and writes a line with
+their exit codes. Their store is outside of them, as torchrun's is. A rank that crashes below Python prints its stack.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 
 class Ended(NamedTuple):
     """Exit codes of the ranks, minus its number for a signal, and what each wrote."""
@@ -37,11 +39,11 @@ def launch(module: str, *args: str, logs: Path, seconds: float = 300, ranks: int
 
     After `seconds`, abort the rest, which then print their stack.
     """
-    server = _server()
+    server, store = _server(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert server.stdin is not None and server.stdout is not None
     files = [logs / f"rank{rank}.log" for rank in range(ranks)]
     asked = {"module": module, "args": args, "cwd": str(Path.cwd()), "logs": list(map(str, files)), "seconds": seconds}
-    print(json.dumps(asked), file=server.stdin, flush=True)
+    print(json.dumps(asked | {"port": store.port}), file=server.stdin, flush=True)
     codes = json.loads(server.stdout.readline())
     ended = Ended(codes, [file.read_text(errors="replace") for file in files])
     assert any(codes) == fails, ended
@@ -68,29 +70,11 @@ def _serve() -> None:
     gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves
     for line in sys.stdin:
         asked = json.loads(line)
-        store, port = _fork_store()
-        codes = _finish([_fork(rank, port, asked) for rank in range(len(asked["logs"]))], asked["seconds"])
-        os.kill(store, signal.SIGKILL)
-        os.waitpid(store, 0)
+        codes = _finish([_fork(rank, asked) for rank in range(len(asked["logs"]))], asked["seconds"])
         print(json.dumps(codes), flush=True)
 
 
-def _fork_store() -> tuple[int, int]:
-    """Process id and port of the store of the ranks."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    here, there = os.pipe()
-    if pid := os.fork():
-        os.close(there)
-        with os.fdopen(here) as pipe:
-            return pid, int(pipe.readline())
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.write(there, f"{store.port}\n".encode())
-    while True:
-        signal.pause()
-
-
-def _fork(rank: int, port: int, asked: dict) -> int:
+def _fork(rank: int, asked: dict) -> int:
     """Process id of a rank; the rank itself leaves by SystemExit, up through the whole stack."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -101,7 +85,7 @@ def _fork(rank: int, port: int, asked: dict) -> int:
         os.dup2(file, stream)
     ranks = len(asked["logs"])
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
-    os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{asked['port']}"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning reads RANK when it is imported
     os.chdir(asked["cwd"])

@@ -72,6 +72,9 @@ class Parser(ArgumentParser):
             self.error(f"a value cannot be read ({error!r})", None)
         except ValueError as error:  # from OmegaConf, for an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
+        for section in SECTIONS:
+            found = config.get(section)
+            expect(isinstance(found, Namespace | dict | None), section, found, "keys and values.")
         _check_values(self, config)
         for key in (*PATHS, *WITH_PATHS):
             if isinstance(value := config.get(key), str):

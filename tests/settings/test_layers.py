@@ -67,6 +67,7 @@ def test_parse_run_empty_layer_changes_nothing(text: str, tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("data: {corpus: x}", r"data\.corpus is .*; expected keys and values"),
+        ("trainer: false", "^trainer is False; expected keys and values"),
         ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
         ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
     ],
