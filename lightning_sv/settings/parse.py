@@ -43,6 +43,17 @@ MAX_SEED = 2**32 - 1
 _START = ("run_dir", "ckpt_path", "allow_lr_jump", "json", "weights_only")
 
 
+#: names of keys in other programs -> ours
+_USUAL_NAMES = {
+    **dict.fromkeys(("batch_size", "train_batch_size"), "data.global_batch"),
+    **dict.fromkeys(("block_size", "context_length", "max_seq_len", "sequence_length"), "data.seq_len"),
+    **dict.fromkeys(("hidden_size", "n_embd", "dim"), "model.backbone.d_model"),
+    **dict.fromkeys(("steps", "max_iters", "num_steps"), "trainer.max_steps"),
+    **dict.fromkeys(("gpus", "num_gpus"), "trainer.devices"),
+    "seed": "seed_everything",
+}
+
+
 class Parser(ArgumentParser):
     """A parser that raises ConfigError instead of exiting, and suggests the closest key for an unknown one.
 
@@ -133,7 +144,9 @@ class Parser(ArgumentParser):
             return ""
         leaves = {name.rpartition(".")[2]: name for name in known}
         leaf = key.rpartition(".")[2]
-        near = [leaves[leaf]] if leaf in leaves else get_close_matches(key, known, n=1, cutoff=0.7)
+        usual = _USUAL_NAMES.get(leaf)
+        near = [usual] if usual in known else [leaves[leaf]] if leaf in leaves else []
+        near = near or get_close_matches(key, known, n=1, cutoff=0.7)
         near = near or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
 

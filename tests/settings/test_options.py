@@ -46,6 +46,7 @@ ABSENT = f"{__name__}.AbsentLogger"
 NOT_CREATED = f"error: {ABSENT} cannot be created: No module named 'absent'.\n"
 WRONG = [
     (["--model.lr", "0.1"], "Did you mean 'model.optim.lr'?"),
+    (["--data.batch_size", "4"], "Did you mean 'data.global_batch'?"),
     (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
     (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
     (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
