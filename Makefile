@@ -105,6 +105,8 @@ THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
 $(if $(OWN),$(if $(MADE)$(THERE),,$(error there is no DATA '$(DATA)', and no text of that name; \
 	known: $(sort $(call names,data) $(prepared)))))
+$(if $(and $(OWN),$(filter $(OWN),$(THERE))),$(if $(MADE),,$(error DATA is '$(DATA)', where its corpus would be \
+	prepared; expected a text outside of data/ or deeper in it)))
 # The folder again, because corpus.yaml has its first name.
 OWN_LAYER = --config "$$OWN/corpus.yaml" --data.corpus.dir "$$OWN"
 CORPUS = $(if $(OWN),$(if $(MADE),$(OWN_LAYER)) $(if $(filter-out $(OWN),$(THERE)),--data.corpus.source "files:$$TEXT" \
@@ -226,6 +228,8 @@ compare: data  ## compare strategy A with one or several B, SEEDS pairs each: di
 		$(call CONFIG,$(MODEL)) $(OF_LR) "$$@"
 
 # The record of docs/records.md: the strategy and its own learning rate and initial std.
+$(if $(filter record,$(MAKECMDGOALS)),$(if $(filter 1,$(words $(B))),,$(error B is '$(B)'; expected one strategy)))
+$(if $(and $(filter record,$(MAKECMDGOALS)),$(findstring --out,$(ARGS))),$(error ARGS is '$(ARGS)'; expected no --out))
 record: A = llama
 record: A_ARGS = --model.optim.lr 0.0079 --model.backbone.init_std 0.011
 record: SEEDS = 6

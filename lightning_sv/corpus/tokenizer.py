@@ -22,9 +22,9 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
-#: characters of a long text that are encoded at once, up to the next line break between characters that are not space
+#: characters of a long text that are encoded at once, up to the next line break before a character that is not space
 _PART = 1 << 20
-_LINE_BREAK = re.compile(r"\S\n(?=\S)")
+_LINE_BREAK = re.compile(r"\n(?=\S)")
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -173,11 +173,14 @@ class Tokenizer:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Cut a text after about every `_PART` characters, where no token of a byte-level BPE can continue."""
+    """Cut a text after about every `_PART` characters, where no token of a byte-level BPE can continue.
+
+    GPT-2's pattern keeps the white space before the last character of a run together, and a line break apart from text.
+    """
     start = 0
     while start < len(text):
         cut = _LINE_BREAK.search(text, start + _PART)
-        end = len(text) if cut is None else cut.end()
+        end = len(text) if cut is None else cut.start()
         yield text[start:end]
         start = end
 

@@ -70,6 +70,8 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
             ]
             warnings.append(f"The runs {what}: {'; '.join(shown)}.")
     for name, run in runs.items():
+        if skipped := run.summary.get("skipped_steps"):
+            warnings.append(f"{name} skipped {skipped} steps that were not finite, which biases a comparison.")
         if extended := lengths(run.summary):
             warnings.append(
                 f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
@@ -118,6 +120,13 @@ def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
                 shown = " against ".join("the default" if x is None else str(x) for x in (a, b))
                 found.setdefault((key, str(b)), f"The configs differ in {key}: {shown} ({first}, {name}).")
     return [found[at] for at in sorted(found, key=lambda at: at[0])]
+
+
+def settings_of(run: Run) -> dict[str, str]:
+    """Return the config of a run without strategy, seed and directory."""
+    values = _leaves(run)
+    seed = values.get("seed_everything")
+    return {key: str(value) for key, value in values.items() if key not in _OWN_KEYS and value != seed}
 
 
 def _leaves(run: Run) -> dict[str, Any]:

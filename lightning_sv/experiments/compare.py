@@ -26,7 +26,7 @@ from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.report.tables import check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel, pairs_of
-from lightning_sv.experiments.run_store import RunStore, diverged, train
+from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.yaml_file import to_args
 
@@ -121,8 +121,7 @@ def sweep(
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
-    lost = [failed[r.key(s)] for r, s in figure.requests() if r.key(s) in failed and not diverged(runs.job(r, s))]
-    if lost or panel.why_not is not None:
-        raise RunError(lost[0] if lost else f"{panel.why_not}; give other values.")
+    if failed or panel.why_not is not None:
+        raise RunError(next(iter(failed.values()), f"{panel.why_not}; give other values."))
     write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
     return panel

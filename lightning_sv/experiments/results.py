@@ -158,7 +158,7 @@ class Table(NamedTuple):
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
         if not rows:
-            raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
+            raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")
         return cls(columns, tuple(rows), note)
 
     @classmethod
@@ -187,6 +187,7 @@ class Panel:
         notes: sentences on the runs for readers
         every: arms with all available runs, also those without a pair
         pool: runs of all figures that are evaluated together
+        diverged: series of a grid with a run that diverged
     """
 
     spec: PanelSpec
@@ -197,6 +198,7 @@ class Panel:
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     pool: Pool | None = None
+    diverged: frozenset[str] = frozenset()
 
     @property
     def title(self) -> str:

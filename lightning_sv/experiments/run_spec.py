@@ -94,7 +94,7 @@ class RunResolver:
         rates = (panel.lr or {}) | (arm.lr or {})
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
         paths, below = self._paths(panel, model), {**self.budget.overrides, **model.overrides}
-        above = {**panel.overrides, **arm.overrides, **(more or {}), **self.extra, **lr}
+        above = {**panel.overrides, **arm.overrides, **(more or {}), **lr, **self.extra}
         tuned, note = self._tuned(panel, arm, model, _args(paths, below | above))
         keys = below | tuned | above
         request = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)

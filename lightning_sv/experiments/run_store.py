@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_sv.experiments.results import Figure, Panel, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import NONFINITE, is_complete
+from lightning_sv.runs.directory import NONFINITE, config_value, is_complete, read_config
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -77,16 +77,19 @@ class RunStore:
             if not any(arm.series == series.label for arm in arms):
                 return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
         warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
-        return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings))
+        incomplete = frozenset(arm.series for arm in panel.arms if arm.label in lost)
+        return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings), diverged=incomplete)
 
 
 def diverged(job: Job) -> bool:
     """Return whether the run stopped at a loss or gradient that was not finite; resuming it would repeat that."""
-    return (job.run_dir / NONFINITE).is_file() and not is_complete(job.run_dir)
+    if is_complete(job.run_dir) or not (job.run_dir / NONFINITE).is_file():
+        return False
+    return bool(config_value(read_config(job.run_dir), "model.nonfinite") != "skip")  # else it was interrupted later
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train missing runs; return key -> reason of each failed run. Other runs continue.
+    """Train missing runs; return key -> reason of each failed run. A run that diverges is none, but a result.
 
     Raises:
         RunError: a run was stopped by a signal
@@ -104,7 +107,8 @@ def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, co
     if not jobs:
         return {}
     try:
-        return run_jobs(jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console)
+        failed = run_jobs(jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console)
+        return {job.name: failed[job.name] for job in jobs if job.name in failed and not diverged(job)}
     except KeyboardInterrupt:
         console.print("Stopped. Finished runs are kept. The same command reuses them and resumes the others.")
         raise

@@ -138,7 +138,7 @@ def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path
     for name in "abc":
         (tmp_path / f"{name}.md").write_text(name)
     (tmp_path / "d.txt").write_text("")
-    (tmp_path / "e.jsonl").write_text('{"text": ""}\n\n{"text": "e"}\n')
+    (tmp_path / "e.jsonl").write_text('{"text": ""}\n\n{"text": null}\n{"text": "e"}\n')
     assert _texts(f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}") == ["c", "a", "b", "e"]
 
 
@@ -158,7 +158,7 @@ def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkey
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: .*JSON"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2"),
-        ("a.jsonl", b'{"text": null}\n', r"a\.jsonl, line 1"),
+        ("a.jsonl", b'{"text": 1}\n', r"a\.jsonl, line 1"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-9], r"a\.jsonl\.gz"),
         ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst"),

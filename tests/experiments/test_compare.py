@@ -166,6 +166,9 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
 
 
 def test_compare_run_keys_equal_those_of_a_figure() -> None:
+    given = plan_figure(load_figure("protocol"), RunResolver(load_budget("cpu-100"), {"model.optim.lr": 0.05}))
+    for spec, _ in given.requests():  # the user's key wins over the figure's rate
+        assert spec.args[spec.args.index("--model.optim.lr") + 1] == "0.05"
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)

@@ -206,6 +206,9 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
         (runs.dir(*run) / "nonfinite.jsonl").touch()
 
     grid, other = (figure.panels[0] for figure in figures)
+    skipping, seed = next(arm for arm in other.arms if arm.label == "hg").requests[1]
+    diverge(skipping, seed)  # interrupted after a skipped step: it is resumed
+    (runs.dir(skipping, seed) / "config.yaml").write_text("model: {nonfinite: skip}\n")
     diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").run_spec, 101)
     diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, 0)
     said = Console(file=io.StringIO(), width=300)

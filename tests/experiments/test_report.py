@@ -256,7 +256,7 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     warning = f"The configs differ in model.optim.lr: 0.001 against 0.5 ({one}, {rate})."
     assert own_figure([one, rate]).warnings == (warning,)
     again = own_figure([one, write_run(tmp_path / "llama-seed0-2", "llama", 0, lr=0.5)])
-    assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama-seed0-2"]
+    assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama, lr 0.5"]
     named = own_figure([one, unified], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
 

@@ -188,7 +188,9 @@ def record_documents(record: Any, where: str, text_field: str) -> Iterator[Docum
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
-    """Yield one document for a text, none for an empty text; reject values that are not texts."""
+    """Yield one document for a text, none for an empty text or null; reject values that are not texts."""
+    if value is None:
+        return
     kind = f"of type {type(value).__name__}"
     expect(isinstance(value, str), f"{where}: {text_field!r}", kind, "text. Change text_field.")
     if value.removeprefix(BYTE_ORDER_MARK):

@@ -165,7 +165,7 @@ def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
     series = {each.label: each for each in panel.series}
     a, b = series[claim.a], series[claim.b]
-    if [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
+    if panel.diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
         raise NotTestableError(f"{a.label} and {b.label} have no runs at the same points; a rate has diverged.")
     raised: list[list[float]] = []
     stable: list[str] = []

@@ -208,7 +208,7 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     for size in panel.sizes:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
-        drawn, lacking = curve_plots(Panel(spec, arms))
+        drawn, lacking = curve_plots(Panel(spec, arms, pool=panel.pool))
         plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
     return plots, notes

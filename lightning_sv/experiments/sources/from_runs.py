@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, settings_of
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -21,6 +21,14 @@ from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 COMPARISON = "comparison.json"
 # scalars of `callbacks.Sharpness` that a report draws
 _SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
+
+
+def _with_difference(label: str, known: list[dict[str, str]], settings: dict[str, str]) -> str:
+    """Return a label with what differs from the first settings of the label, and add new settings to `known`."""
+    if settings not in known:
+        known.append(settings)
+    keys = [key for key in settings if known[0].get(key) != settings[key]]
+    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings[key]}" for key in keys[:3])])
 
 
 def own_figure(
@@ -38,14 +46,17 @@ def own_figure(
     if labels and len(labels) != len(named):
         raise ConfigError(f"--labels has {len(labels)} names; expected {len(named)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
+    settings: dict[str, list[dict[str, str]]] = {}
     for (path, given), label in zip(named, labels or (None,) * len(named), strict=True):
         run = read_run(path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
         name, seed = label or given or run.label, run.summary.get("seed")
         if not isinstance(seed, int):
             raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
+        if label is None and given is None:
+            name = _with_difference(name, settings.setdefault(name, []), settings_of(run))
         if label is None and (same := arms.get(name, {}).get(seed)) is not None and same.dir != run.dir:
-            name = run.dir.name  # for instance with a different learning rate
+            name = run.dir.name
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             raise ConfigError(
