@@ -84,7 +84,7 @@ class RouterMonitor(MetricAccumulator):
         if routings is None:
             if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
                 self._watch()
-            routings = list(self._seen.values())
+            routings = [self._seen[name] for name in self._mixtures if name in self._seen]
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
@@ -100,13 +100,14 @@ class RouterMonitor(MetricAccumulator):
         sums, n = self.take()
         if not n:  # every step was skipped
             return
+        places = [name for name in self._mixtures if not self._seen or name in self._seen]  # not those in eval mode
         load = sums["load"] / sums["load"].mean(-1, keepdim=True)
         scalars: dict[str, float] = {}
-        for place, row in zip(self._mixtures, load.tolist(), strict=True):
+        for place, row in zip(places, load.tolist(), strict=True):
             scalars |= {f"moe/{place}/load/expert{e}": value for e, value in enumerate(row)}
             scalars |= {f"moe/{place}/load_max": max(row), f"moe/{place}/load_min": min(row)}
         for key in ("balance_loss", "entropy"):
             mean = sums[key] / n
-            scalars |= {f"moe/{place}/{key}": value for place, value in zip(self._mixtures, mean.tolist(), strict=True)}
+            scalars |= {f"moe/{place}/{key}": value for place, value in zip(places, mean.tolist(), strict=True)}
             scalars[f"moe/mean/{key}"] = float(mean.mean())
         write_scalars(trainer, scalars)

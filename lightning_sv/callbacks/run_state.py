@@ -96,6 +96,8 @@ def log_spaced(total: int, n: int) -> list[int]:
 
 def validates_now(trainer: L.Trainer) -> bool:
     """Return True if a validation follows the current step."""
+    if not trainer.enable_validation:
+        return False
     every: Any = trainer.val_check_batch
     if trainer.global_step >= trainer.max_steps > 0:
         return True

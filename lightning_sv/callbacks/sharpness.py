@@ -270,6 +270,8 @@ class Sharpness(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Choose the steps and the batch, log them, and measure the initialization."""
         self._total = known_steps(trainer, "Sharpness")
+        if trainer.global_step == 0:  # after an earlier fit
+            self._state = _Progress()
         self._steps = frozenset(log_spaced(self._total, self.points))
         if self.loss is None:
             self._take_batch(trainer, pl_module)

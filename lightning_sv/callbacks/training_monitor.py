@@ -32,6 +32,9 @@ class MetricAccumulator(L.Callback):
         """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
         self._trainer = trainer
         self._clock.start(trainer)
+        self._open = {}
+        if trainer.global_step == 0:  # after an earlier fit
+            self._sums = {}
         device = trainer.strategy.root_device
         self._sums = {
             key: value.to(device) if trainer.is_global_zero else torch.zeros_like(value, device=device)

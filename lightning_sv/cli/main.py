@@ -105,6 +105,8 @@ def _message(error: Exception) -> tuple[str, int] | None:
         return f"{type(error).__name__}: {text}", 1
     if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
         return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
+    if type(error).__name__ == "OutOfMemoryError":  # of torch
+        return "the memory of the device is too small; expected smaller micro-batches. Lower data.micro_batch.", 1
     if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings
         return text, 2
     # torch's signal handler raises the second at any place

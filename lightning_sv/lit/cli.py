@@ -71,6 +71,13 @@ FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Comments t
 yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value), yaml.SafeDumper)
 
 
+#: first words of the values that our callbacks write and that can be monitored
+MEASURED = (
+    "branch_norm", "copying", "grad_norm", "lr", "memory", "moe", "preconditioner", "residual", "sharpness",
+    "throughput",
+)  # fmt: skip
+
+
 class RunParser(Parser, LightningArgumentParser):
     """LightningCLI's parser: `--help` is short, `--help_all` lists all keys."""
 
@@ -250,7 +257,9 @@ class PretrainCLI(LightningCLI):
                 if isinstance(callback, EarlyStopping | ModelCheckpoint):
                     key = f"monitor of trainer.callbacks: {type(callback).__name__}"
                     wanted = f"one of: {' '.join(LOSSES)}."
-                    expect(callback.monitor in (None, "epoch", "step", *LOSSES), key, callback.monitor, wanted)
+                    measured = str(callback.monitor).partition("/")[0] in MEASURED
+                    known = measured or callback.monitor in (None, "epoch", "step", *LOSSES)
+                    expect(known, key, callback.monitor, wanted)
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
@@ -283,7 +292,8 @@ class PretrainCLI(LightningCLI):
         if ckpt_path is not None and not may_jump and not self.model.has_own_optimizer:
             check_learning_rate(checkpoint, model, trainer.max_steps)
         every = math.ceil(trainer.max_steps / data.validations)
-        trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
         self._cleanup.callback(self._signals.leave)
         if trainer.is_global_zero:
             self.run_dir = self._resolve(create=True)
@@ -300,7 +310,8 @@ class PretrainCLI(LightningCLI):
         self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = data.tokens_per_step
-        trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
+        given = [] if trainer.fast_dev_run else _several(self.config_init["trainer"]["logger"])  # type: ignore[attr-defined]
+        trainer.loggers = [ours, *given]
         self._signals.listen(trainer)
         self.model.segments.start()
 
@@ -347,12 +358,14 @@ class PretrainCLI(LightningCLI):
         trainer = self.trainer
         if trainer.global_step < trainer.max_steps or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        resumed = "val/loss" not in trainer.callback_metrics  # at the last step
+        resumed = self._start[1] >= trainer.max_steps  # at the last step
         # All devices validate, or none; only the first knows the run's directory.
         had = resumed and trainer.strategy.broadcast(is_complete(self.run_dir))
         if resumed and not had:
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             self._begin()
+        if not had:
+            self._check_validated()
         if not trainer.is_global_zero:
             return
         if had:
@@ -367,6 +380,12 @@ class PretrainCLI(LightningCLI):
         comparable = plain and self.model.settings.init_from is None
         show_summary(self.summary, self.run_dir, comparable=comparable, as_json=self.config["json"])
 
+    def _check_validated(self) -> None:
+        given = "val/loss" in self.trainer.callback_metrics
+        expect(
+            given, "the validation of the model", "without val/loss", "self.log('val/loss', ...) in validation_step."
+        )
+
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
@@ -377,6 +396,7 @@ class PretrainCLI(LightningCLI):
 
     def after_validate(self) -> None:
         """Show the validation loss."""
+        self._check_validated()
         loss = self.trainer.callback_metrics["val/loss"]
         if self.trainer.is_global_zero:
             corpus = self.batches.manifest.corpus_hash

@@ -354,10 +354,14 @@ class PretrainModule(L.LightningModule):
             if isinstance(callback, StochasticWeightAveraging) and copy.backbone is None:
                 callback.setup(self.trainer, self, "fit")  # its copy was made before the weights
         wanted = "None in your own Trainer. Load the weights with load_state_dict."
-        expect(self.settings.init_from is None or self._loaded, "init_from", self.settings.init_from, wanted)
+        loads = self._loaded or self.trainer.ckpt_path is not None  # FSDP2 restores it later
+        expect(self.settings.init_from is None or loads, "init_from", self.settings.init_from, wanted)
 
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
+        if self.trainer.global_step == 0:  # after an earlier fit
+            self.nonfinite.skipped, self._loads = 0, None
+            self.nonfinite.losses.clear()
         for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
             scheduler.on_train_epoch_start(self.trainer, self)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:

@@ -33,7 +33,8 @@ class TextSamples(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check before training that the model and its tokenizer are known."""
-        is_ours = settings_of(pl_module) is not None and data_of(trainer) is not None
+        plain = getattr(pl_module, "built_by", None) is None  # a model of the user may not generate
+        is_ours = plain and settings_of(pl_module) is not None and data_of(trainer) is not None
         if stage == "fit" and self._sampling is not None and not is_ours:
             raise ConfigError("TextSamples is set; expected a PretrainModule and a TokenDataModule, or tokens=0.")
 

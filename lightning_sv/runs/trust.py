@@ -1,5 +1,6 @@
 """Modules that a recorded config would import if its run is resumed; each must be allowed by name."""
 
+import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,10 +41,15 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     checkpoint = given.ckpt_path
     if not checkpoint:
         return
-    run = Path(given.run_dir) / LAST if checkpoint == "last" else Path(checkpoint)
-    for file in map(Path, given.configs):
+    run = _expanded(given.run_dir) / LAST if checkpoint == "last" else _expanded(checkpoint)
+    for file in map(_expanded, given.configs):
         if file.is_file() and file.parent.resolve() == run.parent.parent.resolve():
             check_trusted(file, modules_of(file), allow)
+
+
+def _expanded(text: str) -> Path:
+    """Return a path as the parser of a run expands it later."""
+    return Path(os.path.expandvars(os.path.expanduser(text)))  # noqa: PTH111
 
 
 def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[str]) -> None:

@@ -180,13 +180,22 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", thinned(TEXTS, TEXTS[:1]))
 def test_resumed_config_imports_allowed_modules_only(
-    text: str, corpus: Path, tmp_path: Path, marker: Path, module: str, refused: Refused
+    text: str,
+    corpus: Path,
+    tmp_path: Path,
+    marker: Path,
+    module: str,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text(text.format(module))
     resume, last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")], ["--run_dir", str(run), "--ckpt_path=last"]
     for command, *more in (["validate", *resume], ["fit", *last], ["fit", *resume, "--trust_module", "another"]):
         assert f"--trust_module {module}" in refused(command, "--config", str(run / "config.yaml"), *more)
+    monkeypatch.setenv("HOME", str(tmp_path))  # the shell does not expand ~ behind an equals sign
+    home = ["--config=~/run/config.yaml", "--ckpt_path=~/run/checkpoints/last.ckpt"]
+    assert f"--trust_module {module}" in refused("fit", *home)
     assert not marker.exists()
     error = refused("fit", "--trust_module", module, "--config", str(run / "config.yaml"), *resume)
     assert f"--trust_module {module}" not in error  # the import is allowed, and of the wrong kind

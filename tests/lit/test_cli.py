@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import callbacks
+from torch import Tensor
 
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
@@ -115,6 +116,17 @@ def test_names_of_your_own_module_train_resume_and_generate(
     for words in (["generate", str(run)], resume):
         assert "--trust_module my_ideas" in refused(*words)
         assert main([*words, "--trust_module", "my_ideas"]) == 0
+
+
+class OwnLoss(PretrainModule):
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        self.log("val/own", self.loss(block)[0])
+
+
+def test_cli_without_val_loss_keeps_the_events(run_args: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="val/loss"):
+        PretrainCLI(OwnLoss, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")])
+    assert list((tmp_path / "run").glob("*tfevents*"))
 
 
 class HalfResidual(PretrainModule):

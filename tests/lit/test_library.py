@@ -550,6 +550,38 @@ def test_router_monitor_names_the_mixtures_of_equal_block_numbers_by_their_path(
     assert len(charts) == 2 * MIXTURE.n_layer
 
 
+class Teacher(Foreign):
+    """Its second network runs first, and the third one is in evaluation mode."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        a, b, teacher = self.net.values()  # type: ignore[operator,union-attr]
+        teacher.eval()
+        return b(tokens) + a(tokens) + teacher(tokens)
+
+
+def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> None:
+    config = replace(MIXTURE, router=RouterConfig(balance="bias"))
+    user = Teacher(nn.ModuleDict({name: lightning_sv.Backbone(config, "hg", seed=0) for name in "abc"}))
+    user.net["a"].layers[0].ffn.router_bias[0] = 9  # type: ignore[index,union-attr]
+    trainer(tmp_path, RouterMonitor(1), max_steps=1).fit(user, loader())
+    (logged,) = (row for row in rows(tmp_path) if row["moe/mean/entropy"])
+    assert float(logged["moe/layer0/net_a_layers_ffn/load/expert0"]) == 1.5  # of 3 experts, 2 active
+    assert float(logged["moe/layer0/net_b_layers_ffn/load/expert0"]) < 1.5
+    assert not [tag for tag in logged if "net_c" in tag]
+
+
+def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_path: Path) -> None:
+    monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
+    for name, fails in (("fails", 3), ("again", 99), ("fresh", 99)):
+        if name == "fresh":
+            monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
+        stop = LambdaCallback(on_train_batch_start=lambda *given, at=fails: 1 / (given[-1] - at))
+        with pytest.raises(ZeroDivisionError) if fails == 3 else nullcontext():
+            trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(module(seed=fails), data)
+    again, fresh = ([row["train/loss"] for row in rows(tmp_path / name)] for name in ("again", "fresh"))
+    assert again == fresh and any(fresh) and probe._state.done == 2
+
+
 class OwnStep(PretrainModule):
     """A subclass with its own training step, which reports no routings, and an optimizer, which knows no roles."""
 

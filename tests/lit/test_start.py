@@ -1,6 +1,7 @@
 """Runs that start from the weights of a different run: inherited state, records, refused inputs."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     assert First.weights["backbone.layers.0.ffn.router_bias"].any()
     summary, run = json.loads((complete / "summary.json").read_text()), read_run(complete)
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
+    sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=300)
+    relative = PretrainConfig(sizes, optim=OptimConfig(lr=0.1), init_from=os.path.relpath(source))
+    assert settings_of(relative, None)["init_from"] == str(source)
     assert summary["origin"] == {
         "checkpoint": str(source / LAST),
         "label": "hg+dnp+or+iwd",

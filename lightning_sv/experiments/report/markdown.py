@@ -104,8 +104,9 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
         f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and its opposite. If all "
         f"arms were equal, about {max(1, round(2 * ALPHA * len(judged)))} would be resolved by chance. After the "
         f"correction for their number, {kept} of {len(primary)} primary ones, at most one per figure, keep their "
-        f"verdict (Holm), and {others_kept} of the {len(others)} others (Benjamini-Hochberg). Claims that share runs are "
-        "not independent. Differences of losses use the variance of all arms of one model and budget, if it is equal."
+        f"verdict (Holm), and {others_kept} of the {len(others)} others (Benjamini-Hochberg). Claims that share runs "
+        "are not independent. Differences of losses use the variance of all arms of one model and budget, if it is "
+        "equal."
     )
 
 
