@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -48,7 +49,7 @@ def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, An
         "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
         "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
-        "init_from": None if module.init_from is None else str(Path(module.init_from).absolute()),
+        "init_from": None if module.init_from is None else os.path.abspath(module.init_from),  # noqa: PTH100 (with ..)
         "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
     }
 
