@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn.parameter import UninitializedParameter
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone
@@ -51,6 +52,9 @@ def check_module(model: object) -> None:
     expect(isinstance(model, nn.Module), "model", repr(model), "an nn.Module, not its class or its name.")
     assert isinstance(model, nn.Module)
     wanted = "a model with parameters. A LightningModule may create them in configure_model(); call it first."
+    lazy = any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters())
+    initialized = "one without lazy modules. Run a forward pass first."
+    expect(not lazy, "model", f"{type(model).__name__} with lazy modules", initialized)
     expect(any(True for _ in model.parameters()), "model", f"{type(model).__name__} without parameters", wanted)
 
 

@@ -99,7 +99,9 @@ MIXING = (
     | frozenset(NORMS)
     | {
         "maximum", "minimum", "_cdist_forward", "scatter_reduce", "index_reduce", "grid_sampler_2d", "grid_sampler_3d",
-        "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc", "bincount", "one_hot",
+        "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc", "bincount", "one_hot", "linalg_cross",
+        "_prelu_kernel", "prelu", "rrelu_with_noise", "mse_loss", "huber_loss", "smooth_l1_loss",
+        "binary_cross_entropy_with_logits",
     }
 )  # fmt: skip
 #: operations that join a parameter to activations, without multiplying them

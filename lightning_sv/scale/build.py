@@ -224,5 +224,6 @@ class ScaleBuilder:
         vector = self.strategy.vector(d, role, batch_dims)
         if side == "scale_out" and self.options.initial_gamma_out != 1:
             vector.initial = self.options.initial_gamma_out
-            vector.reset_parameters()
+            if not next(vector.parameters()).is_meta:  # else it is reset when it gets memory
+                vector.reset_parameters()
         return vector

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_sv.callbacks import branch_norms
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups
 from lightning_sv.interop.apply.weights import ScaledWeight
@@ -252,6 +253,44 @@ def test_apply_strategy_bare_norm_adds_vectors_that_fold(strategy: str, norm: st
     applied, copied = model(IDS), copy.deepcopy(model)
     assert torch.equal(fold_applied(model)(IDS), applied) and list(model.state_dict()) == keys
     assert torch.equal(copied(IDS), applied)  # of vectors of its own
+
+
+class Tied(nn.Module):
+    """Two norms with one gamma, and a matrix that the model itself owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.one, self.two, self.between = nn.Embedding(V, D), nn.RMSNorm(D), nn.RMSNorm(D), nn.Linear(D, D)
+        self.two.weight = self.one.weight
+        self.W = nn.Parameter(0.1 * torch.randn(D, V))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.emb(ids)
+        return self.two(x + self.between(self.one(x))) @ self.W  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strategy", ["or", "hg+dp+or", "hg+dp"])
+def test_apply_strategy_tied_norms_train_and_fold(strategy: str) -> None:
+    model = Tied()
+    apply_strategy(model, strategy, IDS)
+    assert model.two.weight is model.one.weight and model.one.weight.requires_grad
+    assert any("W" in key.split("/") for key in branch_norms(model))
+    perturb(model)
+    with torch.no_grad():
+        model.one.weight += 0.1 * torch.randn(D)
+    outputs = model(IDS)
+    torch.testing.assert_close(fold_applied(model)(IDS), outputs)
+
+
+def test_fold_applied_holder_of_a_model_without_vectors_trains() -> None:
+    model = nn.Sequential(Net(plain))
+    apply_strategy(model[0], "nop", IDS)
+    assert all(parameter.requires_grad for parameter in fold_applied(model).parameters())
+
+
+def test_apply_strategy_lazy_modules_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lazy"):
+        apply_strategy(nn.Sequential(nn.RMSNorm(D), nn.LazyLinear(D)), "hg", torch.randn(2, D))
 
 
 def test_apply_strategy_shared_vector_stored_once() -> None:

@@ -69,6 +69,18 @@ def test_to_hugging_face_loss_of_the_router_is_ours(config: BackboneConfig) -> N
     theirs, (_, routings) = to_hugging_face(model), model(tokens, with_routing=True)
     added = theirs.router_aux_loss_coef * theirs(tokens, output_router_logits=True).aux_loss
     torch.testing.assert_close(added, router_loss(routings, config))
+    config = replace(config, router=RouterConfig(balance="none", balance_coef=0.02))
+    assert to_hugging_face(Backbone(config)).config.router_aux_loss_coef == 0
+
+
+def test_to_hugging_face_positions_of_bf16_weights_are_exact(config: BackboneConfig) -> None:
+    model, tokens = perturbed(Backbone(config)).bfloat16(), torch.randint(0, config.vocab_size, (1, 100))
+    rotary = to_hugging_face(model).model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    expected = Backbone(config).double()
+    expected.load_state_dict(model.state_dict())
+    found = to_hugging_face(model).float()(tokens).logits
+    torch.testing.assert_close(found, expected(tokens).float(), rtol=1e-4, atol=1e-4)
 
 
 SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}

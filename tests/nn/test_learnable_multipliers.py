@@ -7,9 +7,9 @@ import torch
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import fold
-from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
-from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
@@ -37,6 +37,9 @@ def test_initial_gamma_out_sets_the_magnitude_only(scale: str) -> None:
     if scale.endswith("or"):
         assert (v.scale_out.alpha == 1).all() and v.scale_out.beta.item() == 0.25
     assert (v.scale_in() == 1).all()
+    assert meta_backbone(
+        SMALL, ScaleStrategy.parse(scale), ScaleOptions(initial_gamma_out=0.25)
+    ).head.lm_head.weight.is_meta
 
 
 def test_backbone_and_optimizer_settings_by_role() -> None:

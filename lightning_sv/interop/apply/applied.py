@@ -1,7 +1,8 @@
 """State of a model with an applied strategy, its checks, saving and folding."""
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import starmap, zip_longest
@@ -53,7 +54,7 @@ class Applied(NamedTuple):
         gammas |= {name: scaled[name].vector for name in self.norms if name in scaled}
         for matrix, norm in self.matrices:
             path, _, attribute = matrix.weight.rpartition(".")
-            original = f"{path}.parametrizations.{attribute}.original"
+            original = f"{path}.parametrizations.{attribute}.original".removeprefix(".")
             weight = parameters.get(original, parameters.get(matrix.weight))
             if weight is None:  # a new module replaced it
                 continue
@@ -116,7 +117,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
                 again = f"parametrized again after apply_strategy ({type(parametrizations[1]).__name__})"
                 raise ConfigError(f"{path}.{attribute} was {again}; {REMOVE}.")
             planned.append((module, attribute, parametrizations[0].order))
-    trained = [_trains(inner, inner is uncompiled(model)) for inner in inners]
+    trained = [_trains(inner, vars(inner)[APPLIED].frozen) for inner in inners]
     for module, attribute, order in planned:
         remove(module, attribute, order, keep=True)
     for inner, trains in zip(inners, trained, strict=True):
@@ -134,10 +135,12 @@ def fold_applied(model: nn.Module) -> nn.Module:
     return model
 
 
-def _trains(model: nn.Module, default: bool) -> bool:
-    """Return True if a scale vector trains, or `default` without vectors: LoRA and users freeze all of them."""
+def _trains(model: nn.Module, frozen: Collection[str]) -> bool:
+    """Return True if a scale vector trains, or without vectors another weight: LoRA and users freeze all of them."""
     vectors = [p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters()]
-    return any(p.requires_grad for p in vectors) if vectors else default
+    own = {name: p for name, p in model.named_parameters() if not re.search(r"lora_|modules_to_save", name)}
+    others = [p for name, p in own.items() if unwrapped(name) not in {unwrapped(each) for each in frozen}]
+    return any(p.requires_grad for p in vectors or others)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

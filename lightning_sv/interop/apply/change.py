@@ -20,7 +20,7 @@ from lightning_sv.interop.apply.applied import (
     remove,
     save_unfolded,
 )
-from lightning_sv.interop.apply.sites import Site, SiteMatrix
+from lightning_sv.interop.apply.sites import TIED, Site, SiteMatrix
 from lightning_sv.interop.apply.weights import (
     OutputNorm,
     Scaled,
@@ -155,6 +155,9 @@ class Change:
         """Keep gamma in its norm, in the strategy's parameterization."""
         role: Role = "input" if site.role == "input" else "output"
         self.norms[site.vector] = role, site.origin or 0.0
+        if site.stays == TIED:
+            self._note(site.vector, f"unchanged: {site.stays}")
+            return
         if self.strategy.vector is (OffsetScale if site.origin else DirectScale):
             return
         if site.matrices and not site.stays:

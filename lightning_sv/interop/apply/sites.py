@@ -16,6 +16,8 @@ from lightning_sv.roles.ops import ATTENTION, NORMS, PRODUCTS, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 from lightning_sv.roles.types import ModelParameter
 
+#: why a vector stays in its norm: other modules have the same parameter
+TIED = "it is tied to a different parameter"
 #: operations that split an axis
 _SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select"})
 
@@ -74,7 +76,7 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
                 stays = f"{matrix.weight} reads it with a different width"
         if row.name in tied:
-            stays = "it is tied to a different parameter"
+            stays = TIED
         biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
         if len(biases) > 1:
             stays = "different biases are added after it"

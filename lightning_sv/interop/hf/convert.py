@@ -144,7 +144,9 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
             "shared_expert_intermediate_size": config.ffn_width,
             "norm_topk_prob": config.router.renormalize,
             # theirs is k when balanced
-            "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
+            "router_aux_loss_coef": config.router.balance_coef
+            / config.n_expert_active
+            * (config.router.balance == "loss"),
         }
     if to.family == "Llama":
         shared["mlp_bias"] = False
@@ -225,7 +227,9 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     theirs = model_of(config_of(**arguments(model.config, to, max_positions, eot)))
     # Gemma's embedding factor, sqrt(d_model) in float32
     scale = theirs.model.embed_tokens.embed_scale.item() if to.family == "Gemma3" else 1.0
-    theirs.to(model.embed.weight.dtype).load_state_dict(_state(model.config, folded, to, scale))
+    for parameter in theirs.parameters():  # not the buffers: the frequencies of RoPE stay in float32
+        parameter.data = parameter.data.to(model.embed.weight.dtype)
+    theirs.load_state_dict(_state(model.config, folded, to, scale))
     return theirs.eval()
 
 
