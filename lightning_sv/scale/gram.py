@@ -37,12 +37,18 @@ def inverse_rms_of_product(
 
 
 def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, *, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the result and d_out G."""
+    """Return the result and d_out G, times `_fp16_factor`."""
     dtype = product_dtype(x, weight)
-    folded = effective_weight(weight, gamma_in, None).to(dtype)
+    folded, factor = effective_weight(weight, gamma_in, None), _fp16_factor(dtype, len(weight))
+    folded = (folded if factor == 1 else folded * factor**0.5).to(dtype)
     gram = folded.T @ folded
     square = (x.to(dtype) @ gram * x.to(weight.dtype)).sum(-1, keepdim=True)
-    return (square / len(weight) + eps).rsqrt(), gram
+    return (square / (len(weight) * factor) + eps).rsqrt(), gram
+
+
+def _fp16_factor(dtype: torch.dtype, d_out: int) -> float:
+    """Return a factor of the Gram matrix, whose sums over a vocabulary exceed the largest number of float16."""
+    return float(d_out**-0.5) if dtype == torch.float16 else 1.0
 
 
 class _InverseRms(torch.autograd.Function):
@@ -66,7 +72,9 @@ class _InverseRms(torch.autograd.Function):
         # With s = -r^3 grad / d_out: dx = s G x, and dG = X^T diag(s / 2) X is symmetric, so dW' = W' (2 dG).
         s = grad * r.pow(3) / -len(weight)
         rows, scaled = rows_of(x.to(weight.dtype)), x * s
+        factor = _fp16_factor(ctx.dtype, len(weight))
         grad_x = (scaled.to(ctx.dtype) @ gram).to(x.dtype)
+        grad_x = grad_x if factor == 1 else grad_x / factor
         half = effective_weight(weight, gamma_in, None) @ (rows.T @ rows_of(scaled.to(weight.dtype)))
         if gamma_in is None:
             return grad_x, half, None, None
