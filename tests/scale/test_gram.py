@@ -15,7 +15,7 @@ def test_inverse_rms_of_many_equal_rows_is_finite_in_float16() -> None:
     def run(dtype: torch.dtype, loss_scale: float) -> list[Tensor]:
         inputs = [each.to(dtype, copy=True).requires_grad_() for each in (x, weight)]
         with torch.autocast("cpu", torch.float16, enabled=dtype == torch.float32):
-            r = inverse_rms_of_product(*inputs, None, 1e-5)
+            r = inverse_rms_of_product(inputs[0], inputs[1], None, 1e-5)
         gradients = torch.autograd.grad(r.sum() * loss_scale, inputs)
         return [r.double(), *(gradient.double() / loss_scale for gradient in gradients)]
 
