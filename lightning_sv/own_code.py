@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect, unknown
 
 _NAME = re.compile(r"([\w.]+):\w+")
 _T = TypeVar("_T")
@@ -36,6 +36,8 @@ def find(table: Mapping[str, _T], name: str, key: str) -> _T:
     """Return the row of a table, or the object that `package.module:Name` names; errors begin with `key`."""
     if ":" in name:
         found: _T = import_name(name, key)
+        functions = all(map(callable, table.values()))
+        expect(callable(found) or not functions, key, f"{name}, a {type(found).__name__}", "a function.")
         return found
     if name not in table:
         raise ConfigError(unknown(key, name, [*table, "package.module:Name"]))

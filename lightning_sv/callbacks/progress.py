@@ -1,5 +1,6 @@
 """Progress bar over optimizer steps: loss, learning rate, tokens/s, time left."""
 
+import math
 import sys
 import time
 from typing import Any, TextIO
@@ -44,7 +45,7 @@ class RunProgress(ProgressBar):
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
         self._clock.start(trainer)
-        self._clock.every = max(1, (self._clock.last or 1000) // self.lines)
+        self._clock.every = math.ceil((self._clock.last or 1000) / self.lines)
         settings = settings_of(pl_module)
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:

@@ -51,6 +51,10 @@ WRONG = [
     (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
     (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
     (["--allow_lr_jump", "maybe"], "error: allow_lr_jump is maybe; expected true or false.\n"),
+    (
+        ["--model.optim.name", "math:pi", "--model.optim.lr", "1"],
+        "error: model.optim.name is math:pi, a float; expected a function.\n",
+    ),
     (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
     (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
     (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
