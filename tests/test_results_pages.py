@@ -234,7 +234,8 @@ def test_tables_of_copying_runs_equal_both_recordings() -> None:
     apart = f"{(again.val_loss - losses).abs().max():.3f}"
     assert f"ends up to {apart} apart" in text and f"end up to {apart} apart" in page("results")
     rows = recorded("cpu-100-copying/differences.csv").set_index("quantity")
-    expected = [intervals(rows.loc[part].set_index("arm").loc[["unified", "hg+dp+or"]]) for part in PARTS]
+    arms = ["unified", "hg+dp+or", "unified, dp at the lm_head", "nop"]
+    expected = [intervals(rows.loc[part].set_index("arm").loc[arms]) for part in PARTS]
     assert [row[1:] for row in table(text, "| difference to `llama` in this")] == expected
     for arm in ("llama", "hg+dp+or"):  # the more it copies, the lower it ends
         own = again.arm == arm
