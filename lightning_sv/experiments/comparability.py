@@ -122,7 +122,7 @@ def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
     return [found[at] for at in sorted(found, key=lambda at: at[0])]
 
 
-def settings_of(run: Run) -> dict[str, str]:
+def config_of(run: Run) -> dict[str, str]:
     """Return the config of a run without strategy, seed and directory."""
     values = _leaves(run)
     seed = values.get("seed_everything")

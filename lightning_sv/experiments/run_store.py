@@ -89,7 +89,7 @@ def diverged(job: Job) -> bool:
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train missing runs; return key -> reason of each failed run. A run that diverges is none, but a result.
+    """Train missing runs; return key -> reason of each failed run. A diverged run is a result, not a failure.
 
     Raises:
         RunError: a run was stopped by a signal

@@ -52,7 +52,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
 
 
 class Example(nn.Module):
-    """Parameters p and q, and what is computed of them and of data."""
+    """Parameters p and q, and a function of them and of data."""
 
     def __init__(self, shape: tuple[int, ...], computed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, settings_of
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_of
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -54,7 +54,7 @@ def own_figure(
         if not isinstance(seed, int):
             raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
         if label is None and given is None:
-            name = _with_difference(name, settings.setdefault(name, []), settings_of(run))
+            name = _with_difference(name, settings.setdefault(name, []), config_of(run))
         if label is None and (same := arms.get(name, {}).get(seed)) is not None and same.dir != run.dir:
             name = run.dir.name
         other = arms.setdefault(name, {}).setdefault(seed, run)

@@ -113,10 +113,9 @@ class ScaledWeight(Scaled):
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
+        # FlopCounterMode cannot track views of a parameter made under no_grad. torch.jit.trace compares both modes.
         if not torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined]
-            weight = (
-                weight.detach()
-            )  # a view of a parameter made under no_grad is a leaf that FlopCounterMode cannot track
+            weight = weight.detach()
         rows = (weight.mT if self.transposed else weight).split(self.widths, -2)
         scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
         out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)

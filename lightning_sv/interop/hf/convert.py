@@ -136,6 +136,7 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
     if to.output_norms:
         shared["output_norms"] = _widths(config, to.output_norms)
     if config.n_expert:
+        balance = config.router.balance_coef if config.router.balance == "loss" else 0.0
         shared |= ways_to_load(config) | {
             "qkv_bias": False,
             "num_experts": config.n_expert,
@@ -144,9 +145,7 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
             "shared_expert_intermediate_size": config.ffn_width,
             "norm_topk_prob": config.router.renormalize,
             # theirs is k when balanced
-            "router_aux_loss_coef": config.router.balance_coef
-            / config.n_expert_active
-            * (config.router.balance == "loss"),
+            "router_aux_loss_coef": balance / config.n_expert_active,
         }
     if to.family == "Llama":
         shared["mlp_bias"] = False
