@@ -5,7 +5,6 @@ signal `fit` stops after the current step, with a checkpoint: 129 for SIGHUP, 14
 requeues the job).
 """
 
-import errno
 import gc
 import io
 import logging
@@ -18,10 +17,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from lightning_sv.errors import ConfigError, RunError, unknown
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.log import LEVELS, start_logging
-from lightning_sv.runs.directory import printable
-from lightning_sv.runs.output import LastingStream, discard, lasting_output
+from lightning_sv.runs.output import LastingStream, discard, lasting_output, message_of
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +47,6 @@ FILE_OF = {"validate": "fit"}
 LASTING = ("fit", "prepare", "compare", "sweep", "paper")
 #: exit code if the reader of the output has ended, as for SIGPIPE
 UNREAD = 128 + 13
-#: errors for a path that does not exist, has the wrong kind, is not writable, or is invalid
-_UNUSABLE = (
-    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
-
 #: Lightning imports matplotlib, which would fail on a wrong user setting. No setting changes our pictures.
 _MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
@@ -76,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not set(LASTING).intersection(argv[:1]):  # their output never raises
             return UNREAD
-        expected = _message(error)
+        expected = message_of(error)
         if expected is None:
             raise
         if "--traceback" in words:
@@ -92,25 +84,6 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print("interrupted.", file=sys.stderr)
         return 130
-
-
-def _message(error: Exception) -> tuple[str, int] | None:
-    """Return the message and exit code of an expected error; None for a bug."""
-    text = str(error)
-    if isinstance(error, ConfigError):
-        return printable(text), 2  # it may quote a file of unknown origin
-    if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
-        return f"{error.filename} cannot be used ({error.strerror}); choose a different path.", 2
-    if isinstance(error, OSError | ModuleNotFoundError):
-        return f"{type(error).__name__}: {text}", 1
-    if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
-        return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
-    if type(error).__name__ == "OutOfMemoryError":  # of torch
-        return "the memory of the device is too small; expected smaller micro-batches. Lower data.micro_batch.", 1
-    if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings
-        return text, 2
-    # torch's signal handler raises the second at any place
-    return (text, 1) if isinstance(error, RunError) or text.startswith("DataLoader worker (pid") else None
 
 
 def cli() -> None:

@@ -28,7 +28,14 @@ from lightning_sv.errors import ConfigError, StoppedError, expect, unknown
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
-from lightning_sv.lit.distributed import StopSignals, check_same_start, exit_code, join_ranks, leave_group
+from lightning_sv.lit.distributed import (
+    StopSignals,
+    check_same_start,
+    end_at_once,
+    exit_code,
+    join_ranks,
+    leave_group,
+)
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import LOSSES, PretrainModule
@@ -37,6 +44,7 @@ from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
+from lightning_sv.runs.output import message_of
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run
@@ -148,12 +156,14 @@ class PretrainCLI(LightningCLI):
                     auto_configure_optimizers=False,  # model.optim and model.schedule set them
                 )
                 self._run()
-        except (ConfigError, StoppedError) as end:
-            if args is not None:
+        except Exception as end:
+            message, code = ("", exit_code(end)) if isinstance(end, StoppedError) else message_of(end) or ("", None)
+            if args is not None or code is None:
                 raise
-            if isinstance(end, ConfigError):
-                log.error("%s", end)
-            sys.exit(exit_code(end) if isinstance(end, StoppedError) else 2)
+            if message:
+                log.error("%s", message)
+            end_at_once(code)
+            sys.exit(code)
 
     def _run(self) -> None:
         """Call `before_fit`, the Trainer's `fit` and `after_fit`, or those of `validate`."""
@@ -163,7 +173,8 @@ class PretrainCLI(LightningCLI):
             getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **given)
             getattr(self, f"after_{self.command}")()
         except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-            if given["ckpt_path"] is not None and self.command == "fit" and not self._begun:
+            resumes = given["ckpt_path"] is not None and self.command == "fit" and not self._begun
+            if resumes and message_of(error) is None:
                 why = " ".join(str(error).split())
                 raise ConfigError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
             raise

@@ -5,7 +5,9 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -87,11 +89,15 @@ def check_same_start(start: tuple[str | None, int]) -> None:
 def end_at_once(code: int) -> None:
     """Exit without `atexit` handlers if this rank failed, because NCCL destroys its group by a collective."""
     if _failed:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # it may be missing or closed
+                stream.flush()
         os._exit(code)
 
 
 def leave_group() -> None:
     """Destroy the process group at exit; Lightning does so for NCCL only, and gloo's threads can abort the exit."""
+    end_at_once(1)  # after a traceback in a script of a user
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

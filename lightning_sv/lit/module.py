@@ -111,6 +111,7 @@ class PretrainModule(L.LightningModule):
         self.grad_norm: float | None = None  # of the last step
         #: before a step: whether a signal requested a stop; after it: whether any device received one
         self.stop_asked = False
+        self.stop_agreed = False  # whether `NonFinite.check` has compared the devices in this step
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
         #: loss and tokens of each expert of the last micro-batch, until its backward pass
@@ -334,11 +335,8 @@ class PretrainModule(L.LightningModule):
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
-        if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            self.nonfinite.losses.clear()  # the scaler skips expected fp16 overflows
-            self.grad_norm = float(norm)
-        else:
-            self.grad_norm = self.nonfinite.check(self, norm)
+        scaled = isinstance(precision, MixedPrecision) and precision.scaler is not None
+        self.grad_norm = self.nonfinite.check(self, norm, scaled=scaled)
 
     def on_fit_start(self) -> None:
         """Clear the values that Lightning's finders logged, give SWA the weights, and check their origin."""

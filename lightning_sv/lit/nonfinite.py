@@ -29,12 +29,13 @@ class NonFinite:
         #: losses of the micro-batches since the last step
         self.losses: list[Tensor] = []
 
-    def check(self, module: Any, norm: Tensor) -> float:
+    def check(self, module: Any, norm: Tensor, *, scaled: bool = False) -> float:
         """Check before a step that all losses and the gradient norm are finite on all devices.
 
         Returns the norm, and sets whether any device was asked to stop. This is the only host synchronization of a
         step, with one reduction and one copy. (The fused AdamW could skip a step by itself and the host check later,
-        but a run that should stop would have continued by then.)
+        but a run that should stop would have continued by then.) With `scaled`, for a gradient scaler of float16, only
+        the losses are checked, because the scaler skips steps whose gradient overflows.
 
         Raises:
             RunError: a value is not finite, and steps are not skipped
@@ -43,12 +44,13 @@ class NonFinite:
         losses, self.losses = torch.stack(self.losses) if self.losses else norm.new_empty(0), []
         trainer = module.trainer
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
-        fine = torch.isfinite(losses).all() & torch.isfinite(norm)
+        fine = torch.isfinite(losses).all() & (torch.isfinite(norm) | scaled)
         flags = torch.stack((fine.float(), torch.full_like(norm, not module.stop_asked, dtype=torch.float32)))
         if trainer.world_size > 1:  # the strategy's reduction would add a barrier
             torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
         *flags_here, value = torch.cat((flags.double(), norm.double().unsqueeze(0))).tolist()
         self.skipped_now, module.stop_asked = (not flag for flag in flags_here)
+        module.stop_agreed = True
         if not self.skipped_now:
             return float(value)
         losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # both are collectives

@@ -1,5 +1,6 @@
-"""Output streams that do not end a run if the reader has ended, the disk is full or the terminal is closed."""
+"""Messages of errors, and streams that do not end a run if the reader has ended or the disk is full."""
 
+import errno
 import logging
 import os
 import sys
@@ -7,7 +8,35 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.runs.directory import printable
+
 log = logging.getLogger(__name__)
+
+#: errors for a path that does not exist, has the wrong kind, is not writable, or is invalid
+_UNUSABLE = (
+    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+
+
+def message_of(error: Exception) -> tuple[str, int] | None:
+    """Return the message and exit code of an expected error; None for a bug."""
+    text = str(error)
+    if isinstance(error, ConfigError):
+        return printable(text), 2  # it may quote a file of unknown origin
+    if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
+        return f"{error.filename} cannot be used ({error.strerror}); choose a different path.", 2
+    if isinstance(error, OSError | ModuleNotFoundError):
+        return f"{type(error).__name__}: {text}", 1
+    if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
+        return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
+    if type(error).__name__ == "OutOfMemoryError":  # of torch
+        return "the memory of the device is too small; expected smaller micro-batches. Lower data.micro_batch.", 1
+    if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings
+        return text, 2
+    # torch's signal handler raises the second at any place
+    return (text, 1) if isinstance(error, RunError) or text.startswith("DataLoader worker (pid") else None
 
 
 class LastingStream:

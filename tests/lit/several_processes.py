@@ -19,6 +19,7 @@ from lightning_sv.lit.distributed import STOPPED
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import MixtureOfExperts
 from lightning_sv.optim import build_optimizer
+from lightning_sv.optim.groups import clip_by_role
 from lightning_sv.scale import ScaleVector
 
 STEPS, STOP_AT, SEQ_LEN = 8, 3, 32
@@ -35,6 +36,7 @@ MODELS: dict[str, list[str]] = {
     "mixed": ["--model.scale", "unified", *MIXED, "--samples.tokens", "2", "--checkpoint.keep", "2"],
 }
 STOPPED_ONCE = ("unified", "moe-muon")
+CLIPPED_ALONE = "moe-muon"
 #: keeps its weights gathered through the micro-batches of a step
 KEPT = "moe"
 #: continues the run of one process
@@ -65,13 +67,20 @@ def stop_here(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stop_in_the_middle(fit: list[str], run_dir: Path) -> None:
+def clip_alone(self: PretrainModule, optimizer: Any, gradient_clip_val: float, **others: Any) -> None:
+    """Clip like a subclass that does not call super()."""
+    self.grad_norm = float(clip_by_role(self.parameters(), optimizer, gradient_clip_val, {}))
+
+
+def stop_in_the_middle(fit: list[str], run_dir: Path, clip: Any) -> None:
     """Train until the signal; copy the checkpoint to stopped.ckpt."""
     PretrainModule.on_train_batch_start = stop_here
+    PretrainModule.configure_gradient_clipping, clip = clip, PretrainModule.configure_gradient_clipping
     try:
         assert main([*fit, "--run_dir", str(run_dir), "--ckpt_path", "last"]) == STOPPED
     finally:
         del PretrainModule.on_train_batch_start
+        PretrainModule.configure_gradient_clipping = clip
     if os.environ.get("RANK", "0") == "0":
         shutil.copy(run_dir / "checkpoints/last.ckpt", run_dir / "stopped.ckpt")
 
@@ -106,7 +115,8 @@ def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
         fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name), "--data.micro_batch", "8"]
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         if name in STOPPED_ONCE:
-            stop_in_the_middle(fit, out / name)
+            clip = clip_alone if name == CLIPPED_ALONE else PretrainModule.configure_gradient_clipping
+            stop_in_the_middle(fit, out / name, clip)
         checkpoint = moved if name == MOVED else "last"
         if strategy == "fsdp" and name == KEPT:
             fit += ["--trainer.strategy.init_args.keep_gathered", "true"]

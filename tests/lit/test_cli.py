@@ -167,6 +167,19 @@ def test_derived_cli_wrong_words_are_one_error(
     assert said.startswith("error: ") and said.count("\n") == 1
 
 
+def test_derived_cli_failed_run_is_one_error(
+    own: Callable[..., Any], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    failures = {1: ["--run_dir", str(tmp_path / "run"), "--model.optim.lr", "1e30"]}
+    failures[2] = ["--run_dir", str(tmp_path / "file/run")]  # below a file
+    for code, words in failures.items():
+        with pytest.raises(SystemExit) as end:
+            own("fit", *run_args, "--trainer.max_steps", "5", *words)
+        said = capsys.readouterr().err
+        assert end.value.code == code and said.count("error: ") == 1 and "Traceback" not in said
+
+
 def test_cli_called_from_python_raises(run_args: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"model\.optim\.lr"):
         PretrainCLI(PretrainModule, ["fit", *run_args, "--model.optim.lr", "nan"])

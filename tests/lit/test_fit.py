@@ -147,6 +147,18 @@ def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, 
     assert "error: the checkpoint" in error and ("optimizer state is damaged" in error or how in DAMAGES[:4])
 
 
+def test_fit_resumed_in_too_little_memory_does_not_blame_the_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: PretrainModule) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(PretrainModule, "configure_model", fail)
+    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+    assert main(["fit", *resume, "--trainer.max_steps", "13"]) == 1
+    assert "data.micro_batch" in capsys.readouterr().err
+
+
 COPYING = "--trainer.callbacks=lightning_sv.callbacks.CopyingMonitor"
 WRONG = [
     (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),

@@ -264,6 +264,23 @@ def test_module_custom_loader_trains_to_the_end(changes: dict[str, Any], steps: 
     assert run.global_step == steps if steps is not None else run.global_step > 1
 
 
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_half_precision_loss_of_nan_stops_or_skips(nonfinite: Any, tmp_path: Path) -> None:
+    made = module(nonfinite=nonfinite)
+    loss = made.loss
+
+    def spoiled(block: Tensor) -> Any:
+        nats, routings = loss(block)
+        return nats * (float("nan") if made.global_step == 1 else 1), routings
+
+    made.loss = spoiled  # type: ignore[method-assign]
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**40))  # overflows at first
+    run = trainer(tmp_path, plugins=[plugin])
+    with pytest.raises(RunError) if nonfinite == "stop" else nullcontext():
+        run.fit(made, loader())
+    assert run.global_step == (1 if nonfinite == "stop" else 4) and made.nonfinite.skipped == (nonfinite == "skip")
+
+
 def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
     norms = []
     for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))]):

@@ -185,8 +185,8 @@ class LastCheckpoint(Checkpoint):
                 logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Request a stop; the devices agree on it in `NonFinite.check`."""
-        pl_module.stop_asked = self.signals.received is not None
+        """Request a stop; the devices agree on it in `NonFinite.check`, or after the step if nothing calls that."""
+        pl_module.stop_asked, pl_module.stop_agreed = self.signals.received is not None, False
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write after a step that is due, or on a request to stop."""
@@ -198,8 +198,11 @@ class LastCheckpoint(Checkpoint):
             return
         # Lightning then validates at the last step too
         trainer.should_stop = self._stopping or self._clock.is_last(self._clock.step)
-        asked = self.signals.received is not None
-        self._stop = asked if trainer.world_size == 1 else pl_module.stop_asked
+        self._stop = self.signals.received is not None
+        if trainer.world_size > 1:
+            if not pl_module.stop_agreed:  # own clipping, or manual optimization
+                pl_module.stop_asked = trainer.strategy.reduce_boolean_decision(self._stop, all=False)
+            self._stop = pl_module.stop_asked
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
         if self._stop or ends or self._clock.is_due(self._clock.step):
             # Wait for this step's validation, which a resumed run would not repeat; Lightning validates before a stop.
