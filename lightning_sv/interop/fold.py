@@ -158,10 +158,10 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
     """Load matrices and norm gammas into a backbone, preserving their function.
 
     The gamma of a norm goes to the input-side vectors behind it, or into the matrices if the strategy has none there
-    (`nop`, `ap`). Output-side vectors stay 1.
+    (`nop`, `ap`). Output-side vectors keep their initial value, by which the matrix before them is divided.
 
     Args:
-        model: an initialized backbone that passed `check_no_norm`: every scale vector is 1
+        model: an initialized backbone that passed `check_no_norm`
         weights: weights other than scale vectors, by name in the state dict; changed in place
         norms: path of each RMSNorm -> its gamma, (d,)
     """
@@ -183,6 +183,9 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         left = gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
         found = f"{str(model.strategy)!r}, which cannot represent the imported {path}"
         expect(left is None or bool((left == 1).all()), "the strategy", found, "a different one, e.g. hg+dp+or+iwd.")
+    for path, _, (_, scale_out) in scaled_linears(model):
+        if scale_out is not None:
+            weights[f"{path}.weight"].div_(scale_out().unsqueeze(-1))  # `initial_gamma_out`
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)
 

@@ -95,6 +95,7 @@ class ScaleBuilder:
         self._roles: set[Role] = set()
         self._with_heads: set[str] = set()  # branches whose heads can share an output-side vector
         self._shared_groups = False
+        self._used: set[str] = set()  # options without sites that change this model
 
     def group(
         self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
@@ -140,6 +141,7 @@ class ScaleBuilder:
             for vector in [*normed, norm_scale] if len(normed) == len(built) else normed:
                 if vector is not None and vector.magnitude is not None:
                     vector.magnitude.requires_grad_(False)
+                    self._used.add("freeze_input_beta")
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
     def linear(self, site: str, d_in: int, d_out: int, batch_dims: tuple[int, ...] = ()) -> nn.Linear | ScaledLinear:
@@ -176,6 +178,7 @@ class ScaleBuilder:
                 key = (branch.d_out, branch.batch_dims, name in self.options.share_heads)
                 groups.setdefault(key, []).append(name)
         several = [names for names in groups.values() if len(names) > 1]
+        self._used |= {"share_scale_out"} if several else set()
         return {tuple(names): self._out(site, names[0], branches[names[0]]) for names in several}
 
     def _out(self, site: str, name: str, branch: Branch) -> ScaleVector:
@@ -185,10 +188,10 @@ class ScaleBuilder:
         return HeadShared(g, branch.n_head)
 
     def finish(self) -> ScaleStrategy:
-        """Check that every option names an existing site; return the model's canonical strategy.
+        """Check that every option changes the model; return the model's canonical strategy.
 
         Raises:
-            ConfigError: a key of the options names a site that the model does not have
+            ConfigError: a key of the options names a site that the model does not have, or an option has no effect
 
         Warns:
             UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).
@@ -204,6 +207,14 @@ class ScaleBuilder:
                         f"scale_options.{option} names {key!r}; expected a {kind}. "
                         f"This model has: {' '.join(sorted(known)) or 'none'}."
                     )
+        for option, wanted in (
+            ("share_scale_out", "False, because no norm has several output-side scale vectors of equal width."),
+            ("freeze_input_beta", "False, because no input-side scale vector with a beta has a normalized output."),
+            ("initial_gamma_out", "1, because no branch has an output-side scale vector."),
+        ):
+            value = getattr(self.options, option)
+            idle = value != getattr(ScaleOptions, option) and option not in self._used
+            expect(not idle, f"scale_options.{option}", value, wanted)
         canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
         if canonical != self.strategy:
             warnings.warn(
@@ -223,6 +234,7 @@ class ScaleBuilder:
         self._roles.add(role)
         vector = self.strategy.vector(d, role, batch_dims)
         if side == "scale_out" and self.options.initial_gamma_out != 1:
+            self._used.add("initial_gamma_out")
             vector.initial = self.options.initial_gamma_out
             if not next(vector.parameters()).is_meta:  # else it is reset when it gets memory
                 vector.reset_parameters()

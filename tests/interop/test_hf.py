@@ -186,6 +186,16 @@ def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folder
         assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters() + tied
 
 
+@pytest.mark.parametrize("text", ["dp", "hg+dp+er"])
+def test_from_hugging_face_initial_gamma_same_logits(text: str, folders: dict[str, Path]) -> None:
+    options = ScaleOptions({"o_proj": "ap"}, share_heads=["q_proj"], initial_gamma_out=0.5)
+    ours, tokens = from_hugging_face(folders["llama"], text, options), torch.randint(0, 48, (2, 19))
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folders["llama"]).eval()
+    with torch.no_grad():
+        assert_near(ours(tokens), theirs(tokens).logits, terms=700)
+    assert (ours.layers[0].attn.o_proj.scale_out() == 0.5).all()
+
+
 def test_from_hugging_face_exported_model_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
     """Gammas and matrices are equal too, if the strategy has the same norms."""
     for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():

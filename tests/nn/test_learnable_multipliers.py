@@ -18,7 +18,8 @@ SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
 @pytest.mark.parametrize("placement", ["dp", "bp", "ap"])
 def test_fold_moe_down_proj_vectors_per_expert(placement: str) -> None:
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=32, n_expert=4, n_expert_active=2)
-    options = ScaleOptions({"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=0.5)
+    gamma = 1.0 if placement == "bp" else 0.5
+    options = ScaleOptions({"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=gamma)
     model = Backbone(config, "llama", options).double()
     plain = Backbone(config, "llama").double()
     for name, parameter in plain.named_parameters():

@@ -1,6 +1,7 @@
 """The folded product against the naive one, and what each placement computes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale import Branch, RMSNorm, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.vector import HeadShared
@@ -141,6 +143,20 @@ def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
         ScaleOptions(placement_at={"v_proj": "up"})
     label = ScaleOptions({"lm_head": "dp"}, {"v_proj.scale_out": "input"}, True).label()
     assert label == "[lm_head=dp,v_proj.scale_out=input,share_scale_out]"
+
+
+@pytest.mark.parametrize(
+    ("scale", "option"),
+    [
+        ("hg+bp", {"share_scale_out": True}),
+        ("hg+dp+or", {"freeze_input_beta": True}),
+        ("hg+dnp", {"freeze_input_beta": True}),
+        ("hg+bp+or", {"initial_gamma_out": 0.5}),
+    ],
+)
+def test_option_without_effect_refused(scale: str, option: dict[str, Any], config: BackboneConfig) -> None:
+    with pytest.raises(ConfigError, match=f"scale_options.{next(iter(option))} is"):
+        Backbone(config, scale, ScaleOptions(**option))
 
 
 def test_share_heads_site_without_heads_or_vector_refused(config: BackboneConfig) -> None:
