@@ -100,6 +100,7 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         config, chunks = index["config"], index["chunks"]
         listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
         plain_config = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
+        plain_config |= dict.fromkeys(key for key in config if "compression" in key)
         plain = all(config[key] == value for key, value in plain_config.items())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None

@@ -1,5 +1,6 @@
 """Checkpoints, read safely: nothing that they name is executed."""
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +57,10 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
     for key in (CHECKPOINT_KEY, "state_dict"):
         if not isinstance(entries.get(key), dict):
             raise ConfigError(f"{path} has no valid {key!r} entry; expected a checkpoint of lightning_sv.")
+    try:
+        json.dumps(entries[CHECKPOINT_KEY])  # plain values; a tensor could pass for a setting
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} does not describe its model ({error}); use a different checkpoint.") from error
     written = entries[CHECKPOINT_KEY].get("format")
     current = type(written) is int and written == FORMAT
     wanted = f"{FORMAT}. Use the version of lightning_sv that wrote it."
