@@ -116,7 +116,7 @@ def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.
         "validate": ["--data.val_sequences", "16"],
         "compare": ["--seeds", "1", *short],
         "sweep": ["--seeds", "1", *short],
-        "generate": ["--tokens", "5"],
+        "generate": ["--max_new_tokens", "5"],
         "plan": ["--model.backbone.n_layer", "2"],
         "prepare": shlex.split(
             f"--data.corpus.source {text} --data.corpus.tokenizer bpe:300 --data.corpus.val_fraction 0.2"

@@ -209,8 +209,6 @@ def test_tables_of_the_larger_std_equal_the_recording() -> None:
 
 def test_tables_of_the_parts_equal_the_recording() -> None:
     verdicts, runs = recorded("cpu-100-parts/verdicts.csv"), recorded("cpu-100-parts/results.csv")
-    shown = [cells[1:] for cells in table(page("cpu-100-parts"), "| claim | difference")]
-    assert shown == [list(cells) for cells in zip(intervals(verdicts), verdicts.corrected, strict=True)]
     losses = runs.drop_duplicates(["arm", "seed"]).pivot(index="arm", columns="seed", values="val_loss")
     rows = table(page("cpu-100-parts"), "| strategy | seed")
     assert rows == losses.loc[[name for name, *_ in rows]].map("{:.4f}".format).reset_index().to_numpy().tolist()
@@ -263,7 +261,7 @@ def test_proxy_tables_equal_the_recording() -> None:
         assert formed == " ".join(f"{at / 1e6:.1f}" for at in times if at)
 
 
-@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-largest-rate"])
+@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-largest-rate"])
 def test_claims_tables_equal_the_recording(folder: str) -> None:
     verdicts = recorded(f"{folder}/verdicts.csv").dropna(subset="low")
     shown = [cells[1:3] for cells in table(page(folder), "| claim")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
-from lightning_sv.nn.gpus import gpu_of_card
+from lightning_sv.gpus import gpu_of_card
 from lightning_sv.runs.provenance import Provenance
 
 REPORT = "report.json"

@@ -28,7 +28,7 @@ def draw_run(run: Run, path: str | Path) -> None:
     Raises:
         NotTestableError: the run has logged neither a training nor a validation loss
     """
-    branches = branch_norms(run)
+    branches = branch_curves(run)
     losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
     if not losses:
         raise NotTestableError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
@@ -45,7 +45,7 @@ def draw_run(run: Run, path: str | Path) -> None:
     style.write_picture(figure, path)
 
 
-def branch_norms(run: Run) -> dict[str, Curve]:
+def branch_curves(run: Run) -> dict[str, Curve]:
     """Return norms of the effective q, k and v weights, averaged over the layers; empty if they were not logged."""
     tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
     return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import lay_out
-from lightning_sv.nn.gpus import gpu_of_card
+from lightning_sv.gpus import gpu_of_card
 from lightning_sv.optim.groups import matrix_rate
 
 

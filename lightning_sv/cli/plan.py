@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_sv.nn.gpus import GPUS, find_gpu
+from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.plan.memory import STRATEGIES, USABLE
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run

@@ -26,15 +26,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
     decay = f"Decay policy of scale vectors: {' '.join(DECAYS)}, or package.module:Name."
     parser.add_argument("--policy", default="iwd", help=decay)
-    parser.add_argument(
-        "--role", "--known", dest="known", action="append", default=[], metavar="NAME=ROLE",
-        help="Set the role of a parameter; repeatable.",
-    )  # fmt: skip
+    role = "Set the role of a parameter; repeatable."
+    parser.add_argument("--role", action="append", default=[], metavar="NAME=ROLE", help=role)
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     options = parser.parse_args(argv)
     find(DECAYS, options.policy, "--policy")
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
-    roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
+    roles = weight_decay_roles(model, known=dict(_known(word) for word in options.role))
     regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
         found = {

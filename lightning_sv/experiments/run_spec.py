@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from lightning_sv.atomic import file_sha256
 from lightning_sv.errors import ConfigError, expect, unknown
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Tuned, load_tuned, rounded
-from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleStrategy

@@ -185,8 +185,7 @@ class TokenDataModule(L.LightningDataModule):
         Batch sizes differ by one at most, because the compiler specializes on each.
         """
         settings = self.batches
-        sequences = open_split(settings.folder, "val", seq_len=settings.seq_len)
-        numbers = settings.spread(len(sequences), settings.validation_sequences)
+        sequences, numbers = settings.validation_split(settings.validation_sequences)
         # Evaluation saves no graph, so larger batches fit.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
         batches = math.ceil(len(numbers) // self._share.ranks / size)
@@ -198,10 +197,9 @@ class TokenDataModule(L.LightningDataModule):
 
     def predict_dataloader(self) -> "DataLoader[Tensor]":
         """Return this device's part of `val_dataloader`, in batches of equal size, as Lightning's indices require."""
-        batches = self.batches
-        sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
-        numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
-        return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)
+        sequences, numbers = self.batches.validation_split(self.batches.validation_sequences)
+        mine = numbers[self._share.rank :: self._share.ranks]
+        return DataLoader(Subset(sequences, mine), batch_size=self._share.micro_batch)
 
 
 class _Batches(Dataset[Tensor]):

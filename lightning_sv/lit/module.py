@@ -22,7 +22,7 @@ from lightning_sv.callbacks.run_state import data_of, total_steps
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
-from lightning_sv.lit.checkpoint.compat import Start, check_settings, settings_of
+from lightning_sv.lit.checkpoint.compat import Start, check_settings, recorded_settings
 from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
@@ -381,7 +381,7 @@ class PretrainModule(L.LightningModule):
             "origin": self.origin,
             "built_by": self.built_by,
         }
-        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self.settings, data) | progress
+        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | recorded_settings(self.settings, data) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -15,14 +15,14 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
-from lightning_sv.lit.checkpoint.callback import allow_words
-from lightning_sv.lit.checkpoint.compat import settings_of
+from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
+from lightning_sv.runs.trust import allow_words
 from lightning_sv.settings.data import DataConfig
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
     settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
     """
     own = type(module).__name__ * module.has_own_optimizer
-    identity = settings_of(module.settings, data) | {
+    identity = recorded_settings(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,
         "precision": str(trainer.precision),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.nn.gpus import Gpu
+from lightning_sv.gpus import Gpu
 from lightning_sv.plan.memory import (
     USABLE,
     GpuMemory,

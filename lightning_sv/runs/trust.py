@@ -31,6 +31,11 @@ def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, options.trust_module
 
 
+def allow_words(modules: Collection[str]) -> list[str]:
+    """Return the command-line words that allow modules."""
+    return [word for module in sorted(modules) for word in ("--trust_module", module)]
+
+
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
 from lightning_sv.corpus.sources.files import changed_text
@@ -106,14 +107,14 @@ class DataConfig:
 
     def held_out(self, n_sequences: int) -> Tensor:
         """Return validation sequences (n, seq_len + 1), spread evenly, the same in every run and on every rank."""
-        sequences = open_split(self.folder, "val", seq_len=self.seq_len)
-        return torch.stack([sequences[i] for i in self.spread(len(sequences), n_sequences)])
+        sequences, numbers = self.validation_split(n_sequences)
+        return torch.stack([sequences[i] for i in numbers])
 
-    @staticmethod
-    def spread(n: int, k: int) -> list[int]:
-        """Return at most k of the numbers below n, evenly spread."""
-        k = min(k, n)
-        return [i * n // k for i in range(k)]
+    def validation_split(self, k: int) -> tuple[Dataset[Tensor], list[int]]:
+        """Return the sequences of the validation split, and the numbers of at most k of them, evenly spread."""
+        sequences = open_split(self.folder, "val", seq_len=self.seq_len)
+        k, n = min(k, len(sequences)), len(sequences)
+        return sequences, [i * n // k for i in range(k)]
 
 
 def divisors(n: int) -> list[int]:

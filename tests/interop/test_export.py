@@ -39,7 +39,7 @@ def test_export_plain_run_is_llama_with_same_text(
     end, settings = tokenizer.eos_token_id, model.generation_config
     assert settings.eos_token_id == settings.pad_token_id == end  # the token at which it stops
     assert tokenizer("def f(x):\n")["input_ids"][0] == end
-    words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0"]
+    words = ["--prompt", "def f", "--max_new_tokens", "9", "--temperature", "0"]
     expected = answer("generate", str(runs["plain"]), *words)["text"]
     found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
     assert found == "def f" + expected

@@ -11,7 +11,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
+from lightning_sv.lit.checkpoint.compat import check_settings, recorded_settings
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
@@ -74,7 +74,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
     assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
     sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=300)
     relative = PretrainConfig(sizes, optim=OptimConfig(lr=0.1), init_from=os.path.relpath(source))
-    assert settings_of(relative, None)["init_from"] == str(source)
+    assert recorded_settings(relative, None)["init_from"] == str(source)
     assert summary["origin"] == {
         "checkpoint": str(source / LAST),
         "label": "hg+dnp+or+iwd",
@@ -137,7 +137,7 @@ def test_init_from_unfit_checkpoint_refused(source: Path, short_corpus: Path, tm
 def test_checkpoint_without_a_newer_setting_has_its_default() -> None:
     sizes = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
     config = PretrainConfig(sizes, optim=OptimConfig(lr=1e-3))
-    saved = settings_of(config, None)
+    saved = recorded_settings(config, None)
     for key, name in (("backbone", "n_kv_head"), ("scale_options", "initial_gamma_out"), ("optim", "clip_by_role")):
         del saved[key][name]
     check_settings({CHECKPOINT_KEY: saved}, config, None, training=True, own_groups=True)

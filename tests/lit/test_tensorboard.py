@@ -62,7 +62,7 @@ def test_text_samples_equal_generate_and_leave_the_run_unchanged(
     same_checkpoint(silent, speaking)
     same_curves(silent, speaking)
 
-    words = ["--tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5"]
+    words = ["--max_new_tokens", "20", "--prompt", "def f\n# x", "--temperature", "1.5"]
     text = "def f\n# x" + answer("generate", str(speaking / "checkpoints/last.ckpt"), *words)["text"]
     events = EventAccumulator(str(speaking)).Reload()
     first, last = events.Tensors("sample/text_summary")

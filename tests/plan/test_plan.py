@@ -16,8 +16,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.gpus import find_gpu
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
-from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.memory import Held, Parallel, StepMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.parameters import PAPER_FIGURES
 from lightning_sv.plan.plan import train_hours

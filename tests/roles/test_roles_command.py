@@ -68,7 +68,7 @@ def test_roles_unused_parameter_refused(tmp_path: Path, answer: Answer, refused:
     name = "dinov2.embeddings.mask_token"
     assert f"parameter {name} is not used in the traced forward pass" in refused("roles", str(tmp_path))
     assert f"--role is {name}=token; expected" in refused("roles", str(tmp_path), "--role", f"{name}=token")
-    found = answer("roles", str(tmp_path), "--known", f"{name}=other")["parameters"]
+    found = answer("roles", str(tmp_path), "--role", f"{name}=other")["parameters"]
     roles = {row["name"]: row["role"] for row in found}
     assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
 

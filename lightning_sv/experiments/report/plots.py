@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightning_sv.analysis import style
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
-from lightning_sv.analysis.run_plot import branch_norms, draw_branches
+from lightning_sv.analysis.run_plot import branch_curves, draw_branches
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
@@ -135,7 +135,7 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Plot the growth of the Q, K and V norms against tokens, mean over the seeds: one plot per arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
-        norms = [branch_norms(run) for run in arm.runs]
+        norms = [branch_curves(run) for run in arm.runs]
         if not all(norms):
             notes.append(f"{arm.name} has no branch norms in its event files.")
             continue
@@ -204,7 +204,7 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
     fits, notes = panel.fits
-    plots = [_fit_plot(panel, fits), *([_gap_plot(panel, fits)] if fits else [])]
+    plots = [_fit_plot(panel, fits), *([gap_plot(panel, fits)] if fits else [])]
     for size in panel.sizes:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
@@ -236,7 +236,7 @@ def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def _gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
+def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
     (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
@@ -262,11 +262,6 @@ def _gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     n = len(base.arms[0].runs)
     legend = f"95% interval of {n} pairs{'; lines: fits' if fits else ''}" if n > 1 else "one pair: no interval"
     return finished("lengths" if lengths else "gap", f"{panel.title}, difference to {base.label}", axes, legend)
-
-
-def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Plot the difference to the baseline against tokens per parameter; each point is a separate training."""
-    return [_gap_plot(panel, {})], []
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ COPYING_NOTE = (
 _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
     "curves": plots.curve_plots,
     "scaling": plots.scaling_plots,
-    "lengths": plots.length_plots,
+    "lengths": lambda panel: ([plots.gap_plot(panel, {})], []),
     "grid": plots.grid_plots,
     "qkv": plots.branch_plots,
     "scalar": plots.scalar_plots,

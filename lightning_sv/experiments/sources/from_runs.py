@@ -74,7 +74,9 @@ def own_figure(
         if not shared:
             raise ConfigError(f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
-            warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; only one of them has {_seeds(alone)}.")
+            warnings.append(
+                f"{name} and {first} are paired on {_numbers_of(shared)}; only one of them has {_numbers_of(alone)}."
+            )
     if unfinished:
         warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
     results = []
@@ -90,7 +92,7 @@ def own_figure(
     return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def _numbers_of(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
@@ -116,13 +118,13 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
 
 def described(figure: Figure) -> Figure:
     """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
-    from lightning_sv.analysis.run_plot import branch_norms  # it imports matplotlib, which a dry run does not need
+    from lightning_sv.analysis.run_plot import branch_curves  # it imports matplotlib, which a dry run does not need
 
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
     said = (" ".join(pair.sentences) for pair in pairs)
     runs = [run for arm in panel.arms for run in arm.runs]
-    more = [PanelSpec("Branches", kind="qkv")] * all(branch_norms(run) for run in runs)
+    more = [PanelSpec("Branches", kind="qkv")] * all(branch_curves(run) for run in runs)
     tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
     more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
     panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))

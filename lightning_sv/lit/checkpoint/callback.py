@@ -6,7 +6,6 @@ import os
 import random
 import shlex
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -27,7 +26,7 @@ from lightning_sv.lit.logger import RunLogger
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
-from lightning_sv.runs.trust import modules_of
+from lightning_sv.runs.trust import allow_words, modules_of
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +75,6 @@ def name_also(checkpoint: Path, name: Path) -> None:
             os.link(checkpoint, partial)
         except OSError:
             shutil.copyfile(checkpoint, partial)
-
-
-def allow_words(modules: Collection[str]) -> list[str]:
-    """Return the command-line words that allow modules."""
-    return [word for module in sorted(modules) for word in ("--trust_module", module)]
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
@@ -222,7 +216,7 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
         self._finish_write(trainer)
         if trainer.global_step < trainer.max_steps:
-            self._log_stop(trainer, pl_module)
+            self._log_stop(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
@@ -273,9 +267,9 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
         if self._started:
-            self._log_stop(trainer, pl_module)
+            self._log_stop(trainer)
 
-    def _log_stop(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _log_stop(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
             allow = allow_words(modules_of(config))

@@ -38,7 +38,7 @@ _CONFIGS: dict[str, Any] = {
 _ONE_SHAPE = (AdamW, SGD, CompositeOptimizer)
 
 
-def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
+def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
     """Return the settings that weights, optimizer state and the order of the data depend on."""
     return {
         "backbone": asdict(module.backbone),
@@ -72,7 +72,7 @@ def check_settings(
     Raises:
         ConfigError: a key differs, which the message names with both values; or the optimizer state is damaged
     """
-    here = settings_of(module, data)
+    here = recorded_settings(module, data)
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ConfigError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")

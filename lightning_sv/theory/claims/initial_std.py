@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imports torch, which other claims do not need
 STDS = (0.005, 0.08, 0.32, 1.28)
 ARMS = ("llama", "dnp")
 STEPS, PEAK, DECAY = 200, 0.006, 0.1
+_BETA1 = 0.9  # of AdamW, as in all runs here
 _COLOURS = {"llama": "vermillion", "dnp": "blue"}
 _RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
 #: the first steps of AdamW are larger, because its second moment averages few values
@@ -44,9 +45,9 @@ def radii(start: float, rates: Array, decay: float) -> Array:
     return np.sqrt(squares)
 
 
-def relative_steps(start: float, rates: Array, decay: float, beta1: float = 0.9) -> Array:
+def relative_steps(start: float, rates: Array, decay: float) -> Array:
     """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
-    return np.asarray(rates * np.sqrt((1 - beta1) / (1 + beta1)) / radii(start, rates, decay)[:-1])
+    return np.asarray(rates * np.sqrt((1 - _BETA1) / (1 + _BETA1)) / radii(start, rates, decay)[:-1])
 
 
 def equilibrium(rate: float, decay: float) -> float:
