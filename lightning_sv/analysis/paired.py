@@ -151,8 +151,10 @@ def token_efficiency(
     ends = [(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
     targets = [max(pair) if to_higher else pair[0] for pair in ends]
     alone = min(curve.tokens.size for curve in (*a, *b)) < 2
-    if alone or not np.isfinite(ends).all():
+    early = any(curve.values[0] <= target for of in (a, b) for curve, target in zip(of, targets, strict=True))
+    if alone or early or not np.isfinite(ends).all():
         why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
+        why = "a run reached the target before its first validation" if early and not alone else why
         nothing = (None,) * len(a)
         return TokenEfficiency(nothing, nothing, None, None, None, why)
     reach_a, reach_b = (tuple(tokens_to_reach(*c, t) for c, t in zip(of, targets, strict=True)) for of in (a, b))

@@ -18,6 +18,7 @@ from lightning_sv.settings.yaml_file import leaves
 VALIDATION_KEYS = ("val_sequences", "seq_len")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
+_SEEDS = ("seed_everything", "model.seed", "data.seed")
 _ABSENT = "(absent)"
 _COMMIT = re.compile("^([^,]{10})[^,]*")
 
@@ -46,8 +47,8 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
 def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -> list[str]:
     """Return warnings about differences between complete runs other than corpus and tokenizer.
 
-    The first run is the reference. The keys in `asked` may differ, because not all arms set them. Values of configs
-    that equal the seed of the run, or contain its directory, count as equal. Recorded runs have no config; their name
+    The first run is the reference. The keys in `asked` may differ, because not all arms set them. Seeds that equal
+    the seed of the run, and values that contain its directory, count as equal. Recorded runs have no config; their name
     has the hash of the requested one.
     """
     warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
@@ -113,7 +114,7 @@ def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
         first, reference = configs[0]
         for key in reference.keys() | values.keys():
             a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
-            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            is_seed = key in _SEEDS and (a, b) == (reference.get(_SEEDS[0]), values.get(_SEEDS[0]))
             unset = {str(a), str(b)} == {"None", _ABSENT}  # a newer key
             expected = any(key == k or key.startswith(f"{k}.") for k in own)
             if a != b and not (expected or is_seed or unset):
@@ -124,9 +125,7 @@ def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
 
 def config_of(run: Run) -> dict[str, str]:
     """Return the config of a run without strategy, seed and directory."""
-    values = _leaves(run)
-    seed = values.get("seed_everything")
-    return {key: str(value) for key, value in values.items() if key not in _OWN_KEYS and value != seed}
+    return {key: str(value) for key, value in _leaves(run).items() if key not in (*_OWN_KEYS, *_SEEDS)}
 
 
 def _leaves(run: Run) -> dict[str, Any]:

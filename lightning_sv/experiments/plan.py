@@ -133,10 +133,19 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
                 yield f"{name}: {key} is {share:g}; expected a share of the tokens, above 0 and at most 1."
+        if "{at" in kind.statement and claim.at >= claim.until:
+            yield f"{name}: at is {claim.at:g}; expected less than until, which is {claim.until:g}."
         if claim.margin and "margin" not in kind.statement and "{more}" not in kind.statement:
             yield f"margin of a {name} is {claim.margin:g}; expected none."
         if lacking := kind.needs(claim, panel):
             yield f"a {name} needs {lacking}."
+    by_size = panel.kind in ("scaling", "lengths")
+    for key, kinds in (("axes", "grid"), ("one_at_a_time", "grid"), ("models", "scaling or lengths")):
+        if getattr(panel, key) and panel.kind not in kinds:
+            yield f"{key} is set and kind is {panel.kind!r}; expected kind {kinds}. Remove {key}, or change kind."
+    for label, arm in panel.arms.items():
+        if arm.model is not None and (by_size or panel.kind == "grid"):
+            yield f"model of arm {label!r} is {arm.model}; expected none, because the panel has its models."
     if (panel.kind == "scalar") != bool(panel.tag):
         expected = "a tag, e.g. sharpness/all/lambda_max" if panel.kind == "scalar" else "kind 'scalar' or no tag"
         yield f"tag is {panel.tag!r} and kind is {panel.kind!r}; expected {expected}."
@@ -146,5 +155,5 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
         yield f"`baseline: true` is set for {' and '.join(marked)}; expected one arm."
-    if panel.kind in ("scaling", "lengths") and not marked:  # only differences are drawn
+    if by_size and not marked:  # only differences are drawn
         yield "`baseline: true` is set for no arm; expected one arm."

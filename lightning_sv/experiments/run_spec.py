@@ -101,7 +101,8 @@ class RunResolver:
         if request not in self._resolved:
             llama = {**self.budget.overrides, **reference.overrides, **panel.overrides, **self.extra}
             steps = round(self._steps(*_args(self._paths(panel, reference), llama)) * arm.longer)
-            steps = int(arm.overrides.get("trainer.max_steps", steps))
+            if "trainer.max_steps" not in self.extra:
+                steps = int(arm.overrides.get("trainer.max_steps", steps))
             resolved = self._resolve(paths, keys, arm, model, panel, steps)
             self._resolved[request] = replace(resolved, note=" ".join(filter(None, (resolved.note, note))))
         return self._resolved[request]
@@ -144,11 +145,13 @@ class RunResolver:
         # values that equal those of the files are dropped, so that one configuration has one command
         changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k) != v}
         module, data, trainer = parse_run([*_args(paths, changes), "--model.scale", arm.scale], check_corpus=False)
+        for key, seed in (("model.seed", module.seed), ("data.seed", data.seed)):
+            expect(seed is None, key, seed, "null, because runs of different seeds would share weights or batches.")
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.canonical)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
         for key, value in {**changes, **settled}.items():
-            OmegaConf.update(layered, key, value, force_add=True)
+            OmegaConf.update(layered, key, value, merge=False, force_add=True)
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)

@@ -39,7 +39,14 @@ from lightning_sv.lit.distributed import (
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import LOSSES, PretrainModule
-from lightning_sv.lit.summary import hyperparameters, print_groups, show_summary, summarize, write_parameters
+from lightning_sv.lit.summary import (
+    has_baseline,
+    hyperparameters,
+    print_groups,
+    show_summary,
+    summarize,
+    write_parameters,
+)
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
@@ -388,8 +395,8 @@ class PretrainCLI(LightningCLI):
                 logger.finalize("success")
             write_atomically(self.run_dir / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
         plain = type(self) is PretrainCLI and self.model_class is PretrainModule  # else compare refuses the config
-        comparable = plain and self.model.settings.init_from is None
-        show_summary(self.summary, self.run_dir, comparable=comparable, as_json=self.config["json"])
+        compared = self.model.settings if plain and has_baseline(self.model.settings, self.batches) else None
+        show_summary(self.summary, self.run_dir, compared=compared, as_json=self.config["json"])
 
     def _check_validated(self) -> None:
         given = "val/loss" in self.trainer.callback_metrics

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.table import Column, Table
 
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
@@ -23,7 +25,10 @@ from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.runs.trust import allow_words
+from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
+from lightning_sv.settings.yaml_file import to_args
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +131,19 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     console.print(table)
 
 
-def show_summary(summary: dict[str, Any], run_dir: Path, *, comparable: bool, as_json: bool) -> None:
+def has_baseline(settings: PretrainConfig, data: DataConfig) -> bool:
+    """Return True if `compare` can train llama with the settings of a run, on several seeds."""
+    try:
+        replace(settings, scale="llama", scale_options=ScaleOptions())
+    except ConfigError:  # settings of a role that llama lacks
+        return False
+    return (settings.init_from, settings.seed, data.seed) == (None, None, None)
+
+
+def show_summary(summary: dict[str, Any], run_dir: Path, *, compared: PretrainConfig | None, as_json: bool) -> None:
     """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
 
-    If `comparable`, a command is suggested that compares the run with its baseline.
+    With the settings of the run as `compared`, a command is suggested that compares it with its baseline.
     """
     try:
         # Import matplotlib here, because it would delay every start.
@@ -142,10 +156,10 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, comparable: bool, as
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
         return
-    print_summary(Console(), summary, run_dir, comparable)
+    print_summary(Console(), summary, run_dir, compared)
 
 
-def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comparable: bool) -> None:
+def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, compared: PretrainConfig | None) -> None:
     """Print the results, the run directory and suggested commands."""
     title = escape(f"{summary['model']}, {summary['label']}")
     table = Table(Column(), Column(justify="right"), title=title, title_justify="left", show_header=False)
@@ -161,14 +175,18 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
         table.add_row("trainer.max_steps, segment by segment", " ".join(map(str, extended)))
     console.print(table)
     strategy = summary["label"].partition("[")[0]
-    other = "unified" if strategy == "llama" else strategy
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
     lines = {"picture": run_dir / PICTURE, "charts": charts}
     lines |= {} if summary.get("built_by") else {"sample": sample}
-    if comparable:
-        compare = [program(), "compare", "--baseline", "llama", "--arms", other, "--seeds", "3"]
+    if compared is not None:
+        # the config sets the options for the baseline too
+        given, usual = asdict(compared.scale_options), asdict(ScaleOptions())
+        own = to_args({f"model.scale_options.{key}": value for key, value in usual.items() if given[key] != value})
+        other = "unified" if strategy == "llama" and not own else strategy
+        without = ["--a_label", "llama", "--a_args", shlex.join(own)] if own else []
+        compare = [program(), "compare", "--baseline", "llama", *without, "--arms", other, "--seeds", "3"]
         lines["compare"] = shlex.join([*compare, "--config", str(run_dir / CONFIG)])
     for what, text in lines.items():
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

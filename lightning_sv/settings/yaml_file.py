@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -172,8 +173,14 @@ def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 def to_args(keys: Mapping[str, Any]) -> list[str]:
     """Return keys and values as command-line arguments.
 
-    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True})
-    ['--model.optim.lr', '0.1', '--trainer.fast', 'true']
+    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True, "a": {"b": math.inf, "c": None}})
+    ['--model.optim.lr', '0.1', '--trainer.fast', 'true', '--a', '{b: .inf, c: null}']
     """
-    plain = {k: json.dumps(v) if isinstance(v, bool) or v is None else str(v) for k, v in keys.items()}
-    return [word for key, text in plain.items() for word in (f"--{key}", text)]
+    return [word for key, value in keys.items() for word in (f"--{key}", _plain(value))]
+
+
+def _plain(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    if isinstance(value, Mapping | list):
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)

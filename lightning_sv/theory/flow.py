@@ -139,9 +139,12 @@ class Curve(NamedTuple):
         return float(self.values[k]), float(self.times[k])
 
     def first_above(self, level: float) -> float:
-        """Return the first time at which the value exceeds `level`; infinite if it never does."""
+        """Return the first time at which the value exceeds `level`, linear between times; infinite if it never does."""
         above = self.values > level
-        return float(self.times[above.argmax()]) if above.any() else float("inf")
+        if not above.any():
+            return float("inf")
+        k = int(above.argmax())
+        return float(np.interp(level, self.values[k - 1 : k + 1], self.times[k - 1 : k + 1]) if k else self.times[0])
 
 
 def loss_ratio(

@@ -61,8 +61,8 @@ def write_run(
         "seed_everything": seed,
         "run_dir": str(directory),
         "model": {"scale": label, "optim": {"lr": lr}},
-        "data": {"shuffle_seed": seed, "index": f"{directory}/index", "seq_len": 64, "val_sequences": 512, **data},
-        "hidden": {"key": hidden},
+        "data": {"seed": seed, "index": f"{directory}/index", "seq_len": 64, "val_sequences": 512, **data},
+        "hidden": {"key": hidden, "off": False, "one": 1},  # equal to a seed
     }
     (directory / "config.yaml").write_text(json.dumps(config))
     summary = {

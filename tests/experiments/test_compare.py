@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from lightning_sv.cli import compare as command
@@ -28,6 +30,7 @@ from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
+from lightning_sv.lit.summary import has_baseline, print_summary
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
@@ -277,6 +280,32 @@ def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: 
         command.run([*words, "--b_label", "all"])
 
 
+@pytest.mark.usefixtures("fake")
+def test_compare_command_that_fit_suggests_has_the_plain_baseline(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although the config has exceptions for one branch; without `--a_args` the labels name them."""
+    config = yaml.safe_load(Path(run_args[1]).read_text())
+    config["model"] |= {"scale": "unified", "scale_options": {"placement_at": {"lm_head": "dp"}}}
+    config["model"]["optim"] = {"name": "adamw", "lr": 0.01, "clip_by_role": {"input": 1.0, "head": math.inf}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    settings, data, _ = parse_run(["--config", str(tmp_path / "config.yaml")])
+    assert has_baseline(settings, data)
+    summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), 1.0) | {
+        "model": "tiny", "label": settings.label, "tokens": 1, "skipped_steps": 0, "legs": [],
+    }  # fmt: skip
+    print_summary(Console(width=500), summary, tmp_path, settings)
+    (line,) = re.findall(r"^compare +(.*)", capsys.readouterr().out, re.MULTILINE)
+    words = shlex.split(line)
+    words = [*words[words.index("compare") + 1 :], "--seeds", "1", "--json"]
+    for more in ([], ["--a_args="]):
+        assert command.run([*words, *more]) == 0
+    one, two = (json.loads(part) for part in re.findall(r"^{.*?^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL))
+    assert [arm["label"] for arm in one["arms"]] == ["llama", settings.label]
+    assert [arm["label"] for arm in two["arms"]] == ["llama[lm_head=dp]", settings.label]
+    assert one["runs"][1]["dir"] == two["runs"][1]["dir"] and one["runs"][0]["dir"] != two["runs"][0]["dir"]
+
+
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Return trainer.max_steps in the overrides of each arm that `compare` gets."""
     taken: list[Figure] = []
@@ -311,6 +340,8 @@ WRONG = [
     (["--b_args=--data.seq_len 16"], "data.seq_len"),
     (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
     (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
+    (["--data.seed", "5"], "data.seed"),
+    (["--model.seed", "5"], "model.seed"),
     (["--trainer.val_check_interval", "0.5"], "data.validations instead"),
     (["--trainer.max_time", "00:01:00:00"], "trainer.max_time"),
     (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/loss"], "EarlyStopping"),

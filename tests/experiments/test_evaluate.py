@@ -285,7 +285,7 @@ def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     last = runs.dir(*figure.requests()[-1])
-    edit_json(last / "config.yaml", hidden={"key": "other"})
+    edit_json(last / "config.yaml", hidden={"key": "other", "off": False, "one": 1})
     (warning,) = judged(figure, runs).warnings
     assert "The configs differ in hidden.key: same against other" in warning
     edit_json(last / "summary.json", commit="0123456789abcdef, with uncommitted changes")

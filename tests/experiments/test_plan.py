@@ -127,6 +127,7 @@ def of_panel(keys: str, claim: str = "") -> str:
 
 
 TWO_BASELINES = FIGURE.replace("llama}", "llama, baseline: true}").replace("hg}", "hg, baseline: true}")
+GRID = "kind: grid\n  axes: {model.optim.lr: {%s: [1]}}"
 WRONG = [
     (of_arm("longer: 2.0"), r"arms\.b\.scale"),
     (of_arm("scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
@@ -139,7 +140,11 @@ WRONG = [
     (of_panel("", "kind: leads, a: a, b: b, margin: 0.1"), "margin of a claim 'leads' is 0.1"),
     (of_panel("", "kind: widens, a: a, b: b, at: 2.5"), "at is 2.5; expected a share"),
     (of_panel("", "kind: less, a: a, b: b, skip_under: {gpuu: x}"), "'less': skip_under: budget 'gpuu' is unknown"),
-    (of_panel("axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
+    (of_panel("", "kind: widens, a: a, b: b, at: 0.5, until: 0.5"), "at is 0.5; expected less than until"),
+    (of_panel("axes: {model.optim.lr: {cpu: [1]}}"), "axes is set and kind is 'curves'"),
+    (of_panel("models: [dense, dense-1]"), "models is set and kind is 'curves'"),
+    (of_panel(GRID % "cpu").replace("hg}", "hg, model: moe}"), "model of arm 'b'"),
+    (of_panel(GRID % "mne"), "optim.lr: budget 'mne' is unknown"),
     (of_panel("", "kind: slope, a: a, b: b"), "'slope'"),
     (of_panel("kind: qkv", "kind: apart, a: a, tags: [q, k]"), "'apart'"),
     (of_panel("kind: table", "kind: cost, a: a, b: b"), "'cost' needs a margin above 0"),
@@ -161,6 +166,13 @@ def test_plan_figure_wrong_yaml_refused_in_one_sentence(conf: Path, text: str, m
     with pytest.raises(ValueError, match=message) as error:
         plan_mine(conf, text)
     assert "\n" not in str(error.value)
+
+
+def test_plan_figure_steps_of_the_command_line_are_those_of_all_arms(conf: Path) -> None:
+    (conf / "paper/mine.yaml").write_text(of_arm("scale: hg, overrides: {trainer.max_steps: 40}"))
+    for extra, steps in (({}, [3000, 40]), ({"trainer.max_steps": 10}, [10, 10])):
+        figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), extra, conf))
+        assert [arm.run_spec.steps for arm in figure.panels[0].arms if arm.run_spec] == steps
 
 
 def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:

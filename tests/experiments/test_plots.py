@@ -25,7 +25,7 @@ from lightning_sv.experiments.report.tables import copying_table, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
-from lightning_sv.runs.events import Curve
+from lightning_sv.runs.events import Curve, Run
 from tests.experiments import fake_results as fake
 
 
@@ -88,6 +88,28 @@ def test_curve_plots_unpaired_arms_are_named() -> None:
 
 
 @pytest.mark.long
+def test_curve_plots_ends_are_those_of_the_table() -> None:
+    """Also if the arms have different seeds, or recorded runs have their last point only."""
+    panel = fake.curves_panel(3)
+    dp, llama, ours = panel.arms
+    fewer = (
+        replace(dp, runs=dp.runs[:2], seeds=dp.seeds[:2]),
+        replace(llama, runs=llama.runs[1:], seeds=llama.seeds[1:]),
+    )
+    for alone in (False, True):
+        arms = [replace(arm, runs=tuple(_last(run) if alone else run for run in arm.runs)) for arm in (*fewer, ours)]
+        plots, notes = curve_plots(replace(panel, arms=tuple(arms)))
+        axes, (_, table) = plots[-1].figure.axes[0], panel_table(replace(panel, arms=tuple(arms)))
+        assert [name.split("  ")[1].split(",")[0] for name in legend(axes)] == [row[3] for row in table[1:]]
+        assert any(note.startswith("dp: the line is the mean") for note in notes)
+    assert len(axes.containers) == 1  # an interval of hg+dp+or; dp has one pair
+
+
+def _last(run: Run) -> Run:
+    """Return a run with its final loss only."""
+    return replace(run, curves={name: Curve(*(x[-1:] for x in curve)) for name, curve in run.curves.items()})
+
+
 def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_plots(panel)

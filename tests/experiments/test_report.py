@@ -231,6 +231,24 @@ def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path
     assert float(pair["estimate"]) == b - a
 
 
+def edited(run: Path, settings: str) -> Path:
+    """Return the run, with these words instead of the setting `hidden.off`."""
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace('"off": false', settings))
+    return run
+
+
+def test_own_figure_labels_keep_different_settings_apart(tmp_path: Path) -> None:
+    """Also if the three settings that a label names are equal."""
+    changes = ['"off": false', *(f'"off": true, "two": 2, "three": 3, "four": {i}' for i in (4, 5))]
+    paths = [
+        edited(write_run(tmp_path / f"{i}{seed}", "hg", seed), change)
+        for i, change in enumerate(changes) for seed in (0, 1)
+    ]  # fmt: skip
+    arms = own_figure(paths).panels[0].arms
+    assert [len(arm.runs) for arm in arms] == [2, 2, 2] and arms[0].label == "hg"
+
+
 def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: Refused) -> None:
     one, unified, empty = runs / "llama0", runs / "unified0", tmp_path / "empty"
     empty.mkdir()
@@ -257,6 +275,8 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     assert own_figure([one, rate]).warnings == (warning,)
     again = own_figure([one, write_run(tmp_path / "llama-seed0-2", "llama", 0, lr=0.5)])
     assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama, lr 0.5"]
+    other = edited(write_run(tmp_path / "other", "hg", 1), '"off": true')
+    assert "hidden.off: False against True" in own_figure([one, other], labels=["x", "x"]).warnings[0]
     named = own_figure([one, unified], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
 

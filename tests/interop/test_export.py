@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from matplotlib import pyplot
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, pipeline
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import Tokenizer
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.interop import foldable, to_hugging_face
 from lightning_sv.interop.hf import save
 from lightning_sv.interop.hf.save import fast_tokenizer, model_card
@@ -136,6 +137,20 @@ def test_export_refused_model_stays_float32(config: BackboneConfig, corpus: Path
     with pytest.raises(ValueError, match="post_norm"):
         save.export(model, Tokenizer.load(corpus), tmp_path / "new/folder/out", context=16, card="")
     assert {p.dtype for p in model.parameters()} == {torch.float32} and not list(tmp_path.iterdir())
+
+
+def test_export_full_disk_leaves_nothing(
+    config: BackboneConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **named: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(RunError, match=str(tmp_path / "out")):
+        save.export(
+            Backbone(replace(config, vocab_size=300)), Tokenizer.load(corpus), tmp_path / "out", context=16, card=""
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.summary import print_summary
+from lightning_sv.nn import BackboneConfig
+from lightning_sv.optim import OptimConfig
+from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
@@ -152,7 +155,12 @@ def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
     summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
         "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": 1.0, "legs": [],
     }  # fmt: skip
-    print_summary(Console(file=out, width=500), summary, folder, comparable=True)
+    print_summary(
+        Console(file=out, width=500),
+        summary,
+        folder,
+        PretrainConfig(BackboneConfig(16, 1, 2), optim=OptimConfig(lr=0.1)),
+    )
     lines = {line.split()[0]: line.partition(" ")[2] for line in out.getvalue().splitlines() if line[:1].isalpha()}
     for name, word in (("sample", str(folder)), ("compare", f"{folder}/config.yaml"), ("charts", str(folder.parent))):
         words = lines[name].partition("   (or")[0]

@@ -57,7 +57,8 @@ def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
                     skipped["".join(path.suffixes[-2:]) or "no suffix"] += 1
         rest = f" (skipped: {counted(skipped)})" if skipped else ""
         value = f"files:{part}, which matches no file{rest}"
-        expect(len(files) > 0, "source", value, f"the suffixes {known}. Check the path.")
+        hint = f"A .json file needs JSON lines with {config.text_field!r}." if skipped[".json"] else "Check the path."
+        expect(len(files) > 0, "source", value, f"the suffixes {known}. {hint}")
         paths.update(dict.fromkeys(sorted(files)))
         left_out += skipped
     return list(paths), left_out

@@ -114,19 +114,26 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({pair.n for _, _, pair in pairs})
     for arm, (colour, line_style), pair in pairs:
-        label = f"{arm.name}  {pair.mean[-1]:+.4f}"
-        label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         end = panel.difference(arm, base, confidence=TWO_SIDED)  # as in the table
+        if abs(end.mean - pair.mean[-1]) > 5e-5:
+            notes.append(f"{arm.name}: the line is the mean of its pairs; the number uses those of other arms too.")
+        label = f"{arm.name}  {end.mean:+.4f}"
+        label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
+        style_of: dict[str, Any] = {"linestyle": line_style, "color": colour, "linewidth": 2, "label": label}
+        if len(pair.tokens) == 1:
+            errors = np.abs(np.stack([pair.low, pair.high]) - pair.mean) if pair.n > 1 else None
+            axes.errorbar(pair.tokens, pair.mean, errors, marker="o", capsize=3, **style_of)
+            continue
         axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
-        mark: dict[str, Any] = {"marker": "o"} if len(pair.tokens) == 1 else {}
-        axes.plot(pair.tokens, pair.mean, linestyle=line_style, color=colour, linewidth=2, label=label, **mark)
+        axes.plot(pair.tokens, pair.mean, **style_of)
     axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
     lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
     style.set_limits(axes, lines, from_share=0.2, include=0.0)
     style.set_token_axis(axes)
     several = f"{counts[0]} to " if len(counts) > 1 else ""
-    band = f"band: 95% interval of {several}{counts[-1]} pairs"
+    drawn = "band" if any(len(pair.tokens) > 1 for _, _, pair in pairs) else "bar"
+    band = f"{drawn}: 95% interval of {several}{counts[-1]} pairs"
     legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
     return [finished("difference", f"{panel.title}: difference to {base.name}", axes, legend)], notes
 

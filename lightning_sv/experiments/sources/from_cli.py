@@ -127,6 +127,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     whole = math.lcm(*(data.tokens_per_step for _, data, _ in made))
     settled, others = list[Asked](), ""
     for (label, arm), (model, data, trainer) in zip(arms, made, strict=True):
+        label += model.scale_options.label() * (label == arm.scale)  # options of all arms
         own, given = data.tokens_per_step, str(trainer["max_steps"])
         steps_differ = given != "-1" and int(given) * own != tokens
         for key, differs in (

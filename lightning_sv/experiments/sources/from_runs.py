@@ -28,7 +28,8 @@ def _with_difference(label: str, known: list[dict[str, str]], settings: dict[str
     if settings not in known:
         known.append(settings)
     keys = [key for key in settings if known[0].get(key) != settings[key]]
-    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings[key]}" for key in keys[:3])])
+    more = [f"settings {known.index(settings) + 1}"] * (len(keys) > 3)  # others may have these three differences
+    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings[key]}" for key in keys[:3]), *more])
 
 
 def own_figure(

@@ -11,7 +11,7 @@ from tokenizers import processors
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, RunError, expect
 from lightning_sv.interop.fold import Folding
 from lightning_sv.interop.hf.convert import names_in_version_4, to_hugging_face, ways_to_load
 from lightning_sv.nn import Backbone
@@ -77,6 +77,10 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
 
     The model is in float32. `context` is the sequence length of the training. `card` is the text of README.md, with
     {kind} for the class and {load} for the argument that loads its code.
+
+    Raises:
+        ConfigError: the folder is not empty, or the model or its tokenizer cannot be exported
+        RunError: the weights cannot be written
     """
     final = Path(folder)
     check_unused(final)
@@ -92,7 +96,12 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     load = ", trust_remote_code=True" if own_code else ""
     load += "".join(f', {key}="{value}"' for key, value in experts.items())
     with atomic_path(final) as partial:
-        theirs.save_pretrained(partial)
+        try:
+            theirs.save_pretrained(partial)
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":  # of a full disk, for instance
+                raise
+            raise RunError(f"{final} cannot be written ({error}).") from error
         theirs_tokenizer.save_pretrained(partial)
         config = partial / "config.json"
         written = json.loads(config.read_text())
