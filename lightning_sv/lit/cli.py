@@ -49,7 +49,16 @@ from lightning_sv.lit.summary import (
 )
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
-from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
+from lightning_sv.runs.directory import (
+    CONFIG,
+    LAST,
+    SUMMARY,
+    config_value,
+    is_complete,
+    read_config,
+    read_summary,
+    run_of,
+)
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
 from lightning_sv.runs.output import message_of
 from lightning_sv.runs.trust import check_resumed, split_allow
@@ -91,6 +100,10 @@ MEASURED = (
     "branch_norm", "copying", "grad_norm", "lr", "memory", "moe", "preconditioner", "residual", "sharpness",
     "throughput",
 )  # fmt: skip
+
+
+#: settings of a resumed run that its checkpoint does not have
+_KEPT = ("seed_everything", "model.seed", "data.seed", "data.val_sequences", "trainer.gradient_clip_val")
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -299,6 +312,11 @@ class PretrainCLI(LightningCLI):
             self._start = (ckpt_path, checkpoint["global_step"])
             own_groups, built_by = self.model.has_own_groups, self.model.built_by
             check_settings(checkpoint, model, data, training=True, own_groups=own_groups, built_by=built_by)
+            before = read_config(folder) if (folder := run_of(Path(ckpt_path))) else {}
+            for key in _KEPT if before else ():
+                then, now = config_value(before, key), self.config[key]
+                wanted = f"{then}, as in the run of the checkpoint. Resume with the same settings, or start a new run."
+                expect(then == now, key, now, wanted)
         elif model.init_from is not None:
             start = read_start(model.init_from, model, data)
             self.model.start_from(start)

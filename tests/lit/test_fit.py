@@ -147,6 +147,13 @@ def test_fit_damaged_checkpoint_is_refused(how: str, run: Path, tmp_path: Path, 
     assert "error: the checkpoint" in error and ("optimizer state is damaged" in error or how in DAMAGES[:4])
 
 
+@pytest.mark.parametrize("change", ["--model.seed=5", "--data.val_sequences=3", "--trainer.gradient_clip_val=0.5"])
+def test_fit_resumed_with_other_settings_is_refused(change: str, run: Path, refused: Refused) -> None:
+    resume = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / LAST), "--allow_lr_jump"]
+    error = refused("fit", *resume, "--trainer.max_steps", "13", change)
+    assert f"error: {change[2:].partition('=')[0]} is" in error
+
+
 def test_fit_resumed_in_too_little_memory_does_not_blame_the_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

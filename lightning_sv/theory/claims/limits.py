@@ -96,7 +96,7 @@ def _decay_panel(student: Student, teacher: Array) -> Panel:
 def _course(curve: Curve) -> str:
     ratio, at = curve.peak
     end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
-    return f"above 1 from t = {curve.first_above(1 + EQUAL):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
+    return f"above 1 from t = {curve.first_above(1):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
 
 
 @_limit("Theorem 3.1 and D.1 (i), as printed", "DP (i)", "every parameter standard normal, c, d ≤ 4")
