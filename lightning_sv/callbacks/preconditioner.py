@@ -178,14 +178,18 @@ class Preconditioner(BranchCallback):
             self._gradients = beta_gradients(self._model)
 
     def _is_due(self, step: int) -> bool:
-        return super()._is_due(step) or step in self._histogram_steps
+        return super()._is_due(step) or self._is_drawn(step)
+
+    def _is_drawn(self, step: int) -> bool:
+        passed = step == self._clock.step and self._clock.has_passed(self._histogram_steps)
+        return passed or step in self._histogram_steps
 
     def _write(self, trainer: L.Trainer) -> None:
         with measuring(trainer):
             figures = preconditioner_figures(self._model) | self._gradients
             values = torch.stack(list(figures.values())).tolist() if figures else []
             write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
-            if trainer.global_step in self._histogram_steps:
+            if self._is_drawn(trainer.global_step):
                 self._write_histograms(trainer)
 
     def _write_histograms(self, trainer: L.Trainer) -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner.tuning import Tuner
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 import lightning_sv
 from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
+from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.nn import RouterConfig
@@ -661,6 +663,30 @@ class Silent(Foreign):
         optimizer.zero_grad()
         self.manual_backward(super().training_step(block, batch_idx))
         optimizer.step()
+
+
+class Twice(Silent):
+    """A user's module with two optimizers, which step in each batch."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        optimizers: Any = self.optimizers()
+        self.manual_backward(Foreign.training_step(self, block, batch_idx))
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([parameter], lr=1e-3) for parameter in list(self.parameters())[:2]]
+
+
+def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
+    planned: list[int | None] = []
+    note = LambdaCallback(on_train_start=lambda trainer, _: planned.append(total_steps(trainer)))
+    preconditioner = Preconditioner(histograms=4, model="net")
+    run = trainer(tmp_path, note, preconditioner, logger=TensorBoardLogger(tmp_path), **EPOCHS)
+    run.fit(Twice(foreign("backbone")), loader())
+    assert planned == [run.global_step] == [24]
+    reader = EventAccumulator(run.log_dir, size_guidance={"histograms": 0}).Reload()
+    assert [event.step for event in reader.Histograms(reader.Tags()["histograms"][0])] == [0, 2, 6, 24]  # 0 1 5 24
 
 
 class Frozen(Foreign):
