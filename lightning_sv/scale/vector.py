@@ -209,9 +209,9 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
         kind: a subclass of ScaleVector, usually from the user's own module
 
     Raises:
-        ConfigError: the signature is not that of `ScaleVector`; there is no parameter, or gamma does not depend on
-            one; gamma's shape is not (*batch_dims, d), or gamma is not 1 initially; `set_gamma` is not the inverse of
-            `forward`
+        ConfigError: the signature is not that of `ScaleVector`; there is no parameter, one is a scalar, or gamma does
+            not depend on one; gamma's shape is not (*batch_dims, d), or gamma is not 1 initially; `set_gamma` is not
+            the inverse of `forward`
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # slow to import
 
@@ -234,6 +234,10 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
     trainable = {key: parameter for key, parameter in vector.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")
+    if scalars := [key for key, parameter in trainable.items() if parameter.ndim == 0]:
+        raise ConfigError(
+            f"{name} has the scalar {scalars[0]}; expected shape (*batch_dims, 1), which FSDP2 can shard."
+        )
     _check_gamma(name, vector, torch.ones(*batch_dims, D_CHECKED))
     gamma = vector()
     if gamma.requires_grad:

@@ -105,6 +105,15 @@ class OneForAll(Softplus):
         self.w.copy_(torch.expm1(gamma.flatten(0, -2)[0] if gamma.ndim > 1 else gamma).log())
 
 
+class Scalar(Softplus):
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self) -> Tensor:
+        return self.factor * super().forward()
+
+
 class Graph(Softplus):
     def set_gamma(self, gamma: Tensor) -> None:
         self.w.copy_(torch.expm1(gamma).log())
@@ -113,6 +122,7 @@ class Graph(Softplus):
 WRONG = {
     Copies: r"returns 1.313 after set_gamma\(1\);",
     Detached: " w no gradient",
+    Scalar: "scalar factor",
     OneForAll: r"shape \(64,\).* \(2, 64\)",
     Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); .*@torch.no_grad\(\)",
 }
