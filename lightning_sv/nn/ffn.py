@@ -69,7 +69,7 @@ class _NormedSwiGLU(torch.autograd.Function):
 
             return *reference_gradients(plain, (gate, up, gamma_gate, gamma_up), grad), None
         grad_gate, grad_up = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (gate, up))
-        grad_gammas = [None if gamma is None else torch.zeros_like(gamma) for gamma in (gamma_gate, gamma_up)]
+        grad_gammas = [None if gamma is None else torch.zeros_like(upcast(gamma)) for gamma in (gamma_gate, gamma_up)]
         rows = _rows(grad, gate, up, rrms_gate, rrms_up, grad_gate, grad_up)
         for dy, g, u, r_gate, r_up, out_gate, out_up in row_chunks(*rows):
             dy, ghat, uhat = upcast(dy), upcast(g) * r_gate, upcast(u) * r_up

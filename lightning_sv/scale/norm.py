@@ -87,7 +87,7 @@ def norm_gradients(
     shape = x.shape[-1:] if gamma is None else gamma.shape
     rows = [t.reshape(-1, *shape[:-1], t.shape[-1]) for t in (grad, x, rrms)]
     grad_x = torch.empty_like(rows[1], memory_format=torch.contiguous_format)
-    grad_gamma = None if gamma is None else torch.zeros_like(gamma)
+    grad_gamma = None if gamma is None else torch.zeros_like(upcast(gamma))  # 16 bits would round each sum
     for dy, z, r, out in row_chunks(*rows, grad_x):
         add_norm_gradients(upcast(dy), upcast(z) * r, r, gamma, out, grad_gamma)
     return grad_x.view_as(x), grad_gamma

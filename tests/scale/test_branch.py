@@ -170,3 +170,18 @@ def test_share_heads_site_without_heads_or_vector_refused(config: BackboneConfig
 def test_norm_without_eps_equals_torch(dtype: torch.dtype) -> None:
     x = torch.randn(3, 8).mul(0.01).to(dtype)
     torch.testing.assert_close(RMSNorm(8).to(dtype)(x), F.rms_norm(x, (8,)))
+
+
+@pytest.mark.parametrize("scale", ["llama", "hg+dnp"])
+def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
+    """In a norm, and in the SwiGLU of normalized outputs; a sum of 65,536 rows in 16 bits is 1.6% off."""
+    config = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
+    model = perturbed(Backbone(config, scale)).bfloat16()
+    ffn = model.layers[0].ffn
+    vectors = [parameter for name, parameter in ffn.named_parameters() if "gamma" in name]
+    x = torch.randn(2**16, 32).bfloat16()
+    grads = [torch.autograd.grad(ffn(x)[0].square().sum(), vectors)]
+    grads.append(torch.autograd.grad(ffn.double()(x.double())[0].square().sum(), vectors))
+    for rounded, exact in zip(*grads, strict=True):
+        assert rounded.dtype == torch.bfloat16
+        assert (rounded.double() - exact).norm() < 0.01 * exact.norm()
