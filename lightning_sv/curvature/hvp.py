@@ -138,11 +138,14 @@ class DifferenceProduct:
             (1e-3 in float32; on a tiny Llama H v is then accurate to 2e-3 and lambda_max to 6e-4)
 
     Raises:
-        ConfigError: as in `HessianProduct`, or a step that is not positive
+        ConfigError: as in `HessianProduct`, parameters narrower than float32, or a step that is not positive
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor], step: float | None = None):
         self.parameters = _subset(parameters)
+        narrowest = min((p.dtype for p in self.parameters), key=lambda dtype: torch.finfo(dtype).bits)
+        wanted = "float32 or wider, because 16 bits round the displacement. Use HessianProduct, or method='exact'."
+        expect(torch.finfo(narrowest).bits >= 32, "the dtype of a parameter", narrowest, wanted)
         if step is None:
             step = rounding(self.parameters) ** (1 / 3) / 5
         expect(step > 0, "step of DifferenceProduct", step, "a number above 0.")

@@ -214,6 +214,7 @@ class _Once(torch.autograd.Function):
 def test_products_and_estimates_of_wrong_input_refused() -> None:
     p = nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    half = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     for make, message in (
         (lambda: HessianProduct(lambda: p.sum(), []), "empty"),
         (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
@@ -224,6 +225,7 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
         (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "use DifferenceProduct"),
         (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "step of DifferenceProduct is 0.0"),
+        (lambda: DifferenceProduct(lambda: p.sum() + half.sum(), [p, half]), "dtype of a parameter is torch.bfloat16"),
         (lambda: HessianProduct(lambda: p.square().sum(), [p])([]), r"vector is \[\];"),
         (lambda: DifferenceProduct(lambda: p.square().sum(), [p])([torch.ones(1)]), r"vector is \[\(1,\)\];"),
         (lambda: lanczos(Dense(torch.eye(3)), 0), "n_steps of lanczos is 0"),
