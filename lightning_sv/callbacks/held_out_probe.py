@@ -29,6 +29,7 @@ class HeldOutProbe(L.Callback):
             expect(value >= 1, f"{key} of {self.name}", value, "at least 1.")
         self.points, self.sequences, self.model = points, sequences, model
         self._clock = StepTrigger(self.name)
+        self._steps: frozenset[int] = frozenset()
         self._block: Tensor | None = None
 
     def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
@@ -46,14 +47,15 @@ class HeldOutProbe(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences."""
         self._clock.start(trainer)
-        self._clock.every = max(1, known_steps(trainer, self.name) // self.points)
+        total = known_steps(trainer, self.name)
+        self._steps = frozenset(i * total // self.points for i in range(1, self.points + 1))
         data = data_of(trainer)
         assert data is not None
         self._block = data.held_out(self.sequences).to(pl_module.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Measure when due, on every device, because a sharded model needs all of them."""
-        if not self._clock.ended(trainer) or not self._clock.is_due(trainer.global_step):
+        if not self._clock.ended(trainer) or not self._clock.has_passed(self._steps):
             return
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
