@@ -4,7 +4,8 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 from unittest.mock import patch
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_sv.callbacks.branch_norms import applied_strategies
 from lightning_sv.callbacks.run_state import (
@@ -168,6 +170,22 @@ class _Progress:
     skipped: int = 0
     spent: float = 0.0  # seconds of measurements
     run: float = 0.0  # seconds of the run
+
+
+@contextmanager
+def _metrics_kept(module: nn.Module) -> Iterator[None]:
+    """Leave the metrics of `module` as they are, although a training_step inside the context updates them."""
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    kept = [dict(vars(metric)) for metric in metrics]
+    for metric in metrics:
+        for key in metric._defaults:  # an update may change these in place
+            value = getattr(metric, key)
+            setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
+    try:
+        yield
+    finally:
+        for metric, values in zip(metrics, kept, strict=True):
+            vars(metric).update(values)
 
 
 class Sharpness(L.Callback):
@@ -373,6 +391,7 @@ class Sharpness(L.Callback):
 
         with (
             evaluation_mode(pl_module),
+            _metrics_kept(pl_module),
             patch.object(pl_module, "log", lambda *args, **kwargs: None),  # a training_step would log this loss
             torch.random.fork_rng(devices),
             torch.autocast(pl_module.device.type, enabled=False),

@@ -22,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
+from torchmetrics import CatMetric, MeanMetric, SumMetric
 
 import lightning_sv
 from lightning_sv import BackboneConfig, Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
@@ -415,6 +416,35 @@ def test_skipped_steps_leave_weights_and_biases_of_experts(tmp_path: Path) -> No
     spoil = LambdaCallback(on_after_backward=lambda trainer, module: module.net.embed.weight.grad.mul_(torch.nan))
     trainer(tmp_path, spoil).fit(made, loader())
     assert made.nonfinite.skipped == 4 and differences(before, made.state_dict()) == []
+
+
+class Measured(PretrainModule):
+    """Logs sums and values of every micro-batch, and returns the loss of a step."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.blocks, self.mean, self.all = SumMetric(), MeanMetric(), CatMetric()
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        out = super().training_step(block, batch_idx)
+        self.blocks.update(len(block))
+        self.log("blocks", self.blocks, on_step=False, on_epoch=True)
+        self.log("mean", self.mean(out["nats"]))
+        self.all.update(out["nats"])
+        return out
+
+
+@pytest.mark.parametrize("method", ["exact", "difference"])
+def test_probe_leaves_the_metrics_of_a_training_step(method: Any, tmp_path: Path) -> None:
+    seen = []
+    loss: Any = lambda module: module.training_step(blocks(), 0)  # noqa: E731
+    for name, probes in (("plain", 0), ("probed", 1)):
+        made = Measured(backbone=SIZES, lr=0.01, seed=0)
+        probe = Sharpness(("scale_input",), 3, method=method, lanczos_steps=2, loss=loss)
+        run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
+        run.fit(made, loader())
+        seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
+    assert seen[0] == seen[1] and len(seen[0]) == 8
 
 
 def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Path) -> None:
