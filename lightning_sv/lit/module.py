@@ -22,7 +22,7 @@ from lightning_sv.callbacks.run_state import data_of, total_steps
 from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
-from lightning_sv.lit.checkpoint.compat import Start, check_settings, recorded_settings
+from lightning_sv.lit.checkpoint.compat import Start, check_function, check_settings, recorded_settings
 from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
@@ -387,7 +387,8 @@ class PretrainModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the settings, and continue after the saved step, also on a different number of devices."""
         self._loaded = True
-        if self._trainer is None:  # load_from_checkpoint: the settings are the checkpoint's
+        if self._trainer is None:  # load_from_checkpoint, whose arguments may replace the checkpoint's settings
+            check_function(checkpoint, self.settings)
             return
         self.check_settings(checkpoint)
         if self.trainer.state.fn == "fit":

@@ -6,6 +6,7 @@ import runpy
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,8 @@ from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.nn import RouterConfig
-from lightning_sv.optim import OptimConfig
+from lightning_sv.optim import OptimConfig, ScheduleConfig
+from lightning_sv.scale import ScaleOptions
 from tests.conftest import thinned
 from tests.lit.runs import differences
 
@@ -123,6 +125,27 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     predicted: Any = run.predict(made, data)
     again: Any = run.predict(made, data.val_dataloader())
     assert predicted[0].shape[1:] == (8, 300) and torch.equal(torch.cat(predicted), torch.cat(again))
+
+
+def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> None:
+    made, path = module(), tmp_path / "a.ckpt"
+    run = trainer(tmp_path, max_steps=1)
+    run.fit(made, loader())
+    run.save_checkpoint(path)
+    load: Any = partial(PretrainModule.load_from_checkpoint, path, weights_only=True)
+    more = {"optim": OptimConfig("muon", lr=0.1), "schedule": ScheduleConfig("wsd"), "compile": "block", "seed": 3}
+    for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", "backbone": replace(SIZES, name="mine")}):
+        restored = load(**changes)
+        assert differences(restored.state_dict(), made.state_dict()) == []
+    assert restored.settings.lr == 0.1
+    for key, changed in (
+        ("scale", {"scale": "hg+dp+er"}),
+        ("scale", {"scale": "hg+dnp+or"}),
+        ("scale_options.placement_at.*", {"scale_options": ScaleOptions(placement_at={"lm_head": "dnp"})}),
+        ("backbone.rope_theta", {"backbone": replace(SIZES, rope_theta=100.0)}),
+    ):
+        with pytest.raises(ConfigError, match=f"^{key} is "):
+            load(**changed)
 
 
 def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:

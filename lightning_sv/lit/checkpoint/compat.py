@@ -95,6 +95,25 @@ def check_settings(
         _check_optimizer_state(checkpoint, optimizer)
 
 
+def check_function(checkpoint: dict[str, Any], module: PretrainConfig) -> None:
+    """Check that a module computes the same function with the weights of a checkpoint.
+
+    Arguments of `load_from_checkpoint` may replace training, decay, name and initialization, but not the function.
+
+    Raises:
+        ConfigError: a key differs, which the message names with both values
+    """
+    saved = checkpoint.get(CHECKPOINT_KEY)
+    if not isinstance(saved, dict):  # of a subclass with its own on_save_checkpoint
+        return
+    config, options = BackboneConfig(**saved["backbone"]), ScaleOptions(**saved["scale_options"])
+    theirs = _function(config, ScaleStrategy.parse(saved["scale"]), options, None)
+    ours = _function(module.backbone, module.strategy, module.scale_options, None)
+    where, then, now = first_difference("model", theirs, ours)
+    wanted = f"{then}, as in the checkpoint. Load its weights into a different model with load_state_dict."
+    expect(then == now, where.removeprefix("model."), now, wanted)
+
+
 def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
     """Check that a different number of steps does not change the learning rate of the next step.
 
