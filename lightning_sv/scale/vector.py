@@ -8,12 +8,12 @@ share a module; d is the width of the scaled activation.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale.shapes import Float
 
 Role = Literal["input", "output"]
@@ -34,6 +34,9 @@ class ScaleVector(nn.Module, ABC):
             (Output-Norm); weight decay depends on it
         batch_dims: leading axes, for instance (n_expert,)
     """
+
+    #: name in state dicts, of parameterizations whose parameters have the same names
+    form: ClassVar[str | None] = None
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
@@ -63,6 +66,17 @@ class ScaleVector(nn.Module, ABC):
         """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
         device = next(self.parameters()).device
         self.set_gamma(torch.full((*self.batch_dims, self.d), self.initial, device=device))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.form is not None and hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["form"] = self.form
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
+        form = local_metadata.get("form")  # older files, and those of safetensors, lack it
+        wanted = f"{self.form}, as in the model. Build the model with the strategy of the weights."
+        expect(None in (form, self.form) or form == self.form, f"the parameterization of {prefix[:-1]}", form, wanted)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def extra_repr(self) -> str:
         """Show width and role in the printed module."""
@@ -117,6 +131,8 @@ class OriginalSpaceScale(ScaleVector):
     gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
     """
 
+    form = "or"
+
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__(d, role, batch_dims)
         self.alpha = nn.Parameter(torch.ones(*self.batch_dims, d))
@@ -151,6 +167,8 @@ class ExponentialScale(ScaleVector):
     Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the adjacent linear map can
     absorb the signs.
     """
+
+    form = "er"
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__(d, role, batch_dims)

@@ -3,6 +3,9 @@
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import meta_backbone
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleStrategy, ScaleVector
@@ -49,6 +53,19 @@ def test_forward_of_or_and_er_equals_their_formulas() -> None:
         vector.load_state_dict({"alpha": alpha, "beta": beta})
     torch.testing.assert_close(r(), beta * 7**0.5 * alpha / alpha.norm())
     torch.testing.assert_close(e(), beta.exp() * (alpha - alpha.mean()).exp())
+
+
+def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
+    made = {"or": nn.Sequential(OriginalSpaceScale(3, "input")), "er": nn.Sequential(ExponentialScale(3, "input"))}
+    for name, model in made.items():
+        torch.save(model.state_dict(), tmp_path / name)
+        state = torch.load(tmp_path / name, weights_only=True)
+        for other, target in made.items():
+            with nullcontext() if other == name else pytest.raises(ConfigError, match="^the parameterization of 0 is "):
+                target.load_state_dict(state)
+            target.load_state_dict(dict(state))  # without the record, as in older files
+            record: Any = target.state_dict()
+            assert record._metadata["0"]["form"] == other
 
 
 def test_set_gamma_not_representable_refused() -> None:
