@@ -130,6 +130,9 @@ class CompositeOptimizer(Optimizer):
         self._link()
 
     def _link(self) -> None:
+        for group in self.param_groups:
+            if "betas" in group:  # LearningRateMonitor reads one name in all groups; older checkpoints lack it
+                group.setdefault("momentum", group["betas"][0])
         groups = iter(self.param_groups)
         for part in self.parts:
             part_groups = list(islice(groups, len(part.param_groups)))

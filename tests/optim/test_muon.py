@@ -98,6 +98,19 @@ def test_muon_six_steps_equal_torch_muon_and_adamw() -> None:
             assert torch.equal(a, b), name
 
 
+def test_muon_groups_of_older_checkpoints_get_a_momentum() -> None:
+    """LearningRateMonitor logs it."""
+    optimizer = build(Experts())
+    momenta = [group["momentum"] for group in optimizer.param_groups]
+    assert set(momenta) == {0.95, 0.9}
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        if "betas" in group:
+            del group["momentum"]
+    optimizer.load_state_dict(state)
+    assert [group["momentum"] for group in optimizer.param_groups] == momenta
+
+
 def test_muon_six_steps_in_float64_equal_moonlights_formula() -> None:
     model = Experts().double()
     starts = copy.deepcopy(model)
