@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.progress import RunProgress
@@ -320,9 +321,7 @@ class PretrainModule(L.LightningModule):
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
         factor = settings.schedule.factor
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr)
-        )
+        scheduler = LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -368,6 +367,16 @@ class PretrainModule(L.LightningModule):
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
+            self._schedule_rates()
+
+    def _schedule_rates(self) -> None:
+        """Set the rates of the next step by the schedule of this run, which may have a different length."""
+        schedulers = [] if self.has_own_optimizer else [each.scheduler for each in self.trainer.lr_scheduler_configs]
+        for scheduler in schedulers:
+            if isinstance(scheduler, LambdaLR):  # StochasticWeightAveraging replaces it
+                rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                for group, (peak, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = peak * factor(scheduler.last_epoch)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the settings as plain values that load with weights_only=True."""
