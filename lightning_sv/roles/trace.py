@@ -307,6 +307,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         try:
             with tracer:
                 out = model(*args, **kwargs)
+        except ConfigError:  # a check of ours names its own remedy
+            raise
         except Exception as error:
             why = " ".join(str(error).split())[:300]
             raise ConfigError(

@@ -464,8 +464,9 @@ def test_apply_strategy_constant_vectors_neither_train_nor_change() -> None:
             net.load_state_dict(plain_state, strict=False)
         net.load_state_dict(state)
         net.requires_grad_(True)
-        with pytest.raises(ConfigError, match="^norm.weight.requires_grad is True"):
-            net(IDS)
+        for call in (lambda net: net(IDS), lambda net: param_groups(net, 1e-3, 0.1, example=IDS)):
+            with pytest.raises(ConfigError, match="^norm.weight.requires_grad is True"):
+                call(net)
         net.norm.weight.requires_grad_(False)
         net(IDS).sum().backward()
 
