@@ -52,6 +52,15 @@ def test_apply_strategy_table_tied_by_function_has_no_vectors() -> None:
     assert not any(path.startswith("emb") for path in report.vectors)
 
 
+def test_apply_strategy_embedding_with_largest_norm_keeps_table() -> None:
+    net = Net(plain)
+    net.emb.max_norm, net.head.weight = 0.1, net.emb.weight
+    with unchanged(net):
+        report = apply_strategy(net, "dp", IDS)
+        assert dict(report.notes).keys() == {"emb.weight"}
+        fold_applied(net)
+
+
 def test_apply_strategy_matrix_of_two_norms_noted_once() -> None:
     layers = [nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)]
     layers[1][1].weight = layers[0][1].weight
