@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, LOOKUPS
@@ -274,6 +274,23 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
                 module._buffers.update(buffers)
 
 
+def copied(example: Any) -> Any:
+    """Return an example with copies of its tensors, because models can write into their inputs."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    copies: dict[int, Tensor] = {}  # the same tensor stays the same, because attention compares its inputs
+
+    def copy(tensor: Tensor) -> Tensor:
+        if any(step == 0 and size > 1 for step, size in zip(_strides(tensor), tensor.shape, strict=False)):
+            return tensor  # expanded: torch refuses writes, and a copy would need the memory
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    with torch.inference_mode(False), unset_fake_temporarily():
+        return tree_map_only(Tensor, copy, example)
+
+
 def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     """Run a method of the model under the conditions of a traced pass."""
     with _conditions(model), Tracer():
@@ -300,6 +317,7 @@ def _conditions(model: nn.Module) -> Iterator[None]:
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
     """Run `model(*args, **kwargs)` once and return its graph; mode, buffers and the CPU's random state are restored."""
     tracer = Tracer()
+    args, kwargs = copied((args, dict(kwargs)))
     with _conditions(model):
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
         for tensor in model.buffers():

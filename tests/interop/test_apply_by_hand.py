@@ -61,6 +61,28 @@ def test_apply_strategy_embedding_with_largest_norm_keeps_table() -> None:
         fold_applied(net)
 
 
+class Writing(nn.Module):
+    """Write into the input, and compare two inputs by identity as attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added, self.norm, self.head = nn.Parameter(torch.randn(D)), nn.RMSNorm(D), nn.Linear(D, V)
+
+    def forward(self, x: Tensor, same: Tensor) -> Tensor:
+        x += self.added
+        return self.head(self.norm(x)) if x is same else x  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_apply_strategy_model_writing_into_example_does_not_change_it(inference: bool) -> None:
+    model = Writing()
+    with torch.inference_mode(inference):
+        x = torch.randn(2, D)
+        before = x.clone()
+        assert apply_strategy(model, "hg+dp+or", (x, x)).same_function
+        assert torch.equal(x, before)
+
+
 def test_apply_strategy_matrix_of_two_norms_noted_once() -> None:
     layers = [nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)]
     layers[1][1].weight = layers[0][1].weight

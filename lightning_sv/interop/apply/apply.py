@@ -19,7 +19,7 @@ from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module
-from lightning_sv.roles.trace import DATA, PARAM, logits_of, tracing_state
+from lightning_sv.roles.trace import DATA, PARAM, copied, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaledLinear, ScaleStrategy, ScaleVector
 
@@ -159,7 +159,7 @@ def _check(model: nn.Module) -> None:
 
 def _outputs(traced: TracedModel) -> list[Tensor]:
     """Return the model's logits in eval mode, or all its outputs if none are called logits."""
-    model, (args, kwargs) = traced.model, traced.inputs
+    model, (args, kwargs) = traced.model, copied(traced.inputs)
     with tracing_state(model), torch.no_grad():
         out = model(*args, **kwargs)
     leaves = tree_leaves(logits_of(out))
