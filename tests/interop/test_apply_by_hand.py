@@ -319,6 +319,16 @@ def test_fold_applied_holder_of_a_model_without_vectors_trains() -> None:
     assert all(parameter.requires_grad for parameter in fold_applied(model).parameters())
 
 
+@pytest.mark.parametrize("strategy", ["ap", "nop"])
+def test_fold_applied_layers_copied_after_the_strategy_train(strategy: str) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)))
+    model[0][0].weight.requires_grad_(False)
+    apply_strategy(model, strategy, torch.randn(2, D))
+    model.extend(copy.deepcopy(model))
+    fold_applied(model)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.0.weight", "2.0.weight"]
+
+
 def test_apply_strategy_lazy_modules_are_refused() -> None:
     with pytest.raises(ConfigError, match="lazy"):
         apply_strategy(nn.Sequential(nn.RMSNorm(D), nn.LazyLinear(D)), "hg", torch.randn(2, D))

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import starmap, zip_longest
@@ -22,6 +22,8 @@ from lightning_sv.scale.vector import Role
 
 #: attribute of an applied model with its `Applied`
 APPLIED = "applied_strategy"
+#: attribute of a module with the names of its parameters that train again after folding; deep copies have it too
+FROZEN = "frozen_by_strategy"
 REMOVE = "remove that first with torch.nn.utils.parametrize.remove_parametrizations"
 #: classes of sharded modules and parameters
 _SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DTensor"}
@@ -31,7 +33,6 @@ class Applied(NamedTuple):
     """State of an applied strategy, which folding restores and callbacks read."""
 
     strategy: ScaleStrategy
-    frozen: list[str]  #: parameters of the plain model that train again after folding
     constants: dict[str, float | None]  #: parameter that must not train -> its value, if that is known
     sites: frozenset[str]  #: names of the weights that are computed
     handles: list[Any]  #: handles of the model's hooks
@@ -117,30 +118,35 @@ def fold_applied(model: nn.Module) -> nn.Module:
                 again = f"parametrized again after apply_strategy ({type(parametrizations[1]).__name__})"
                 raise ConfigError(f"{path}.{attribute} was {again}; {REMOVE}.")
             planned.append((module, attribute, parametrizations[0].order))
-    trained = [_trains(inner, vars(inner)[APPLIED].frozen) for inner in inners]
+    trained = [_trains(inner) for inner in inners]
     for module, attribute, order in planned:
         remove(module, attribute, order, keep=True)
     for inner, trains in zip(inners, trained, strict=True):
         applied: Applied = vars(inner)[APPLIED]
         for handle in applied.handles:
             handle.remove()
-        named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
-        for name in applied.frozen:
-            if trains and unwrapped(name) in named:
-                named[unwrapped(name)].requires_grad_(True)
+        for parameter in _frozen(inner) if trains else ():
+            parameter.requires_grad_(True)
         for module in inner.modules():
+            vars(module).pop(FROZEN, None)
             if getattr(vars(module).get("save_pretrained"), "func", None) is save_unfolded:
                 delattr(module, "save_pretrained")
         delattr(inner, APPLIED)
     return model
 
 
-def _trains(model: nn.Module, frozen: Collection[str]) -> bool:
+def _frozen(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that the strategy froze, also those of layers copied afterwards."""
+    marked = [(module, name) for module in model.modules() for name in vars(module).get(FROZEN, ())]
+    return [parameter for module, name in marked if (parameter := module._parameters.get(name)) is not None]
+
+
+def _trains(model: nn.Module) -> bool:
     """Return True if a scale vector trains, or without vectors another weight: LoRA and users freeze all of them."""
     vectors = [p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters()]
-    own = {name: p for name, p in model.named_parameters() if not re.search(r"lora_|modules_to_save", name)}
-    others = [p for name, p in own.items() if unwrapped(name) not in {unwrapped(each) for each in frozen}]
-    return any(p.requires_grad for p in vectors or others)
+    own = [p for name, p in model.named_parameters() if not re.search(r"lora_|modules_to_save", name)]
+    frozen = {id(parameter) for parameter in _frozen(model)}
+    return any(p.requires_grad for p in vectors or own if id(p) not in frozen)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import (
     APPLIED,
+    FROZEN,
     REMOVE,
     Applied,
     check_complete,
@@ -60,7 +61,6 @@ class Change:
         self.outputs: dict[str, OutputNorm] = {}
         self.notes: list[tuple[str, str]] = []
         self._trains = {name: parameter.requires_grad for name, parameter in self.named.items()}
-        self._frozen: list[str] = []
         self._constants: dict[str, float | None] = {}
         self.norms: dict[str, tuple[Role, float]] = {}
         self._weights: dict[str, None] = {}  # in order
@@ -88,7 +88,7 @@ class Change:
         for handle in handles:
             undo.callback(handle.remove)
         readers = {m: site.vector if site.vector in self.norms else "" for site in sites for m in site.matrices}
-        state = (self._frozen, self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
+        state = (self._constants, frozenset(self._weights), handles, self.norms, list(readers.items()))
         setattr(model, APPLIED, Applied(strategy, *state))
         undo.callback(model.__delattr__, APPLIED)
 
@@ -265,7 +265,10 @@ class Change:
 
     def _freeze(self, name: str) -> None:
         if self._checked(name).requires_grad:
-            self._frozen.append(name)
+            path, _, attribute = name.rpartition(".")
+            state = vars(self.model.get_submodule(path))
+            state[FROZEN] = (*state.get(FROZEN, ()), attribute)
+            self.undo.callback(state.pop, FROZEN, None)
             self.undo.callback(self.named[name].requires_grad_, True)
             self.named[name].requires_grad_(False)
 
