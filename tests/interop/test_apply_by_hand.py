@@ -193,6 +193,18 @@ def test_apply_strategy_convolution_keeps_norm_and_notes() -> None:
     assert "remains one vector of its norm" in dict(report.notes)["norm.weight"]
 
 
+@pytest.mark.parametrize("unfit", [
+    lambda net, x: F.linear(x, F.normalize(net.matrix.weight)),
+    lambda net, x: F.conv1d(x.mT, net.matrix.weight[..., None]).mT,
+], ids=["function of a matrix", "convolution"])  # fmt: skip
+def test_apply_strategy_one_plain_matrix_and_an_unfit_one_noted(unfit: Read) -> None:
+    for strategy, noted in {"or": set(), "hg": {"norm.weight"}, "hg+dnp": {"norm.weight", "matrix.weight"}}.items():
+        report = apply_strategy(Net(lambda net, x: net.head(x) * unfit(net, x)), strategy, IDS)
+        assert dict(report.notes).keys() == noted
+    alone = Net(lambda net, x: (net.head(x), net.matrix(net.emb(IDS)), x))  # one branch, which nothing shares
+    assert not apply_strategy(alone, "hg", IDS).notes
+
+
 def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     """It sums over as many tokens as there are channels."""
     net = Net(lambda net, x: net.head(net.matrix(x.mT).mT), D)

@@ -127,7 +127,7 @@ class Change:
             moves = moves or self.strategy.per_branch or self.row.scale_out
         if site.role == "input" and moves and site.stays and not site.matrices:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
-        branches = sum(len(matrix.parts) for matrix in site.matrices)
+        branches = sum(len(matrix.parts) for matrix in site.matrices) + len(site.tied) + len(site.unfit)
         moved: Tensor | None = None  # gamma, as vectors of the matrices
         if not site.matrices or (self.row.scale_in and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, gamma)

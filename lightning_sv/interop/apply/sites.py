@@ -49,7 +49,7 @@ class Site(NamedTuple):
     matrices: tuple[SiteMatrix, ...]  #: matrices that read it; empty for an output vector
     tied: tuple[str, ...]  #: names of matrices that read it and are tied to a different parameter, such as an embedding
     stays: str  #: reason why it cannot be folded into the matrices; '' if it can
-    unfit: tuple[str, ...] = ()  #: for a norm without vector, names of matrices that read it and cannot have one
+    unfit: tuple[str, ...] = ()  #: names of matrices that read it and cannot have vectors
 
 
 def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
@@ -83,7 +83,8 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
         bias = biases.pop() if len(biases) == 1 else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
-        sites.append(Site(row.name, _origin(row, traced), row.role, bias, free, shared, stays))
+        unfit = tuple(name for name in names if name not in {matrix.weight for matrix in matrices})
+        sites.append(Site(row.name, _origin(row, traced), row.role, bias, free, shared, stays, unfit))
     if bare:
         sites += _bare_sites(traced, tied, normalized)
     return _with_siblings(sites, traced)
