@@ -205,6 +205,21 @@ def test_apply_strategy_one_plain_matrix_and_an_unfit_one_noted(unfit: Read) -> 
     assert not apply_strategy(alone, "hg", IDS).notes
 
 
+@pytest.mark.parametrize("strategy", ["hg", "dp", "nop", "or"])
+def test_apply_strategy_layers_without_vectors_noted(strategy: str) -> None:
+    layer = nn.TransformerEncoderLayer(D, 2, V, batch_first=True)
+    post_norm = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(D, V))
+    twice = Net(lambda net, x: plain(net, NORMS["by hand"](x) * net.gamma))  # the second norm's matrices have vectors
+    twice.gamma = nn.Parameter(torch.ones(D))
+    for model, example, noted in (
+        (post_norm, torch.randn(2, 8, D), {"0.layers.0.norm1.weight"}),
+        (named("olmo2"), None, {"Olmo2ForCausalLM"}),
+        (twice, IDS, set()),
+    ):
+        notes = dict(apply_strategy(model, strategy, example).notes)
+        assert notes.keys() == (set() if strategy == "or" else noted)
+
+
 def test_apply_strategy_matrix_over_tokens_keeps_norm() -> None:
     """It sums over as many tokens as there are channels."""
     net = Net(lambda net, x: net.head(net.matrix(x.mT).mT), D)
@@ -370,7 +385,7 @@ def _reads_embedding(model: Bare, h: Tensor) -> Tensor:
 
 
 OTHERS: dict[str, tuple[Callable[[Bare, Tensor], Tensor], dict[str, set[str]], set[str]]] = {
-    "the residual stream": (lambda model, h: h, {"head": BOTH}, set()),
+    "the residual stream": (lambda model, h: h, {"head": BOTH}, {"Bare"}),
     "a matrix of other data": (_reads_embedding, {"gate": BOTH, "head": BOTH}, {"up.weight"}),
 }
 

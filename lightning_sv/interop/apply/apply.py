@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import uncompiled
 from lightning_sv.interop.apply.change import Change
-from lightning_sv.interop.apply.sites import find_sites
+from lightning_sv.interop.apply.sites import Site, find_sites
 from lightning_sv.interop.apply.weights import Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
@@ -114,7 +114,7 @@ def apply_strategy(
                 "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
             )
         vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
-        notes = (*change.notes, *_unreached(traced))
+        notes = (*change.notes, *_without_norm(traced, parsed, sites), *_unreached(traced))
         report = Report(parsed, tuple(vectors), notes, difference, same)
         if notes:
             warnings.warn(str(report), stacklevel=2)
@@ -126,6 +126,16 @@ def _rounding(traced: TracedModel) -> float:
     """Return the largest difference attributed to rounding, by the narrowest dtype of the pass."""
     dtypes = {node.dtype for node in traced.flow.graph.nodes if node.kind in (PARAM, DATA)}
     return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point)
+
+
+def _without_norm(traced: TracedModel, strategy: ScaleStrategy, sites: list[Site]) -> Iterator[tuple[str, str]]:
+    """Yield a note if the strategy changes matrices behind norms, and the layers have none, as in OLMo 2."""
+    row = strategy.placement_row
+    behind = {name for site in sites for name in site.readers}
+    layers = {each.name for each in traced.roles.parameters if each.role == "matrix"}
+    if (strategy.per_branch or row.scale_out or not row.scale_in) and layers and not layers & behind:
+        why = "none of the others follows a norm whose output only matrices read"
+        yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
 
 
 def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:

@@ -64,6 +64,8 @@ class Change:
         self._constants: dict[str, float | None] = {}
         self.norms: dict[str, tuple[Role, float]] = {}
         self._weights: dict[str, None] = {}  # in order
+        # a value stays linear in its vector through a norm by hand, up to matrices of that norm's own vector
+        self._behind = {name for site in sites if site.role == "input" for name in site.readers}
         self._orders: dict[nn.Module, tuple[str, ...]] = {}
         names = {matrix.word: None for site in sites for matrix in site.matrices} if self.row.norm_out else {}
         for word in dp_at:
@@ -102,7 +104,7 @@ class Change:
         if self.row.scale_out or (self.row.scale_in and not site.vector):
             for name in site.tied:
                 self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
-            for name in site.unfit:
+            for name in site.unfit if site.role == "input" else ():
                 self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
         partly = "contains several interleaved matrices that share their vectors: hg is partial"
         for matrix in site.matrices:
@@ -127,6 +129,9 @@ class Change:
             moves = moves or self.strategy.per_branch or self.row.scale_out
         if site.role == "input" and moves and site.stays and not site.matrices:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
+        if site.role == "output" and moves and not self._behind.issuperset(site.unfit):
+            why = "operations other than matrices also read it, so matrices that read it get no vectors"
+            self._note(site.vector, f"remains one vector of its norm: {why}")
         branches = sum(len(matrix.parts) for matrix in site.matrices) + len(site.tied) + len(site.unfit)
         moved: Tensor | None = None  # gamma, as vectors of the matrices
         if not site.matrices or (self.row.scale_in and (branches == 1 or not self.strategy.per_branch)):

@@ -49,7 +49,12 @@ class Site(NamedTuple):
     matrices: tuple[SiteMatrix, ...]  #: matrices that read it; empty for an output vector
     tied: tuple[str, ...]  #: names of matrices that read it and are tied to a different parameter, such as an embedding
     stays: str  #: reason why it cannot be folded into the matrices; '' if it can
-    unfit: tuple[str, ...] = ()  #: names of matrices that read it and cannot have vectors
+    unfit: tuple[str, ...] = ()  #: names of matrices that read it and cannot have vectors; of an output vector, all
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of all matrices that read it."""
+        return (*(matrix.weight for matrix in self.matrices), *self.tied, *self.unfit)
 
 
 def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
@@ -65,7 +70,9 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
     for row in traced.roles.parameters:
         if row.role not in ("input", "output") or (row.name in traced.known and row.name not in traced.scaled):
             continue
-        names = _names_read(traced.consumers_of(row.name), traced) if row.role == "input" else []
+        given = row.role == "output" and row.name in traced.known  # perhaps because its consumers are unknown
+        readers = [] if given else _names_read(traced.consumers_of(row.name), traced)
+        names = readers if row.role == "input" else []
         matrices = [matrix for name in names if (matrix := _matrix(name, traced, normalized)) is not None]
         stays = "" if row.redundant else "matrices cannot absorb it"
         if len(matrices) < len(names):
@@ -83,7 +90,7 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
         bias = biases.pop() if len(biases) == 1 else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
-        unfit = tuple(name for name in names if name not in {matrix.weight for matrix in matrices})
+        unfit = tuple(name for name in readers if name not in {matrix.weight for matrix in matrices})
         sites.append(Site(row.name, _origin(row, traced), row.role, bias, free, shared, stays, unfit))
     if bare:
         sites += _bare_sites(traced, tied, normalized)
