@@ -186,6 +186,26 @@ def test_apply_strategy_fused_matrices_have_own_vectors(name: str) -> None:
     assert any("hg is partial" in note for _, note in report.notes) == (parts == 1)
 
 
+def _routed(net: Net, x: Tensor) -> Tensor:
+    weights, chosen = net.matrix(x).softmax(-1).topk(2)
+    experts: Tensor = weights[..., None, :] @ F.embedding(chosen, net.table)
+    return net.head(x) * torch.sigmoid(experts[..., 0, :])  # type: ignore[no-any-return]
+
+
+def _shared(net: Net, x: Tensor) -> Tensor:
+    query, value = net.matrix(x)[:, None], net.head(x)[:, None]
+    return F.scaled_dot_product_attention(query, F.normalize(query, dim=-1), value)[:, 0]
+
+
+@pytest.mark.parametrize("read", [_routed, _shared])
+def test_apply_strategy_one_matrix_that_meets_itself_not_noted(read: Read) -> None:
+    net = Net(read)
+    if read is _routed:
+        net.table = nn.Parameter(torch.randn(V, V))
+    report = apply_strategy(net, "hg+dp", IDS)
+    assert len(report.vectors) == 4 and not report.notes
+
+
 def test_apply_strategy_convolution_keeps_norm_and_notes() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(net.matrix(x.mT).mT)))
     net.matrix = nn.Conv1d(D, D, 1)

@@ -12,7 +12,7 @@ from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import moved, plain, stem, value_at
-from lightning_sv.roles.ops import ATTENTION, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 from lightning_sv.roles.types import ModelParameter
 
@@ -203,6 +203,7 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
     parts, mixed = layouts.pop() if len(layouts) == 1 else ((d_out,), True)
     norms = [normalized[node] for product, _, _ in uses for node in (stem(product), product) if node in normalized]
     mixed = mixed or (len(parts) == 1 and bool(norms) and not any(norms))  # a norm of a part, such as one matrix of two
+    mixed = mixed and row.role != "router"  # its scores meet its own choice of experts
     return SiteMatrix(name, row.in_axis, parts, mixed, any(norms), row.head_width, row.role == "router")
 
 
@@ -276,16 +277,20 @@ def _taken_apart(view: Node, axis: int) -> bool:
 
 
 def _meets_itself(product: Node) -> bool:
-    """Return True if two arguments of attention, or of a product of activations, come from this product."""
+    """Return True if two arguments of attention, or of a product of activations, come from parts of this product."""
     walk = Walk(product)
     met: dict[tuple[str, tuple[int, ...]], set[str]] = {}
+    parts: set[Node] = set()  # one matrix may be read twice, as shared queries and keys, but not in parts
     for value, argument, user in walk:
         others = user.others(value)
+        splits = (user.moves or user.op in CHOICES_OF_ROWS) and math.prod(user.shape) < math.prod(value.shape)
+        if splits or value in parts:
+            parts.add(user)
         if (user.op in PRODUCTS and "conv" not in user.op) or user.op in ATTENTION:
             if all(other.kind != PARAM for other in others):
                 arguments = met.setdefault((user.op, tuple(id(node) for _, node in user.inputs)), set())
                 arguments.add(argument)
-                if len(arguments) > 1:
+                if len(arguments) > 1 and parts.intersection(node for _, node in user.inputs):
                     return True
                 walk.follow(user)  # unfused attention multiplies queries by keys, then the weights by values
         # A factor of other activations, such as a gate, counts as one matrix.
