@@ -225,7 +225,7 @@ def test_apply_strategy_one_plain_matrix_and_an_unfit_one_noted(unfit: Read) -> 
     assert not apply_strategy(alone, "hg", IDS).notes
 
 
-@pytest.mark.parametrize("strategy", ["hg", "dp", "nop", "or"])
+@pytest.mark.parametrize("strategy", ["hg", "dp", "ap", "or"])
 def test_apply_strategy_layers_without_vectors_noted(strategy: str) -> None:
     layer = nn.TransformerEncoderLayer(D, 2, V, batch_first=True)
     post_norm = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(D, V))

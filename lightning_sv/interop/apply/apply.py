@@ -129,11 +129,10 @@ def _rounding(traced: TracedModel) -> float:
 
 
 def _without_norm(traced: TracedModel, strategy: ScaleStrategy, sites: list[Site]) -> Iterator[tuple[str, str]]:
-    """Yield a note if the strategy changes matrices behind norms, and the layers have none, as in OLMo 2."""
-    row = strategy.placement_row
+    """Yield a note if the strategy adds vectors to matrices behind norms, and the layers have none, as in OLMo 2."""
     behind = {name for site in sites for name in site.readers}
     layers = {each.name for each in traced.roles.parameters if each.role == "matrix"}
-    if (strategy.per_branch or row.scale_out or not row.scale_in) and layers and not layers & behind:
+    if (strategy.per_branch or strategy.placement_row.scale_out) and layers and not layers & behind:
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
 
