@@ -122,8 +122,8 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
         style_of: dict[str, Any] = {"linestyle": line_style, "color": colour, "linewidth": 2, "label": label}
         if len(pair.tokens) == 1:
-            errors = np.abs(np.stack([pair.low, pair.high]) - pair.mean) if pair.n > 1 else None
-            axes.errorbar(pair.tokens, pair.mean, errors, marker="o", capsize=3, **style_of)
+            bar = None if end.low is None or end.high is None else [[end.mean - end.low], [end.high - end.mean]]
+            axes.errorbar(pair.tokens, [end.mean], bar, marker="o", capsize=3, **style_of)
             continue
         axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(pair.tokens, pair.mean, **style_of)
