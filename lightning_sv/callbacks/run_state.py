@@ -68,7 +68,7 @@ def total_steps(trainer: L.Trainer) -> int | None:
     In manual optimization each optimizer is taken to step once per batch, unless `max_steps` is set.
     """
     total, epochs = trainer.estimated_stepping_batches, trainer.max_epochs or 0
-    if trainer.max_steps < 0 and len(trainer.optimizers) > 1:
+    if epochs > 0 and trainer.max_steps < 0 and len(trainer.optimizers) > 1:
         total *= len(trainer.optimizers)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler) and epochs > 0 and math.isfinite(total):
