@@ -152,13 +152,16 @@ def token_efficiency(
     targets = [max(pair) if to_higher else pair[0] for pair in ends]
     alone = min(curve.tokens.size for curve in (*a, *b)) < 2
     early = any(curve.values[0] <= target for of in (a, b) for curve, target in zip(of, targets, strict=True))
-    if alone or early or not np.isfinite(ends).all():
-        why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
-        why = "a run reached the target before its first validation" if early and not alone else why
-        nothing = (None,) * len(a)
-        return TokenEfficiency(nothing, nothing, None, None, None, why)
+    for fails, why in (
+        (alone, "a run has its final loss alone, not those before it"),
+        (not np.isfinite(ends).all(), "a run diverged"),
+        (early, "a run reached the target before its first validation"),
+    ):
+        if fails:
+            nothing = (None,) * len(a)
+            return TokenEfficiency(nothing, nothing, None, None, None, why)
     reach_a, reach_b = (tuple(tokens_to_reach(*c, t) for c, t in zip(of, targets, strict=True)) for of in (a, b))
-    known_a, known_b = ([x for x in reached if x is not None and x > 0] for reached in (reach_a, reach_b))
+    known_a, known_b = ([x for x in reached if x is not None] for reached in (reach_a, reach_b))
     if len(known_a) < len(a) or len(known_b) < len(b):
         return TokenEfficiency(reach_a, reach_b, None, None, None)
     log = paired_difference(np.log(known_b), np.log(known_a), confidence)

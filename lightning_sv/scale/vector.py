@@ -75,7 +75,7 @@ class ScaleVector(nn.Module, ABC):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
         form = local_metadata.get("form")  # older files, and those of safetensors, lack it
         wanted = f"{self.form}, as in the model. Build the model with the strategy of the weights."
-        expect(None in (form, self.form) or form == self.form, f"the parameterization of {prefix[:-1]}", form, wanted)
+        expect(form in (None, self.form) or self.form is None, f"the parameterization of {prefix[:-1]}", form, wanted)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def extra_repr(self) -> str:

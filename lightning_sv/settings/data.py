@@ -31,8 +31,8 @@ class DataConfig:
         micro_batch: sequences per forward pass on a device; null for the largest that fits a GPU, or on a CPU for a
             device's full share if it is small. Only the order of sums and experts' balance loss depend on it
         num_workers: loader processes per device, which do not affect the order; 0 reads in the training process
-        validations: number of validations in a run, evenly spaced, the last at the end; fewer if steps are not a
-            multiple
+        validations: number of validations in a run, evenly spaced, the last at the end; fewer if the number of steps is
+            not a multiple of it
         val_sequences: sequences per validation, always the same, spread evenly over the split; null for all
         seed: seed of the order of the sequences; null for that of seed_everything
     """

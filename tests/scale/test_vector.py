@@ -61,7 +61,7 @@ def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
         torch.save(model.state_dict(), tmp_path / name)
         state = torch.load(tmp_path / name, weights_only=True)
         for other, target in made.items():
-            with nullcontext() if other == name else pytest.raises(ConfigError, match="^the parameterization of 0 is "):
+            with nullcontext() if other == name else pytest.raises(ConfigError, match="parameterization of 0"):
                 target.load_state_dict(state)
             target.load_state_dict(dict(state))  # without the record, as in older files
             record: Any = target.state_dict()

@@ -116,7 +116,9 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     for arm, (colour, line_style), pair in pairs:
         end = panel.difference(arm, base, confidence=TWO_SIDED)  # as in the table
         if abs(end.mean - pair.mean[-1]) > 5e-5:
-            notes.append(f"{arm.name}: the line is the mean of its pairs; the number uses those of other arms too.")
+            notes.append(
+                f"{arm.name}: the line is the mean of its pairs; the number at its end also uses pairs of other arms."
+            )
         label = f"{arm.name}  {end.mean:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
