@@ -16,6 +16,7 @@ from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.grouped import Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.shapes import Float
+from lightning_sv.scale.state_record import RecordedModule
 from lightning_sv.scale.vector import ScaleVector
 
 #: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores experts; head: logits.
@@ -53,7 +54,7 @@ class Output(NamedTuple):
         return normalize(self.product.unflatten(-1, groups), self.eps, gamma).flatten(-2)
 
 
-class ScaledLinear(nn.Module):
+class ScaledLinear(RecordedModule):
     """y = scale_out * Norm(W (scale_in * xhat)), no bias; each part but W optional.
 
     Not a subclass of nn.Linear: tools that replace Linears by type would silently drop the scales.
@@ -69,6 +70,8 @@ class ScaledLinear(nn.Module):
         batch_dims: leading axes of weight and vectors, (n_expert,) for one matrix per expert
         role: role of the matrix in the model
     """
+
+    recorded = "norm_width", "the width of the norm after the matrix"
 
     def __init__(
         self,

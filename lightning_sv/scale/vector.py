@@ -8,13 +8,14 @@ share a module; d is the width of the scaled activation.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Float
+from lightning_sv.scale.state_record import RecordedModule
 
 Role = Literal["input", "output"]
 ROLES: tuple[Role, ...] = ("input", "output")
@@ -22,7 +23,7 @@ ROLES: tuple[Role, ...] = ("input", "output")
 D_CHECKED = 64
 
 
-class ScaleVector(nn.Module, ABC):
+class ScaleVector(RecordedModule, ABC):
     """A learnable gamma of shape (*batch_dims, d), equal to 1 at initialization.
 
     Subclass it for a parameterization: define the parameters, `forward` (parameters -> gamma) and
@@ -35,8 +36,9 @@ class ScaleVector(nn.Module, ABC):
         batch_dims: leading axes, for instance (n_expert,)
     """
 
-    #: name in state dicts, of parameterizations whose parameters have the same names
+    #: name in state dicts, because parameterizations may have parameters of the same names
     form: ClassVar[str | None] = None
+    recorded = "form", "the parameterization"
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
@@ -67,17 +69,6 @@ class ScaleVector(nn.Module, ABC):
         device = next(self.parameters()).device
         self.set_gamma(torch.full((*self.batch_dims, self.d), self.initial, device=device))
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.form is not None and hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]]["form"] = self.form
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
-        form = local_metadata.get("form")  # older files, and those of safetensors, lack it
-        wanted = f"{self.form}, as in the model. Build the model with the strategy of the weights."
-        expect(form in (None, self.form) or self.form is None, f"the parameterization of {prefix[:-1]}", form, wanted)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
     def extra_repr(self) -> str:
         """Show width and role in the printed module."""
         return f"{'x'.join(map(str, (*self.batch_dims, self.d)))}, role={self.role}"
@@ -88,6 +79,8 @@ class DirectScale(ScaleVector):
 
     Implicit preconditioner of gamma's flow: P = I.
     """
+
+    form = "direct"
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__(d, role, batch_dims)
@@ -108,6 +101,8 @@ class OffsetScale(ScaleVector):
 
     Implicit preconditioner: P = I, as for `DirectScale`; without decay, both train identically.
     """
+
+    form = "offset"
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__(d, role, batch_dims)
@@ -194,6 +189,8 @@ class ExponentialScale(ScaleVector):
 
 class HeadShared(ScaleVector):
     """gamma = (g, ..., g): one vector g of head width for all heads, in any parameterization."""
+
+    form = "shared by heads"
 
     def __init__(self, vector: ScaleVector, n_head: int):
         super().__init__(n_head * vector.d, vector.role, vector.batch_dims)

@@ -185,3 +185,13 @@ def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
     for rounded, exact in zip(*grads, strict=True):
         assert rounded.dtype == torch.bfloat16
         assert (rounded.double() - exact).norm() < 0.01 * exact.norm()
+
+
+def test_state_of_dp_and_dnp_is_not_confused() -> None:
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, d_ff=32, vocab_size=32)
+    dp, dnp = (Backbone(config, scale) for scale in ("dp", "dnp"))
+    assert dp.state_dict().keys() == dnp.state_dict().keys()
+    for model, other in ((dp, dnp), (dnp, dp)):
+        with pytest.raises(ConfigError, match="norm after the matrix"):
+            model.load_state_dict(other.state_dict())
+        model.load_state_dict(dict(other.state_dict()))  # without the record, as in safetensors
