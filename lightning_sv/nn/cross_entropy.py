@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale.eager import CHUNK_ELEMENTS, inside_torch_func, reference_gradients
-from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
+from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product, without_autocast
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize, upcast
 from lightning_sv.scale.shapes import Float, Int
@@ -107,7 +107,7 @@ def _chunks(
             grad_folded += grad.T @ row
     if not wanted:
         return nats / len(rows), []
-    with torch.autocast(x.device.type, enabled=False):  # autocast would round the gradients of the gammas
+    with without_autocast(x):
         gradients = fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, outer)
     grad_out = gradients[2] if norm is None else norm.grad_gamma
     return nats / len(rows), [torch.cat(grad_rows).view_as(x), *gradients[:2], grad_out]

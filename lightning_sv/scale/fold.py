@@ -4,6 +4,7 @@ Folding costs O(d_out d_in) for any number of tokens. Scaling the activations co
 keeps scaled copies per branch. Both have the same derivatives.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,6 +64,11 @@ def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context for backward passes that users call under autocast, which would round float32 products."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 def rows_of(x: Float[Tensor, "... d"]) -> Float[Tensor, "rows d"]:
     """Return (..., d) as (rows, d); a single vector is one row."""
     return x.reshape(-1, x.shape[-1])
@@ -81,7 +87,8 @@ class _FoldedProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         xhat, weight, gamma_in, gamma_out = ctx.saved_tensors
-        folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
-        grad_xhat = (grad @ folded).to(xhat.dtype)
-        grad_folded = rows_of(grad).T @ rows_of(xhat.to(ctx.dtype))  # (d_out, d_in)
-        return grad_xhat, *fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, gamma_out)
+        with without_autocast(xhat):
+            folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
+            grad_xhat = (grad @ folded).to(xhat.dtype)
+            grad_folded = rows_of(grad).T @ rows_of(xhat.to(ctx.dtype))  # (d_out, d_in)
+            return grad_xhat, *fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, gamma_out)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.scale.eager import reference_gradients, uses_reference
-from lightning_sv.scale.fold import effective_weight, product_dtype, rows_of
+from lightning_sv.scale.fold import effective_weight, product_dtype, rows_of, without_autocast
 from lightning_sv.scale.shapes import Float
 
 
@@ -73,9 +73,10 @@ class _InverseRms(torch.autograd.Function):
         s = grad * r.pow(3) / -len(weight)
         rows, scaled = rows_of(x.to(weight.dtype)), x * s
         factor = _fp16_factor(ctx.dtype, len(weight))
-        grad_x = (scaled.to(ctx.dtype) @ gram).to(x.dtype)
+        with without_autocast(x):
+            grad_x = (scaled.to(ctx.dtype) @ gram).to(x.dtype)
+            half = effective_weight(weight, gamma_in, None) @ (rows.T @ rows_of(scaled.to(weight.dtype)))
         grad_x = grad_x if factor == 1 else grad_x / factor
-        half = effective_weight(weight, gamma_in, None) @ (rows.T @ rows_of(scaled.to(weight.dtype)))
         if gamma_in is None:
             return grad_x, half, None, None
         return grad_x, half * gamma_in, (half * weight).sum(0), None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale.fold import effective_weight, product_dtype
+from lightning_sv.scale.fold import effective_weight, product_dtype, without_autocast
 
 #: Fold the weights from this many scaled activations (both sides) per weight entry; below, scale the activations:
 #: break-even on a CPU at 30 rows per expert for 128 x 88, at 100 for 256 x 352.
@@ -72,7 +72,7 @@ class _GroupedProduct(torch.autograd.Function):
         grad = grads[0].to(ctx.dtype)
         grad_x: Tensor | None = None
         gradients: tuple[Tensor | None, ...] = (None, None, None)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if ctx.needs_input_grad[0]:
                 rows = Rows(expert, ends, ctx.filled)
                 grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, rows=rows, dtype=ctx.dtype).to(x.dtype)

@@ -12,6 +12,7 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale import Branch, RMSNorm, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
+from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.vector import HeadShared
 from tests.conftest import EVERY_BUILD, perturbed
 
@@ -117,6 +118,16 @@ def test_scaled_product_small_change_of_gamma_survives_bf16() -> None:
         before, after = (scaled_product(x, weight, g).detach().float() for g in (gamma, gamma + 1e-3))
     ratio = ((after * before).sum() / before.square().sum()).item()
     assert abs(ratio - 1.001) < 3e-4
+
+
+@pytest.mark.parametrize("call", [scaled_product, lambda x, w, gamma, _: inverse_rms_of_product(x, w, gamma, 1e-5)])
+def test_gradients_do_not_depend_on_a_backward_under_autocast(call: Callable[..., Tensor]) -> None:
+    tensors = [leaf(*shape, dtype=torch.float32) for shape in ((64, D), (OUT, D), (D,), (OUT,))]
+    with torch.autocast("cpu", torch.bfloat16):
+        total = call(*tensors).float().sum()
+        inside = torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
+    for found, expected in zip(inside, torch.autograd.grad(total, tensors, allow_unused=True), strict=True):
+        assert found is expected is None or torch.equal(found, expected)
 
 
 def test_scale_options_change_their_site_and_unknown_site_refused() -> None:
