@@ -50,7 +50,11 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         effect = "the function is preserved" if self.same_function else "the function changes"
         head = f"{self.strategy}: {len(self.vectors)} scale vectors; {effect}, outputs differ by {self.difference:.1e}"
-        return "\n".join([head, *(f"  {name}: {note}" for name, note in self.notes)])
+        names: dict[str, list[str]] = {}
+        for name, note in self.notes:
+            names.setdefault(note, []).append(name)
+        rows = [f"  {first}{f' and {len(more)} more' * bool(more)}: {note}" for note, (first, *more) in names.items()]
+        return "\n".join([head, *rows])
 
 
 def apply_strategy(
