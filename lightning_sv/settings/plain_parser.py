@@ -38,7 +38,7 @@ class PlainParser(ArgumentParser):
     def add_places(self, out: str) -> None:
         """Add `--out`, with this help, and `--jobs` to a command that trains several runs."""
         self.add_argument("--out", type=Path, help=out)
-        jobs = "Number of parallel runs; by default one per core, at most four."
+        jobs = "Number of parallel runs; by default one if there is a GPU, otherwise one per core, at most four."
         self.add_argument("--jobs", type=number(int, 1, 1000), help=jobs)
 
     def parse_known_args(  # type: ignore[override]
