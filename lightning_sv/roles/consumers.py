@@ -201,18 +201,43 @@ def is_head(product: Node, outputs: set[Node]) -> bool:
 
 def head_width(product: Node) -> int | None:
     """Return the width of the heads into which a product's result is viewed; None without heads."""
-    walk = Walk(product, nearest=True)
-    for value, _, user in walk:
-        if user in walk.seen:
-            continue
-        if user.moves:
-            width = value.shape[-1] if value.shape else 0
-            if len(user.shape) > 1 and user.shape[-1] < width == user.shape[-1] * user.shape[-2]:
-                return user.shape[-1]
-        elif user.op not in ops.SUMS or not user.is_alone(value):
-            continue
-        walk.follow(user)
+    for user, _, after in users_along(product, len(product.shape) - 1):
+        if len(after) > 1:
+            _, *inside = sorted(after, key=lambda axis: -user.stride[axis])  # the first axis counts heads
+            width = user.shape[inside.pop()]
+            if inside and (width == 2 or _is_halved(user, inside[-1])):
+                width *= user.shape[inside.pop()]
+            return width
     return None
+
+
+def _is_halved(view: Node, axis: int) -> bool:
+    """Return True if an axis has the two halves of a head, as in rotary embeddings, and not queries of one key."""
+    return view.shape[axis] == 2 and any(splits for _, splits, _ in users_along(view, axis))
+
+
+def users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:
+    """Yield (user, whether it splits the axis, axes of the result) of a value, the nearest first.
+
+    Operations that keep the axis are followed: views, copies, masks and elementwise ones with no other activations.
+    """
+    pending, seen, size = [(start, axis)], {start}, start.shape[axis]
+    for value, axis in pending:
+        for _, user in value.users:
+            dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
+            splits = user.op in ops.SPLITS and int(dim) % len(value.shape) == axis
+            if user.op == "index":
+                splits = len(user.shape) == len(value.shape) and user.shape[axis] != size
+            keeps = user.op == "masked_fill" or (user.pointwise and user.is_alone(value, seen))
+            follows = not splits and (user.moves or keeps)
+            after = moved(value, user, frozenset({axis})) if follows else frozenset[int]()
+            after = frozenset(each for each in after if not user.is_view or user.stride[each])  # no repeated heads
+            if user.op == "cat" and int(dim) % len(value.shape) != axis:  # outputs of several experts
+                after = frozenset({axis})
+            yield user, splits, after
+            if len(after) == 1 and user.shape[min(after)] == size and user not in seen:
+                seen.add(user)
+                pending.append((user, min(after)))
 
 
 def is_measurable(node: Node) -> bool:

@@ -62,6 +62,8 @@ ROWS: dict[str, tuple[str, ...]] = {
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
 #: operations that add the moved rows to existing ones
 ADDING_ROWS = frozenset({"index_add", "scatter_add"})
+#: operations that select parts of an axis
+SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select", "index_select"})
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
 #: operation -> the terms of its sum, each a product of arguments, possibly over one
 TERMS: dict[str, tuple[str, ...]] = {
@@ -81,13 +83,12 @@ MULTIPLIED: dict[str, frozenset[str]] = {
     **dict.fromkeys(("lerp", "_prelu_kernel", "prelu"), frozenset({"weight"})),
     "_weight_norm_interface": frozenset({"v", "g"}),
 }
+SOFTMAX = frozenset({"_softmax", "softmax", "_safe_softmax"})
 #: operations between a product and the selection of experts, or the output
-SCORES = frozenset(
-    {
-        "_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp",
-        "sqrt", "masked_fill", "where", "clamp", "add", "sub", "mul", "div", "sum",
-    }
-)  # fmt: skip
+SCORES = SOFTMAX | {
+    "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp", "sqrt", "masked_fill", "where", "clamp",
+    "add", "sub", "mul", "div", "sum",
+}  # fmt: skip
 CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
 #: operations only before the output
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})

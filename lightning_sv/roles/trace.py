@@ -69,19 +69,19 @@ class Node:
 
 
 class Walk:
-    """Visit the users of a value, recursively as far as the caller follows; with `nearest` breadth first.
+    """Visit the users of a value, recursively as far as the caller follows.
 
     Attributes:
         seen: the value and the followed users
     """
 
-    def __init__(self, start: Node, *, nearest: bool = False) -> None:
-        self.seen, self._waiting, self._next = {start}, [start], 0 if nearest else -1
+    def __init__(self, start: Node) -> None:
+        self.seen, self._waiting = {start}, [start]
 
     def __iter__(self) -> Iterator[tuple[Node, str, Node]]:
         """Yield (value, name of the argument, user) of each followed value."""
         while self._waiting:
-            value = self._waiting.pop(self._next)
+            value = self._waiting.pop()
             yield from ((value, argument, user) for argument, user in value.users)
 
     def follow(self, user: Node) -> None:
@@ -333,8 +333,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             why = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"the traced forward pass failed ({type(error).__name__}: {why}); expected an example that the "
-                "model accepts, and a model without flex_attention, torch.cond and other higher-order operators. In "
-                'transformers, call model.set_attn_implementation("sdpa") first.'
+                "model accepts (a dict has the keywords of forward; give a dict that is its only argument as (dict,)), "
+                "and a model without flex_attention, torch.cond and other higher-order operators. In transformers, "
+                'call model.set_attn_implementation("sdpa") first.'
             ) from error
         outputs = {tracer.find(tensor) for tensor in _tensors(logits_of(out))}
     return Graph(tracer.nodes, parameters, outputs)

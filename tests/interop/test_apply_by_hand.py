@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -138,6 +139,39 @@ def test_apply_strategy_training_branch_needs_known_role() -> None:
     assert dict(report.notes).keys() == {"ahead.weight"}
 
 
+@pytest.mark.parametrize("strategy", ["hg", "ap"])
+def test_apply_strategy_skipped_layer_with_norm_refused(strategy: str) -> None:
+    layers = nn.ModuleList(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(3))
+    net = Net(lambda net, x: net.head(torch.tanh(functools.reduce(lambda y, f: y + f(y), net.layers[: net.depth], x))))
+    net.layers, net.depth, net.matrix = layers, 1, None
+    with unchanged(net), pytest.raises(ConfigError, match=r"layers\.1"):
+        apply_strategy(net, strategy, IDS)
+    net.depth = 3
+    assert apply_strategy(net, strategy, IDS).same_function
+
+
+def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
+    net = Net(plain)
+    with torch.inference_mode(), torch.device("meta"):
+        apply_strategy(net, "hg+dp+or", IDS)
+    net(IDS).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("key", "call"),
+    [
+        ("policy", lambda net: param_groups(net, 1e-3, 0.1, IDS)),
+        ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
+        ("known", lambda net: apply_strategy(net, "hg", IDS, known=["head.weight"])),
+        ("model", lambda net: apply_strategy(net.state_dict(), "hg", IDS)),
+    ],
+)
+def test_wrong_type_of_an_argument_refused(key: str, call: Callable[[Net], object]) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} is"):
+        call(Net(plain))
+
+
 def test_apply_strategy_dnp_uncalled_layer_refused() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
     with unchanged(net), pytest.raises(ValueError, match="without calling it"):
@@ -165,6 +199,11 @@ def _heads(split: Callable[[Tensor], Any]) -> Read:
     return read
 
 
+def _blocks(y: Tensor) -> Tensor:
+    return (y[..., 0, :] * y[..., 1, :]).flatten(-2)
+
+
+EVEN_ODD = torch.arange(2 * D).view(-1, 2).T
 FUSED: dict[str, tuple[Read, int, int]] = {
     "glu": (lambda net, x: net.head(F.glu(net.matrix(x))), 2, 2),
     "two calls": (lambda net, x: net.head(torch.mul(*torch.cat([net.matrix(row) for row in x]).chunk(2, -1))), 2, 2),
@@ -174,6 +213,9 @@ FUSED: dict[str, tuple[Read, int, int]] = {
     "heads, sliced": (_heads(lambda y: (y[:, :, :2], y[:, :, 2:3], y[:, :, 3:])), 2, 3),
     "heads, indexed": (_heads(lambda y: (y[:, :, :2], y[:, :, [2]], y[:, :, [3]])), 2, 1),
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
+    "interleaved": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (-1, 2)).unbind(-1))), 2, 1),
+    "blocks of two devices": (lambda net, x: net.head(_blocks(net.matrix(x).unflatten(-1, (2, 2, -1)))), 2, 1),
+    "selected": (lambda net, x: net.head(torch.mul(*(net.matrix(x).index_select(-1, i) for i in EVEN_ODD))), 2, 1),
 }
 
 
@@ -184,6 +226,49 @@ def test_apply_strategy_fused_matrices_have_own_vectors(name: str) -> None:
     vectors = 2 * parts if parts > 1 else 1  # one alone keeps gamma_in in its norm
     assert sum(path.startswith("matrix") for path in report.vectors) == vectors
     assert any("hg is partial" in note for _, note in report.notes) == (parts == 1)
+
+
+def _queries(made: Callable[[Tensor], Tensor]) -> Read:
+    """Attention of the queries `made` of one matrix, heads of width 8, to heads of `net.head`."""
+
+    def read(net: Net, x: Tensor) -> Tensor:
+        q, keys = (y.reshape(2, 8, -1, 8).transpose(1, 2) for y in (made(net.matrix(x)), net.head(x)))
+        return F.scaled_dot_product_attention(q.expand_as(keys), keys, keys)
+
+    return read
+
+
+def _rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a * 0.6 - b * 0.8, b * 0.6 + a * 0.8
+
+
+def _looped(net: Net, x: Tensor) -> Tensor:
+    q, keys = net.matrix(x).view(2, 8, 2, 8), net.head(x).view(2, 8, -1, 8)
+    heads = [F.scaled_dot_product_attention(q[:, :, i], keys[:, :, i], keys[:, :, i + 2]) for i in range(2)]
+    return torch.cat(heads, -1)
+
+
+#: reading of one matrix, its outputs, and the channels that a norm of `dnp` covers
+ONE: dict[str, tuple[Read, int, int]] = {
+    "queries of a key": (_queries(lambda y: y.view(2, 8, 2, 2, 8)), V, 8),
+    "scaled and clamped": (_queries(lambda y: (y * 0.5).clamp_(-9).view(2, 8, 4, 8)), V, 8),
+    "one head in halves": (_queries(lambda y: torch.cat(_rotated(*y.chunk(2, -1)), -1)), 8, 8),
+    "one head of pairs": (_queries(lambda y: torch.stack(_rotated(y[..., ::2], y[..., 1::2]), -1)), 8, 8),
+    "heads of pairs": (_queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 4, 2).unbind(-1)), -1)), V, 8),
+    "heads in halves": (_queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 2, 4).unbind(-2)), -2)), V, 8),
+    "two heads in a loop": (_looped, 16, 8),
+    "a new axis": (lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.randn(3)).sum(-1), V, V),
+    "padding not read": (lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]), 12, 12),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_apply_strategy_one_matrix_is_not_split_and_its_heads_are_found(name: str) -> None:
+    read, outputs, width = ONE[name]
+    net = Net(read, outputs)
+    notes = apply_strategy(net, "hg+dnp", IDS).notes
+    assert "matrix.weight" not in dict(notes)
+    assert net.matrix.output_norm.width == width
 
 
 def _routed(net: Net, x: Tensor) -> Tensor:

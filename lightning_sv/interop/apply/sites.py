@@ -1,25 +1,26 @@
 """Scale vectors of a traced model and the matrices that read them."""
 
+import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
-from lightning_sv.roles.dataflow import moved, plain, stem, value_at
-from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, users_along
+from lightning_sv.roles.dataflow import plain, stem, value_at
+from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 from lightning_sv.roles.types import ModelParameter
 
 #: why a vector stays in its norm: other modules have the same parameter
 TIED = "it is tied to a different parameter"
-#: operations that split an axis
-_SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select"})
+#: operations that put parts together
+_JOINS = frozenset({"cat", "stack", "copy"})
 
 
 class SiteMatrix(NamedTuple):
@@ -80,7 +81,9 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
         for matrix in matrices:
             if matrix.weight in tied:
                 stays = f"{matrix.weight} is tied and read elsewhere"
-            elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
+            elif len(row.shape) != 1:
+                stays = f"its shape has {len(row.shape)} axes"
+            elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1]:
                 stays = f"{matrix.weight} reads it with a different width"
         if row.name in tied:
             stays = TIED
@@ -210,8 +213,8 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
 def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:
     """Return the widths into which a product's channels are split, and whether matrices are mixed otherwise."""
     axis = len(product.shape) - (1 if argument == PRODUCTS[product.op][1] else 2)
-    if product.shape[axis] != d_out:
-        return (d_out,), True
+    if product.shape[axis] != d_out:  # more: of stacked matrices, each with its own vectors
+        return (d_out,), product.shape[axis] < d_out
     cuts = _cuts(product, axis)
     if cuts is None:
         return (d_out,), True
@@ -219,61 +222,92 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     return parts, len(parts) == 1 and _meets_itself(product)
 
 
-def _cuts(value: Node, axis: int) -> set[int] | None:
-    """Return the positions at which an axis of channels, or of heads, is split; None if they are not blocks."""
-    d_out = value.shape[axis]
-    cuts = {0, d_out}
-    for user, splits, after in _users_along(value, axis):
-        if splits and user.op in ("split", "split_with_sizes"):
-            sizes = user.scalars.get("split_sizes") or user.scalars.get("split_size")
-            widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
-            cuts |= {sum(widths[:i]) for i in range(len(widths))}
-        elif splits and user.op == "glu":
-            cuts.add(d_out // 2)
-        elif splits and user.op == "slice":
-            if int(user.scalars.get("step") or 1) != 1:
+def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
+    """Return the positions at which an axis of channels, or of heads, is split; None if the parts are not blocks.
+
+    There is no cut between parts that are joined again, such as the halves of a head in a rotary embedding, nor if the
+    pass reads one part only. With `stacked` the axis may be that of two or three matrices, of which one is selected.
+    """
+    n = value.shape[axis]
+    cuts, parts, blocks = {0, n}, list[Node](), list[tuple[int, int, int]]()
+    for user, splits, after in users_along(value, axis):
+        if splits and user.op == "glu":
+            cuts.add(n // 2)
+        elif splits and user.op in CHOICES_OF_ROWS:  # the graph has no positions
+            if user.shape[axis] < n:
                 return None
-            ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
-            cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
-        elif splits and user.op == "index":  # the graph has no positions
-            return None
+        elif splits and (user.op not in ("unbind", "select") or (stacked and n in (2, 3))):
+            parts.append(user)
+            blocks.append(_block(user, n))
         elif len(after) > 1 and user.is_view:
-            n = user.shape[min(after)]
-            heads = range(n) if _taken_apart(user, min(after)) else _cuts(user, min(after))
-            if heads is None:
+            first, *inner = sorted(after)
+            heads = _cuts(user, first, stacked=True)
+            if heads is None or any(_takes_apart(user, each) for each in inner):
                 return None
-            cuts |= {i * d_out // n for i in heads}
+            cuts |= {at * n // user.shape[first] for at in heads}
+    groups = _joined(parts, blocks)
+    if any(step > 1 for _, _, step in blocks) and len(set(groups)) > 1:
+        return None
+    for (begin, _, _), group in zip(blocks, groups, strict=True):
+        before = [(end, other) for (_, end, _), other in zip(blocks, groups, strict=True) if end <= begin]
+        last = max((end for end, _ in before), default=0)
+        if before and all(other != group for end, other in before if end == last):
+            cuts.add(begin)
     return cuts
 
 
-def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:
-    """Yield (user, whether it splits the axis, axes of the result) of a value, through operations that keep the axis.
+def _takes_apart(view: Node, axis: int) -> bool:
+    """Return True if the pass splits an axis and does not join its parts again."""
+    parts = [user for user, splits, _ in users_along(view, axis) if splits and user.op not in CHOICES_OF_ROWS]
+    return len(set(_joined(parts, [_block(part, view.shape[axis]) for part in parts]))) > 1
 
-    These are views, copies, masks and elementwise operations with no other activations.
+
+def _block(part: Node, n: int) -> tuple[int, int, int]:
+    """Return begin, end and step of a part of an axis of size n."""
+    if part.op in ("unbind", "select"):
+        begin = part.output if part.op == "unbind" else int(part.scalars["index"]) % n
+        return begin, begin + 1, 1
+    if part.op == "slice":
+        bounds = (part.scalars.get("start") or 0, part.scalars.get("end"))
+        begin, end = (n if at is None else max(0, at + n) if at < 0 else min(n, at) for at in bounds)
+        return begin, end, int(part.scalars.get("step") or 1)
+    sizes = part.scalars.get("split_sizes") or part.scalars.get("split_size")
+    widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (part.output + 1)
+    begin = sum(widths[: part.output])
+    return begin, min(n, begin + widths[part.output]), 1
+
+
+def _joined(parts: list[Node], blocks: list[tuple[int, int, int]]) -> list[frozenset[int]]:
+    """Return the group of each part of a value: parts of the same block, in one sum, or concatenated with each other.
+
+    Parts are followed through views, elementwise operations and attention, until they meet in a product.
     """
-    pending, size = [(start, axis)], start.shape[axis]
+    groups = [frozenset(i for i, other in enumerate(blocks) if other == block) for block in blocks]
+    found = {part: groups[i] for i, part in enumerate(parts)}
+    pending = [(user.order, id(user), user) for part in found for _, user in part.users]
+    heapq.heapify(pending)  # in the order of the pass, so that inputs are decided first
     while pending:
-        value, axis = pending.pop()
-        for _, user in value.users:
-            dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
-            splits = user.op in _SPLITS and int(dim) % len(value.shape) == axis
-            if user.op == "index":
-                splits = len(user.shape) == len(value.shape) and user.shape[axis] != size
-            keeps = user.op == "masked_fill" or (user.pointwise and user.is_alone(value))
-            follows = not splits and (user.moves or keeps)
-            after = moved(value, user, frozenset({axis})) if follows else frozenset()
-            if user.op == "cat" and int(dim) % len(value.shape) != axis:  # outputs of several experts
-                after = frozenset({axis})
-            yield user, splits, after
-            if len(after) == 1 and user.shape[min(after)] == size:
-                pending.append((user, min(after)))
-
-
-def _taken_apart(view: Node, axis: int) -> bool:
-    """Return True if an axis stacks two or three matrices, of which one is selected."""
-    return view.shape[axis] in (2, 3) and any(
-        splits and user.op in ("unbind", "select") for user, splits, _ in _users_along(view, axis)
-    )
+        *_, user = heapq.heappop(pending)
+        if user in found:
+            continue
+        given = {found[value] for _, value in user.inputs if value in found}
+        others = [value for _, value in user.inputs if value not in found]
+        if len(given) > 1:
+            if user.op not in SUMS | _JOINS:
+                continue
+            met = frozenset().union(*(groups[i] for i in frozenset().union(*given)))
+            groups = [met if i in met else group for i, group in enumerate(groups)]
+        elif not (
+            user.moves
+            or user.op in _JOINS | ATTENTION | SOFTMAX
+            or (user.op in PRODUCTS and all(value.kind != PARAM for value in others))
+            or (user.pointwise and all(value.kind != DATA for value in others))
+        ):
+            continue
+        found[user] = frozenset().union(*given)
+        for _, following in user.users:
+            heapq.heappush(pending, (following.order, id(following), following))
+    return groups
 
 
 def _meets_itself(product: Node) -> bool:
@@ -300,19 +334,26 @@ def _meets_itself(product: Node) -> bool:
 
 
 def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
-    """Add experts without tokens to the site of their siblings, whose names differ only in the last number."""
+    """Add experts without tokens to the site of their siblings, whose names differ only in the last number.
+
+    Raises:
+        ConfigError: a sibling has a norm of its own that the pass does not reach, as in a layer that it skips
+    """
     place = {_siblings(matrix.weight): (i, matrix) for i, site in enumerate(sites) for matrix in site.matrices}
     families = {family(name) for name in place}
+    vectors = (row.name for row in traced.roles.parameters if row.role in ("input", "output"))
+    own = {_siblings(name) for name in vectors if name not in traced.scaled}
     extra: dict[int, list[SiteMatrix]] = defaultdict(list)
     for row in traced.roles.parameters:
         if row.role not in ("matrix", "router", "head") or row.name in traced.products:
             continue
-        if (like := place.get(_siblings(row.name))) is not None:
+        like = place.get(_siblings(row.name))
+        if like is not None and (not sites[like[0]].vector or _siblings(sites[like[0]].vector) not in own):
             extra[like[0]].append(like[1]._replace(weight=row.name))
         elif family(row.name) in families and row.name not in traced.known:
             raise ConfigError(
                 f"no token of the example reached {row.name}, so its scale vector is unknown; "
-                "pass an example with more tokens."
+                "pass an example that reaches it, such as one with more tokens."
             )
     return [site._replace(matrices=(*site.matrices, *extra[i])) for i, site in enumerate(sites)]
 
