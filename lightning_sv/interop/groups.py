@@ -64,8 +64,11 @@ def decayed_names(
     Raises:
         ConfigError: as `param_groups`
     """
-    policy = policy or _applied_policy(model)
+    policy = _applied_policy(model) if policy is None else policy
+    wanted = "a word such as 'iwd'. Give the model's inputs as example=."
+    expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)
     find(DECAYS, str(policy), "policy")  # before the trace, which takes seconds
+    expect(roles is None or isinstance(roles, Roles), "roles", repr(roles), "the result of weight_decay_roles.")
     if roles is None:
         roles = weight_decay_roles(model, example)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

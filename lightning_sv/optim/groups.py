@@ -98,8 +98,10 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
     embedding, the lm_head and the router; the paper does not specify it. `OptimConfig.undecayed` excludes roles.
 
     Raises:
-        ConfigError: a parameter without a role
+        ConfigError: a parameter without a role, or a word in place of roles
     """
+    wanted = "strategy.decayed_roles, a set of 'input' and 'output'."
+    expect(not isinstance(decayed_roles, str), "decayed_roles", repr(decayed_roles), wanted)
     members: dict[str, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
     for named in parameter_roles(model):
         if named.parameter.requires_grad:

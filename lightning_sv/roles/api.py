@@ -63,6 +63,7 @@ class TracedModel:
         *,
         every: bool = False,
     ):
+        expect(known is None or isinstance(known, Mapping), "known", known, "a dict of roles by parameter name.")
         self.inputs, self.known, self.named = example_of(model, example), known or {}, dict(model.named_parameters())
         for name, role in self.known.items():
             wanted = f"a parameter of the model and one of: {' '.join(MODEL_ROLES)}."

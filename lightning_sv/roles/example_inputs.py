@@ -49,8 +49,11 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
 
 def check_module(model: object) -> None:
     """Check that `model` is a module with parameters, not its class or its name."""
-    expect(isinstance(model, nn.Module), "model", repr(model), "an nn.Module, not its class or its name.")
+    found = model if isinstance(model, str | type) else f"a {type(model).__name__}"
+    expect(isinstance(model, nn.Module), "model", found, "an nn.Module, not its class or its name.")
     assert isinstance(model, nn.Module)
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    expect(not scripted, "model", "one with modules of torch.jit.script", "a model in Python.")
     wanted = "a model with parameters. A LightningModule may create them in configure_model(); call it first."
     lazy = any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters())
     initialized = "one without lazy modules. Run a forward pass first."

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import expect
 from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.grouped import Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
@@ -185,6 +186,8 @@ class BranchGroup(nn.Module):
         self._owner = {name: "_".join(names) for names in scale_out or {} for name in names}
         self.names = tuple(branches)
         for name, branch in branches.items():
+            free = name.isidentifier() and not hasattr(self, name)
+            expect(free, f"a branch of {site}", repr(name), "an identifier other than BranchGroup's attributes.")
             self.add_module(name, branch)
 
     def branches(self) -> Iterator[tuple[str, ScaledLinear]]:

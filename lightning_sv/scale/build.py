@@ -88,8 +88,8 @@ class ScaleBuilder:
         eps: epsilon of every norm
     """
 
-    def __init__(self, strategy: ScaleStrategy, options: ScaleOptions | None = None, eps: float = 1e-5):
-        self.strategy, self.options, self.eps = strategy, options or ScaleOptions(), eps
+    def __init__(self, strategy: str | ScaleStrategy, options: ScaleOptions | None = None, eps: float = 1e-5):
+        self.strategy, self.options, self.eps = ScaleStrategy.parse(strategy), options or ScaleOptions(), eps
         self._sites: set[str] = set()
         self._vectors: set[str] = set()
         self._roles: set[Role] = set()
@@ -101,6 +101,9 @@ class ScaleBuilder:
         self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
     ) -> BranchGroup:
         """Build a norm of width d_in and its branches as a group of class `kind`."""
+        for name, (d_out, width, *_) in branches.items():
+            divides = width is None or (width > 0 and d_out % width == 0)
+            expect(divides, f"norm_width of {name}", width, f"a divisor of its d_out, {d_out}, or None.")
         rows = {name: self._row(name) for name in branches}
         own_in = self.strategy.per_branch
         shared_out = self._shared_out(site, branches, rows)

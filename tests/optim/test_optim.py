@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim import OPTIMIZERS, OptimConfig, ScheduleConfig, build_optimizer, group_table, role_groups
 from lightning_sv.optim.tuned import tuned_lr
 from tests.conftest import EVERY_STRATEGY
@@ -110,3 +111,8 @@ def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, fin
 def test_config_setting_out_of_range_refused(kind: type[OptimConfig | ScheduleConfig], settings: dict) -> None:
     with pytest.raises(ValueError, match=rf"model\.(optim|schedule)\.{next(iter(settings))} "):
         kind(**settings)
+
+
+def test_role_groups_refuse_a_policy_in_place_of_roles(config: BackboneConfig) -> None:
+    with pytest.raises(ConfigError, match="decayed_roles"):
+        role_groups(Backbone(config), "iwd")  # type: ignore[arg-type]

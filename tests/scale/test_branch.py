@@ -198,6 +198,15 @@ def test_gradient_of_gamma_in_16_bits_is_rounded_once(scale: str) -> None:
         assert (rounded.double() - exact).norm() < 0.01 * exact.norm()
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "key"),
+    [("norm", 4, "branch of"), ("u.v", 4, "branch of"), ("u", 0, "norm_w"), ("u", 3, "norm_w")],
+)
+def test_builder_refuses_names_of_attributes_and_widths_that_do_not_divide(name: str, width: int, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        ScaleBuilder("unified").group("attn_norm", D, {name: Branch(OUT, width)})
+
+
 def test_state_of_dp_and_dnp_is_not_confused() -> None:
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, d_ff=32, vocab_size=32)
     dp, dnp = (Backbone(config, scale) for scale in ("dp", "dnp"))

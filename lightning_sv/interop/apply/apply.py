@@ -93,7 +93,8 @@ def apply_strategy(
     check_module(model)
     model = uncompiled(model)
     _check(model)
-    with ExitStack() as undo:  # restores the model unless all checks pass
+    # Vectors made in inference mode could not train. `undo` restores the model unless all checks pass.
+    with torch.inference_mode(False), ExitStack() as undo:
         traced = TracedModel(model, example, known)
         sites = find_sites(traced, bare=True)
         if not sites:

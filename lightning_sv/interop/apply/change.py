@@ -231,7 +231,7 @@ class Change:
         if matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2:
             why = "it holds several matrices"
         elif type(layer) is not nn.Linear:
-            why = f"its layer is a {type(layer).__name__}, not an nn.Linear"
+            why = f"its layer is a {type(layer).__name__.removeprefix('Parametrized')}, not an nn.Linear"
         else:
             why = "the norm of a single output is its sign" if len(weight) == 1 else ""
         if why:
@@ -248,8 +248,8 @@ class Change:
 
     def _vector(self, name: str, gamma: Tensor, role: Role) -> ScaleVector:
         """Return a vector with this gamma, on the device of parameter `name` and frozen if that is."""
-        vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
-        vector.to(device=gamma.device, dtype=gamma.dtype)
+        with gamma.device:  # the caller may have set another default
+            vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1]).to(gamma.dtype)
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
