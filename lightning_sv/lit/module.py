@@ -9,7 +9,12 @@ from typing import Any, Literal, Self
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -38,6 +43,7 @@ log = logging.getLogger(__name__)
 
 #: names of the losses that a fit logs, for callbacks that monitor one
 LOSSES = ("train/loss", "val/loss", "val/perplexity")
+_FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class PretrainModule(L.LightningModule):
@@ -224,7 +230,7 @@ class PretrainModule(L.LightningModule):
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        tokens = _inputs(block)
+        tokens = _inputs(block, self.settings.backbone.vocab_size)
         documents, targets = self._documents(tokens), block[:, 1:]
         out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=targets, with_routing=True)
         return out
@@ -290,7 +296,7 @@ class PretrainModule(L.LightningModule):
 
     def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
         """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        tokens = _inputs(block)
+        tokens = _inputs(block, self.settings.backbone.vocab_size)
         return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
 
     def on_validation_epoch_end(self) -> None:
@@ -322,6 +328,7 @@ class PretrainModule(L.LightningModule):
             return optimizer
         factor = settings.schedule.factor
         scheduler = LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr))
+        self._peaks = scheduler.base_lrs
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -370,10 +377,14 @@ class PretrainModule(L.LightningModule):
             self._schedule_rates()
 
     def _schedule_rates(self) -> None:
-        """Set the rates of the next step by the schedule of this run, which may have a different length."""
+        """Set the rates of the next step by the schedule of this run, which may have a different length.
+
+        A checkpoint's peaks are those from before a LearningRateFinder.
+        """
         schedulers = [] if self.has_own_optimizer else [each.scheduler for each in self.trainer.lr_scheduler_configs]
         for scheduler in schedulers:
             if isinstance(scheduler, LambdaLR):  # StochasticWeightAveraging replaces it
+                scheduler.base_lrs = self._peaks
                 rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
                 for group, (peak, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):
                     group["lr"] = peak * factor(scheduler.last_epoch)
@@ -401,6 +412,11 @@ class PretrainModule(L.LightningModule):
             return
         self.check_settings(checkpoint)
         if self.trainer.state.fn == "fit":
+            callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            finder = next((type(each).__name__ for each in callbacks if isinstance(each, _FINDERS)), None)
+            wanted = "none in a resumed fit, because Lightning would start again at step 0. Remove it."
+            at_start = not checkpoint["global_step"]  # of the finder itself
+            expect(finder is None or at_start, "a callback", finder, wanted)
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
@@ -437,9 +453,14 @@ class PretrainModule(L.LightningModule):
         return self.has_own_optimizer or self.built_by is not None or trains[0] != trains[-1]
 
 
-def _inputs(block: Any) -> Tensor:
+def _inputs(block: Any, vocabulary: int) -> Tensor:
     """Return the (B, T) inputs of a (B, T + 1) block, after a check of a user's batch."""
-    if not isinstance(block, Tensor) or block.ndim != 2 or block.is_floating_point():
-        found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
-        raise ConfigError(f"the batch is {found}; expected a (B, T + 1) tensor of token ids.")
-    return block[:, :-1]
+    found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
+    fits = isinstance(block, Tensor) and block.dtype in (torch.int32, torch.int64) and block.ndim == 2
+    wanted = "a (B, T + 1) tensor of token ids, int64 or int32, with T of at least 1."
+    expect(fits and block.shape[1] > 1, "the batch", found, wanted)
+    if block.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for the device
+        low, high = (int(each) for each in block.aminmax())
+        wanted = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
+        expect(low >= 0 and high < vocabulary, "the range of token ids", f"{low} to {high}", wanted)
+    return block[:, :-1]  # type: ignore[no-any-return]

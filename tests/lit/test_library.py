@@ -168,10 +168,13 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
         assert made.training_step(blocks(), 0)["loss"].isfinite()
 
 
-@pytest.mark.parametrize("batch", [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float()])
-def test_module_batch_that_is_no_block_is_refused(batch: Any) -> None:
+WRONG_BATCHES = [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float(), blocks().short(), blocks()[:, :1]]
+
+
+@pytest.mark.parametrize("batch", [*WRONG_BATCHES, blocks() - 100, blocks() + SIZES.vocab_size])
+def test_module_batch_that_is_no_block_of_ids_is_refused(batch: Any) -> None:
     for step in (module().training_step, module().predict_step):
-        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)"):
+        with pytest.raises(ConfigError, match=r"\(B, T \+ 1\)|range of token ids"):
             step(batch, 0)
 
 
@@ -527,8 +530,15 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
     assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
     again, monitor = module(), TrainingMonitor(1)
     finder = L.pytorch.callbacks.LearningRateFinder(num_training_steps=20)
-    trainer(tmp_path, monitor, finder, default_root_dir=tmp_path).fit(again, loader())
-    assert again.lr != 0.01 and monitor.lr == pytest.approx(again.lr * again.settings.schedule.factor(3, 4))
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    trainer(tmp_path, monitor, finder, keep, default_root_dir=tmp_path).fit(again, loader())
+    last = again.lr * again.settings.schedule.factor(3, 4)
+    assert again.lr != 0.01 and monitor.lr == pytest.approx(last)
+    saved, resumed = str(tmp_path / "step=2.ckpt"), TrainingMonitor(1)
+    trainer(tmp_path, resumed).fit(PretrainModule.load_from_checkpoint(saved), loader(), ckpt_path=saved)
+    assert resumed.lr == pytest.approx(last)
+    with pytest.raises(ConfigError, match="^a callback is LearningRateFinder"):
+        trainer(tmp_path, finder, default_root_dir=tmp_path).fit(module(lr=again.lr), loader(), ckpt_path=saved)
 
 
 @pytest.mark.parametrize(
