@@ -118,9 +118,7 @@ def test_commands_page_commands_exit_with_0(tmp_path: Path, monkeypatch: pytest.
         "sweep": ["--seeds", "1", *short],
         "generate": ["--max_new_tokens", "5"],
         "plan": ["--model.backbone.n_layer", "2"],
-        "prepare": shlex.split(
-            f"--data.corpus.source {text} --data.corpus.tokenizer bpe:300 --data.corpus.val_fraction 0.2"
-        ),
+        "prepare": [f"--data.corpus.source={text}", "--data.corpus.tokenizer=bpe:300", "--data.corpus.val_fraction=.2"],
     }
     ran = []
     for command in commands((ROOT / "docs/commands.md").read_text()):

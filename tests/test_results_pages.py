@@ -232,9 +232,8 @@ def test_tables_of_copying_runs_equal_both_recordings() -> None:
         own = again.arm == arm
         found = spearmanr(gains[own], again.val_loss[own])
         said = f"{found.statistic:.2f} for `{arm}`"
-        assert f"{said} (p = {found.pvalue:.1g})" in " ".join(text.split()) and said in " ".join(
-            page("copying").split()
-        )
+        assert f"{said} (p = {found.pvalue:.1g})" in " ".join(text.split())
+        assert said in " ".join(page("copying").split())
 
 
 def test_proxy_tables_equal_the_recording() -> None:

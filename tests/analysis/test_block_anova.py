@@ -97,9 +97,8 @@ def test_block_design_intervals_cover_at_the_measured_scatter(
     rng, n, hits = np.random.default_rng(arms * seeds), 2000, 0
     for _ in range(n):
         losses = draw(rng, arms, seeds)
-        losses["0"] = {
-            seed: loss + (times**2 - 1) ** 0.5 * rng.normal(0, RESIDUAL_SD) for seed, loss in losses["0"].items()
-        }
+        extra = (times**2 - 1) ** 0.5 * RESIDUAL_SD
+        losses["0"] = {seed: loss + extra * rng.normal() for seed, loss in losses["0"].items()}
         d = BlockDesign(losses).difference("0", "1")
         hits += d.low <= 0 <= d.high
     assert hits / n == pytest.approx(coverage, abs=3 * math.sqrt(0.95 * 0.05 / n) + 0.004)

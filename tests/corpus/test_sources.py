@@ -260,9 +260,8 @@ def test_split_documents_reads_few_documents_beforehand() -> None:
 @pytest.mark.long
 def test_stdlib_source_larger_limit_only_adds_documents() -> None:
     source = open_source("stdlib")
-    small, large = (
-        [document.digest for document, _ in SplitDocuments(source, size, 0.1)] for size in (400_000, 1_200_000)
-    )
+    splits = (SplitDocuments(source, size, 0.1) for size in (400_000, 1_200_000))
+    small, large = ([document.digest for document, _ in split] for split in splits)
     assert len(small) < len(large) and small == large[: len(small)]  # a larger cap only adds
     assert source.packages["python"] == ".".join(map(str, sys.version_info[:3]))
     assert source.packages["torch"] == importlib.metadata.version("torch")

@@ -208,9 +208,8 @@ def test_apart_norms_compare_their_growth() -> None:
     found = grown(up, down)
     assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
     assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at rates more than 10% apart"
-    assert "norms of grad_norm and role/in grow" in statement(
-        ClaimSpec(kind="apart", paper="", a="a", tags=["grad_norm", "role/in"])
-    )
+    named = ClaimSpec(kind="apart", paper="", a="a", tags=["grad_norm", "role/in"])
+    assert "norms of grad_norm and role/in grow" in statement(named)
     assert "q_proj by 2.00 and v_proj by 0.50" in found.sentence
     assert grown(down, up).verdict == "holds" and found.unit == "in logarithms"
     assert grown(up, up).verdict == grown(up, up * 1.02).verdict == "contradicted"

@@ -218,9 +218,8 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
     assert len(found.panels[0].series[1].arms) == 8
     assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
-    assert (
-        other_one.verdicts[0].n == 2 and "diverged runs of hg, which are left out: 1" in other_one.verdicts[0].sentence
-    )
+    (verdict,) = other_one.verdicts
+    assert verdict.n == 2 and "diverged runs of hg, which are left out: 1" in verdict.sentence
 
 
 @pytest.mark.parametrize("named", [

@@ -95,11 +95,10 @@ def test_curve_plots_ends_are_those_of_the_table() -> None:
     ours.runs[2].curves["val/loss"] = Curve(curve.tokens, curve.values + 0.03)  # type: ignore[index]
     fewer = replace(dp, runs=dp.runs[:2])
     for alone in (False, True):
-        arms = [
-            replace(arm, runs=tuple(_last(run) if alone else run for run in arm.runs)) for arm in (fewer, llama, ours)
-        ]
-        plots, notes = curve_plots(replace(panel, arms=tuple(arms)))
-        axes, (_, table) = plots[-1].figure.axes[0], panel_table(replace(panel, arms=tuple(arms)))
+        arms = (replace(arm, runs=tuple(map(_last, arm.runs))) if alone else arm for arm in (fewer, llama, ours))
+        shown = replace(panel, arms=tuple(arms))
+        plots, notes = curve_plots(shown)
+        axes, (_, table) = plots[-1].figure.axes[0], panel_table(shown)
         names = axes.get_legend_handles_labels()[1]
         assert [name.split("  ")[1].split(",")[0] for name in names] == [row[3] for row in table[1:]]
         assert any(note.startswith("dp: the line is the mean") for note in notes)

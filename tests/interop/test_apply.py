@@ -211,11 +211,8 @@ def test_apply_strategy_checkpointed_or_compiled_same_gradients(how: str) -> Non
     [("llama", "hg+dp+or+iwd"), ("llama", "dnp"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")],
 )
 def test_apply_strategy_state_loads_but_not_into_plain_model(name: str, strategy: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    read_tensors, load = (
-        pytest.importorskip("safetensors.torch").load_file,
-        transformers.AutoModelForCausalLM.from_pretrained,
-    )
+    load = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained
+    read_tensors = pytest.importorskip("safetensors.torch").load_file
     model: Any = named(name)
     apply_strategy(model, strategy)
     perturb(model)

@@ -147,9 +147,8 @@ def test_export_full_disk_leaves_nothing(
 
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(RunError, match=str(tmp_path / "out")):
-        save.export(
-            Backbone(replace(config, vocab_size=300)), Tokenizer.load(corpus), tmp_path / "out", context=16, card=""
-        )
+        model = Backbone(replace(config, vocab_size=300))
+        save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
     assert not list(tmp_path.iterdir())
 
 

@@ -59,9 +59,7 @@ CASES = {
         muon=True,
     ),
     "unified": Case(["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector),
-    "unified, muon": Case(
-        ["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, muon=True
-    ),
+    "unified, muon": Case(["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, True),
     "hg+dp+or": Case(["--model.scale", "hg+dp+or"], PaperLlama, lambda vector: True),
     "ap+er": Case(["--model.scale", "ap+er"], PaperLlama, lambda vector: True),
     "multipliers": Case(MULTIPLIERS, PaperLlama, lambda vector: False, kept=0.002, free_vectors=True, clip=0.1),

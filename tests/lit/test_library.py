@@ -190,16 +190,13 @@ def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tm
 
 
 def test_training_monitor_keeps_the_loss_for_other_callbacks(data: TokenDataModule, tmp_path: Path) -> None:
-    keep, norms = (
-        ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1)
-        for tag in ("train/loss", "branch_norm/mean/q_proj/effective")
-    )
+    monitors = ("train/loss", "branch_norm/mean/q_proj/effective")
+    keep, norms = (ModelCheckpoint(tmp_path / tag, monitor=tag, every_n_train_steps=1) for tag in monitors)
     run = trainer(tmp_path, TrainingMonitor(1), BranchNorms(1), keep, norms)
     run.fit(module(), data)
     assert "scale: hg+dp+or" in next(tmp_path.rglob("hparams.yaml")).read_text()
-    assert (
-        norms.best_model_path and keep.best_model_path and {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
-    )
+    assert norms.best_model_path and keep.best_model_path
+    assert {"train/loss", "val/loss"} <= run.progress_bar_metrics.keys()
     assert sum(bool(row["train/loss"]) for row in rows(tmp_path)) == 4  # each step once
 
 
@@ -343,12 +340,12 @@ def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
 
 def test_clipping_by_value_does_not_clip_the_norm(tmp_path: Path) -> None:
     largest: list[float] = []
-    note = LambdaCallback(
-        on_train_batch_end=lambda trainer, module, *_: largest.append(
-            max(p.grad.abs().max().item() for p in module.parameters())
-        )
-    )
-    trainer(tmp_path, note, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module(), loader())
+
+    def note(trainer: Any, module: Any, *_: Any) -> None:
+        largest.append(max(p.grad.abs().max().item() for p in module.parameters()))
+
+    callback = LambdaCallback(on_train_batch_end=note)
+    trainer(tmp_path, callback, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module(), loader())
     assert largest == pytest.approx([1e-3] * 4)
 
 
@@ -362,11 +359,8 @@ def test_weight_averaging_averages_weights(tmp_path: Path) -> None:
 
 
 def test_schedule_ends_with_the_last_step_of_changing_accumulation(tmp_path: Path) -> None:
-    made, change, monitor = (
-        module(),
-        L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 4}),
-        TrainingMonitor(1000),
-    )
+    change = L.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
+    made, monitor = module(), TrainingMonitor(1000)
     trainer(tmp_path, change, monitor, **EPOCHS).fit(made, loader())
     assert monitor.lr == pytest.approx(0.05 * made.lr) and "train/loss" in tags(tmp_path)
 

@@ -64,10 +64,9 @@ def assert_figures_are_those_of_the_checkpoint(run: Run, corpus: Path, *, mask: 
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
     documents = document_ids(blocks[:, :-1], manifest.eot) if mask else None
     subsets = parameter_subsets(model)
+    loss = lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:])  # noqa: E731
     for name in filter(subsets.get, ("all", "scale_input", "scale_output")):
-        product = HessianProduct(
-            lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:]), subsets[name]
-        )
+        product = HessianProduct(loss, subsets[name])
         sharpest, moments = lanczos(product, 7, rtol=1e-2), hutchinson(product, 2)
         estimates = {"lambda_max": sharpest, "trace": moments.trace, "fro2": moments.squared_frobenius}
         for key, estimate in estimates.items():

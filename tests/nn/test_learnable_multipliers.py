@@ -32,15 +32,14 @@ def test_fold_moe_down_proj_vectors_per_expert(placement: str) -> None:
 
 @pytest.mark.parametrize("scale", ["hg+dnp+or", "hg+dp+er", "hg+dp"])
 def test_initial_gamma_out_sets_the_magnitude_only(scale: str) -> None:
-    model = Backbone(SMALL, scale, ScaleOptions(initial_gamma_out=0.25))
+    options = ScaleOptions(initial_gamma_out=0.25)
+    model = Backbone(SMALL, scale, options)
     v = model.layers[0].attn.qkv.v_proj
     torch.testing.assert_close(v.scale_out(), torch.full((16,), 0.25))
     if scale.endswith("or"):
         assert (v.scale_out.alpha == 1).all() and v.scale_out.beta.item() == 0.25
     assert (v.scale_in() == 1).all()
-    assert meta_backbone(
-        SMALL, ScaleStrategy.parse(scale), ScaleOptions(initial_gamma_out=0.25)
-    ).head.lm_head.weight.is_meta
+    assert meta_backbone(SMALL, ScaleStrategy.parse(scale), options).head.lm_head.weight.is_meta
 
 
 def test_backbone_and_optimizer_settings_by_role() -> None:
@@ -62,9 +61,8 @@ def test_backbone_and_optimizer_settings_by_role() -> None:
         return torch.cat(gradients).norm().item()
 
     before = norm(*members), norm("head")
-    assert clip_by_role(model.parameters(), optimizer, 1.0, {"input": 0.5, "head": math.inf}) == pytest.approx(
-        before[0]
-    )
+    found = clip_by_role(model.parameters(), optimizer, 1.0, {"input": 0.5, "head": math.inf})
+    assert found == pytest.approx(before[0])
     assert (norm("input"), norm("head"), norm("matrix", "embedding")) == pytest.approx((0.5, before[1], 1.0), rel=1e-4)
 
 

@@ -144,10 +144,9 @@ def test_expand_path_no_path_is_refused_by_its_key(given: str, home: Path) -> No
 
 
 def test_parse_overrides_second_appended_list_is_refused() -> None:
+    words = ["--trainer.callbacks+=a.B", "--trainer.callbacks.every", "2", "--trainer.callbacks+=a.C"]
     with pytest.raises(ValueError, match=r"--trainer\.callbacks\+ is set twice"):
-        parse_overrides(
-            ["--trainer.callbacks+=a.B", "--trainer.callbacks.every", "2", "--trainer.callbacks+=a.C"], "compare"
-        )
+        parse_overrides(words, "compare")
 
 
 @pytest.mark.parametrize("key", thinned([*PATHS, *WITH_PATHS], ["run_dir", "data.corpus.dir", "data.corpus.source"]))

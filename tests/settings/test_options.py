@@ -155,12 +155,8 @@ def test_print_summary_commands_are_words_of_a_shell(tmp_path: Path) -> None:
     summary = dict.fromkeys(("val_loss", "val_perplexity", "val_bits_per_byte"), 1.0) | {
         "model": "tiny", "label": "hg+dp+my_module:X", "tokens": 1, "skipped_steps": 0, "seconds": 1.0, "legs": [],
     }  # fmt: skip
-    print_summary(
-        Console(file=out, width=500),
-        summary,
-        folder,
-        PretrainConfig(BackboneConfig(16, 1, 2), optim=OptimConfig(lr=0.1)),
-    )
+    config = PretrainConfig(BackboneConfig(16, 1, 2), optim=OptimConfig(lr=0.1))
+    print_summary(Console(file=out, width=500), summary, folder, config)
     lines = {line.split()[0]: line.partition(" ")[2] for line in out.getvalue().splitlines() if line[:1].isalpha()}
     for name, word in (("sample", str(folder)), ("compare", f"{folder}/config.yaml"), ("charts", str(folder.parent))):
         words = lines[name].partition("   (or")[0]
