@@ -244,27 +244,22 @@ def test_trainer_resumed_equals_uninterrupted(
         run.fit(made["half"], data, ckpt_path=tmp_path / "weights.ckpt", weights_only=True)
 
 
-class Rates(L.Callback):
-    """Stores the rates of every step."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[float]] = []
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        self.seen.append([group["lr"] for group in optimizer.param_groups])
-
-
 def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_step(tmp_path: Path) -> None:
-    optim, path, rates = OptimConfig(lr=0.01, lr_factor_by_role={"input": 2.0}), tmp_path / "a.ckpt", Rates()
+    optim, path = OptimConfig(lr=0.01, lr_factor_by_role={"input": 2.0}), tmp_path / "a.ckpt"
+    seen: list[list[float]] = []
+
+    def note(trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
+        seen.append([group["lr"] for group in optimizer.param_groups])
+
     run = trainer(tmp_path)
     run.fit(module(optim=optim), loader())
     run.save_checkpoint(path)
-    again = trainer(tmp_path, rates, max_steps=8)
+    again = trainer(tmp_path, LambdaCallback(on_before_optimizer_step=note), max_steps=8)
     again.fit(module(optim=optim), loader(), ckpt_path=path, weights_only=True)
     peaks = [group["initial_lr"] for group in again.optimizers[0].param_groups]
     assert 0.02 in peaks
     factors = [ScheduleConfig().factor(step, 8) for step in range(4, 8)]
-    assert rates.seen == [[pytest.approx(peak * factor) for peak in peaks] for factor in factors]
+    assert seen == [[pytest.approx(peak * factor) for peak in peaks] for factor in factors]
 
 
 @pytest.mark.parametrize("way", ["exception", "scheduler"])
@@ -803,7 +798,7 @@ def test_callbacks_model_without_parts_is_refused(callback: L.Callback, data: To
 
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor())
-    assert run.validate(module(), DataLoader(blocks(), batch_size=2), verbose=False)  # type: ignore[arg-type]
+    assert run.validate(module(), loader(), verbose=False)
 
 
 def test_training_monitor_speed_leaves_out_validation(
