@@ -105,12 +105,11 @@ class BlockDesign:
         df, rest = len(pairs) - 1, self.df - len(pairs) + 1
         if df < 1 or rest < 1 or not self.squares:
             return ""
+        n_arms = len(self.scattered)
         if self.p_equal < UNEQUAL:
-            return (
-                f"their own scatter: that of the {len(self.scattered)} arms is unequal (Bartlett, p {self.p_equal:.2g})"
-            )
+            return f"their own scatter: that of the {n_arms} arms is unequal (Bartlett, p {self.p_equal:.2g})"
         own = float(((pairs - pairs.mean()) ** 2).sum() / 2)
         others = max(self.squares - own, 0.0) / rest
         if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):
-            return f"their own scatter, larger than that of {len(self.scattered)} arms"
+            return f"their own scatter, larger than that of {n_arms} arms"
         return ""

@@ -180,9 +180,8 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
     It is that of the claim marked in the YAML, or else of the first claim that was tested; of its largest tested size.
     """
     tested = [(claim, [v for v in results if v.verdict != NOT_TESTABLE]) for claim, results in claims]
-    candidates = [results for claim, results in tested if claim.primary] or [
-        results for _, results in tested if results
-    ]
+    chosen = [results for claim, results in tested if claim.primary]
+    candidates = chosen or [results for _, results in tested if results]
     primary = candidates[0][-1:] if candidates else []
     once: dict[tuple[str, str, str], Verdict] = {}
     for verdict in (verdict for _, results in claims for verdict in results):

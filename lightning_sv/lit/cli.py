@@ -417,10 +417,8 @@ class PretrainCLI(LightningCLI):
         show_summary(self.summary, self.run_dir, compared=compared, as_json=self.config["json"])
 
     def _check_validated(self) -> None:
-        given = "val/loss" in self.trainer.callback_metrics
-        expect(
-            given, "the validation of the model", "without val/loss", "self.log('val/loss', ...) in validation_step."
-        )
+        given, wanted = "val/loss" in self.trainer.callback_metrics, "self.log('val/loss', ...) in validation_step."
+        expect(given, "the validation of the model", "without val/loss", wanted)
 
     def before_validate(self) -> None:
         """Check checkpoint and corpus."""

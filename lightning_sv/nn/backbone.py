@@ -106,9 +106,8 @@ class Backbone(nn.Module):
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
         # An explicit weight, because nn.Embedding would sample one, which imports torch's compiler on the meta device.
-        self.embed = nn.Embedding(
-            config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
-        )
+        size = config.vocab_size, config.d_model
+        self.embed = nn.Embedding(*size, _weight=torch.empty(*size))
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
         head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)

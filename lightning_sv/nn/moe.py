@@ -126,9 +126,8 @@ class MixtureOfExperts(nn.Module):
             weights = probabilities.gather(-1, experts)
             if self.router.renormalize:
                 weights = weights / weights.sum(-1, keepdim=True)
-            load = torch.zeros_like(probabilities[0]).index_add_(
-                0, experts.flatten(), torch.ones_like(weights).flatten()
-            )
+            ones = torch.ones_like(weights).flatten()
+            load = torch.zeros_like(probabilities[0]).index_add_(0, experts.flatten(), ones)
             return weights, experts, Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
 
     def _choose(self, probabilities: Float[Tensor, "N E"]) -> Int[Tensor, "N {self.n_active}"]:
