@@ -28,7 +28,7 @@ CONFIDENCE = 1 - 2 * ALPHA
 MARGIN = 0.01
 
 
-class Finding(NamedTuple):
+class Outcome(NamedTuple):
     """Result of a test.
 
     Attributes:
@@ -57,15 +57,15 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
     return CONTRADICTED if d.low > margin or d.high < -margin else NOT_RESOLVED
 
 
-def directed(d: PairedDifference, bound: float = 0.0) -> Finding:
+def directed(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test the claim that d is below a bound, and its opposite."""
-    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)), _pairs_to_go(d, bound))
+    return Outcome(below(d, bound), min(d.p_below(bound), d.p_above(bound)), _pairs_to_go(d, bound))
 
 
-def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
+def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test as `directed`; a difference of losses without a direction may be equal within `MARGIN`."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
-        return Finding(EQUAL, d.p_within(MARGIN))
+        return Outcome(EQUAL, d.p_within(MARGIN))
     none = bound > -MARGIN  # otherwise a value that is not below the bound is not inside the margin
     return directed(d, bound)._replace(to_go=_pairs_to_go(d, bound, none=none))
 
@@ -76,15 +76,15 @@ def direction(d: PairedDifference) -> str:
     return {HOLDS: "lower", CONTRADICTED: "higher"}.get(word, word)
 
 
-def equivalent(d: PairedDifference, margin: float) -> Finding:
+def equivalent(d: PairedDifference, margin: float) -> Outcome:
     """Test the claim that d is within +-margin, and its opposite."""
     outside = min(d.p_below(-margin), d.p_above(margin))
-    return Finding(inside(d, margin), min(d.p_within(margin), outside), _pairs_to_equal(d, margin))
+    return Outcome(inside(d, margin), min(d.p_within(margin), outside), _pairs_to_equal(d, margin))
 
 
-def opposite(finding: Finding) -> Finding:
+def opposite(outcome: Outcome) -> Outcome:
     """Return the result of the same test for the negated claim."""
-    return finding._replace(word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(finding.word, finding.word))
+    return outcome._replace(word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(outcome.word, outcome.word))
 
 
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:

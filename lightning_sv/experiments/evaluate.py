@@ -141,7 +141,7 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
     estimate = kind.measure(claim, panel)
     d, detail = estimate.d, estimate.detail
     margin = math.log(claim.margin or 1.0) if estimate.unit == "times" else claim.margin
-    word, p, to_go = estimate.finding or kind.test(estimate.tested or d, margin)
+    word, p, to_go = estimate.outcome or kind.test(estimate.tested or d, margin)
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
     p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
     detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.theory.series import Array, Series, check_analytic, exact, join, split
+from lightning_sv.theory.series import Array, PowerSeries, check_analytic, exact, join, split
 from lightning_sv.theory.students import Student
 
 #: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
@@ -100,29 +100,29 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
         order: largest power of t
 
     Returns:
-        The student's blocks as arrays of `Series` of that order.
+        The student's blocks as arrays of `PowerSeries` of that order.
     """
     target = exact(_matrix(teacher))
     shapes = student.initial(*target.shape)
     known = [[x] for x in exact(join(shapes))]
     for k in range(order):
-        theta = split(np.array([Series(c) for c in known]), shapes)
+        theta = split(np.array([PowerSeries(c) for c in known]), shapes)
         for coefficients, g in zip(known, student.gradient(theta, target), strict=True):
-            coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, Series) else Fraction(0))
-    return split(np.array([Series(c) for c in known]), shapes)
+            coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, PowerSeries) else Fraction(0))
+    return split(np.array([PowerSeries(c) for c in known]), shapes)
 
 
-def loss_series(student: Student, teacher: Any, order: int) -> Series:
+def loss_series(student: Student, teacher: Any, order: int) -> PowerSeries:
     """Return the power series of the loss along the flow, exact to t^order.
 
     >>> from lightning_sv.theory.students import STUDENTS
     >>> loss_series(STUDENTS["g"], [[2]], 3)  # 2 exp(-2t)
-    Series(2 -4 4 -8/3)
+    PowerSeries(2 -4 4 -8/3)
     """
     target = exact(_matrix(teacher))
     residual = student.effective(*power_series(student, teacher, order)) - target
     loss = (residual * residual).sum() / 2
-    assert isinstance(loss, Series)
+    assert isinstance(loss, PowerSeries)
     return loss
 
 
@@ -173,7 +173,7 @@ def loss_ratio(
 
 def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
     """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
-    difference: Series = loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
+    difference: PowerSeries = loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
     return difference.coefficients
 
 

@@ -1,8 +1,8 @@
 """Truncated power series with exact rational coefficients, and derivatives of numpy code.
 
-A `Series` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays. Derivatives are
-not torch's, because the same code of a student must give gradients in float64 (for an ODE solver) and in power series
-with rational coefficients (for exact Taylor coefficients), which torch does not support.
+A `PowerSeries` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays. Derivatives
+are not torch's, because the same code of a student must give gradients in float64 (for an ODE solver) and in power
+series with rational coefficients (for exact Taylor coefficients), which torch does not support.
 """
 
 import math
@@ -23,13 +23,15 @@ Array = NDArray[Any]
 TINY = 2.0**-100
 
 
-def _lifted(operation: Callable[["Series", "Series"], "Series"]) -> Callable[["Series", Any], "Series"]:
+def _lifted(
+    operation: Callable[["PowerSeries", "PowerSeries"], "PowerSeries"],
+) -> Callable[["PowerSeries", Any], "PowerSeries"]:
     """Let the second operand of a method also be a number."""
 
-    def lifted(self: "Series", other: object) -> "Series":
+    def lifted(self: "PowerSeries", other: object) -> "PowerSeries":
         if isinstance(other, Rational | float):
-            other = Series([other, *[0] * (len(self.coefficients) - 1)])
-        return operation(self, other) if isinstance(other, Series) else NotImplemented
+            other = PowerSeries([other, *[0] * (len(self.coefficients) - 1)])
+        return operation(self, other) if isinstance(other, PowerSeries) else NotImplemented
 
     return lifted
 
@@ -56,17 +58,17 @@ def join(blocks: Sequence[Array]) -> Array:
 def jacobian(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:
     """Return the derivatives of the function's value by the entries of the blocks, (size of the value, n).
 
-    Exact for Fractions and Series: x + ε with ε² = 0 is a series of order 1. For floats ε is 2⁻¹⁰⁰ i, which needs no
-    difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic: `np.abs`
-    and `np.linalg.norm` are not.
+    Exact for Fractions and PowerSeries: x + ε with ε² = 0 is a series of order 1. For floats ε is 2⁻¹⁰⁰ i, which
+    needs no difference, so that the error is one of rounding (Squire and Trapp 1998). The function must be analytic:
+    `np.abs` and `np.linalg.norm` are not.
     """
     flat = join(blocks)
     columns = []
     for k in range(flat.size):
         if flat.dtype == object:
-            moved = np.array([Series([x, int(j == k)]) for j, x in enumerate(flat)])
+            moved = np.array([PowerSeries([x, int(j == k)]) for j, x in enumerate(flat)])
             value = function(*split(moved, blocks)).ravel()
-            columns.append([x.coefficients[1] if isinstance(x, Series) else 0 for x in value])
+            columns.append([x.coefficients[1] if isinstance(x, PowerSeries) else 0 for x in value])
         else:
             step = np.zeros(flat.size, complex)
             step[k] = 1j * TINY
@@ -103,12 +105,12 @@ def exact(values: Any) -> Array:
     return np.array([_fraction(x) for x in given.flat], dtype=object).reshape(given.shape)
 
 
-class Series:
+class PowerSeries:
     """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction, or a series in a different variable.
 
     Results have the order of the shorter operand; an int or a Fraction is exact to any order.
 
-    >>> one_plus_t = Series([1, 1, 0, 0])
+    >>> one_plus_t = PowerSeries([1, 1, 0, 0])
     >>> [str(c) for c in (1 / one_plus_t).coefficients]
     ['1', '-1', '1', '-1']
     >>> [str(c) for c in one_plus_t.sqrt().coefficients]
@@ -121,17 +123,19 @@ class Series:
     __slots__ = ("coefficients",)
 
     def __init__(self, coefficients: Sequence[Any]):
-        self.coefficients: tuple[Any, ...] = tuple(c if isinstance(c, Series) else _fraction(c) for c in coefficients)
+        self.coefficients: tuple[Any, ...] = tuple(
+            c if isinstance(c, PowerSeries) else _fraction(c) for c in coefficients
+        )
 
     def __repr__(self) -> str:
-        return f"Series({' '.join(map(str, self.coefficients))})"
+        return f"PowerSeries({' '.join(map(str, self.coefficients))})"
 
     @_lifted
-    def __add__(self, b: "Series") -> "Series":
-        return Series([x + y for x, y in zip(self.coefficients, b.coefficients, strict=False)])
+    def __add__(self, b: "PowerSeries") -> "PowerSeries":
+        return PowerSeries([x + y for x, y in zip(self.coefficients, b.coefficients, strict=False)])
 
-    def __neg__(self) -> "Series":
-        return Series([-x for x in self.coefficients])
+    def __neg__(self) -> "PowerSeries":
+        return PowerSeries([-x for x in self.coefficients])
 
     def __sub__(self, other: Any) -> Any:
         return self + -other
@@ -140,21 +144,23 @@ class Series:
         return -self + other
 
     @_lifted
-    def __mul__(self, b: "Series") -> "Series":
+    def __mul__(self, b: "PowerSeries") -> "PowerSeries":
         x, y = self.coefficients, b.coefficients
-        return Series([sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0)) for k in range(min(len(x), len(y)))])
+        return PowerSeries(
+            [sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0)) for k in range(min(len(x), len(y)))]
+        )
 
     @_lifted
-    def __truediv__(self, b: "Series") -> "Series":
+    def __truediv__(self, b: "PowerSeries") -> "PowerSeries":
         x, y = self.coefficients, b.coefficients
         quotient: list[Any] = []
         for k in range(min(len(x), len(y))):
             known = sum((quotient[i] * y[k - i] for i in range(k)), Fraction(0))
             quotient.append((x[k] - known) / y[0])
-        return Series(quotient)
+        return PowerSeries(quotient)
 
     @_lifted
-    def __rtruediv__(self, a: "Series") -> "Series":
+    def __rtruediv__(self, a: "PowerSeries") -> "PowerSeries":
         return a / self
 
     def __pow__(self, exponent: int) -> Any:
@@ -163,24 +169,24 @@ class Series:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def sqrt(self) -> "Series":
+    def sqrt(self) -> "PowerSeries":
         """Return the root r with r² = self and r_0 > 0; c_0 must be the square of a positive rational."""
         first = self.coefficients[0]
-        roots = [first.sqrt() if isinstance(first, Series) else _root(first)]
+        roots = [first.sqrt() if isinstance(first, PowerSeries) else _root(first)]
         for k in range(1, len(self.coefficients)):
             known = sum((roots[i] * roots[k - i] for i in range(1, k)), Fraction(0))
             roots.append((self.coefficients[k] - known) / (2 * roots[0]))
-        return Series(roots)
+        return PowerSeries(roots)
 
-    def exp(self) -> "Series":
+    def exp(self) -> "PowerSeries":
         """Return e^self, from e' = self' e; c_0 must be 0, because e is not rational."""
         first = self.coefficients[0]
-        expect(isinstance(first, Series) or not first, "the constant term", first, "0 for an exact exp.")
-        values = [first.exp() if isinstance(first, Series) else Fraction(1)]
+        expect(isinstance(first, PowerSeries) or not first, "the constant term", first, "0 for an exact exp.")
+        values = [first.exp() if isinstance(first, PowerSeries) else Fraction(1)]
         for k in range(1, len(self.coefficients)):
             terms = (j * self.coefficients[j] * values[k - j] for j in range(1, k + 1))
             values.append(sum(terms, Fraction(0)) / k)
-        return Series(values)
+        return PowerSeries(values)
 
 
 def _root(x: Fraction) -> Fraction:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lightning_sv.analysis.paired import on_one_grid, paired_curve, paired_difference, token_efficiency, tokens_to_reach
-from lightning_sv.analysis.verdicts import Finding, below, opposite, tokens_sentence
+from lightning_sv.analysis.verdicts import Outcome, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
 
 LOSSES = st.floats(0.5, 12, allow_nan=False)
@@ -29,7 +29,7 @@ def test_paired_difference_equals_scipys_paired_t(pairs: list[tuple[float, float
         oracle = scipy_stats.ttest_1samp(b - a, 0).confidence_interval(confidence)
         assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
     swapped = paired_difference(b, a, confidence)
-    assert swapped.mean == pytest.approx(-ours.mean) and below(swapped) == opposite(Finding(below(ours), 1.0)).word
+    assert swapped.mean == pytest.approx(-ours.mean) and below(swapped) == opposite(Outcome(below(ours), 1.0)).word
 
 
 def test_paired_difference_diverged_run_refused() -> None:

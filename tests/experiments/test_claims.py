@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.verdicts import Finding, directed
+from lightning_sv.analysis.verdicts import Outcome, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
@@ -399,13 +399,13 @@ def test_corrected_equal_arms_false_in_5_percent_of_reports(rule: Callable[[list
 def test_corrected_two_sided_claim_counts_once() -> None:
     """It needs p below 5%, and a one-sided claim p below 2.5%."""
     for sides, word in ((2, "holds"), (1, "not resolved")):
-        verdict = replace(plain_verdict("c", Finding("holds", 0.04), primary=True), sides=sides)
+        verdict = replace(plain_verdict("c", Outcome("holds", 0.04), primary=True), sides=sides)
         (found,) = corrected([replace(figure_of("f", panel_of([], flat())), verdicts=(verdict,))])
         assert found.verdicts[0].corrected == word
 
 
-def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
-    return Verdict(claim, finding.word, "", 0.0, None, None, 6, None, "", p=finding.p, primary=primary)
+def plain_verdict(claim: str, outcome: Outcome, *, primary: bool) -> Verdict:
+    return Verdict(claim, outcome.word, "", 0.0, None, None, 6, None, "", p=outcome.p, primary=primary)
 
 
 def test_evaluate_claims_equal_parts_are_shown_once() -> None:

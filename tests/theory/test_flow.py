@@ -16,7 +16,7 @@ from scipy.integrate import solve_ivp
 from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleVector
 from lightning_sv.theory.flow import difference_series, flow, loss_ratio, loss_series, power_series
-from lightning_sv.theory.series import Series, join, split
+from lightning_sv.theory.series import PowerSeries, join, split
 from lightning_sv.theory.students import STUDENTS, TEACHERS, Scaled, preconditioner
 from tests.conftest import thinned
 from tests.theory.strategies import entries, rational_teachers, states
@@ -28,25 +28,25 @@ coefficients = st.lists(entries, min_size=5, max_size=5)
 @example([Fraction(k == 3) for k in range(5)], [Fraction(k == 0) for k in range(5)])
 @settings(max_examples=40)
 def test_series_obey_the_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
-    x, y = Series(a), Series(b)
+    x, y = PowerSeries(a), PowerSeries(b)
     assert (x * y).coefficients == tuple(np.convolve(np.array(a, object), np.array(b, object))[:5])
     assert ((x * y) / y).coefficients == x.coefficients
     assert ((x - y) + y).coefficients == x.coefficients
     assert (y**-2 * y**3).coefficients == y.coefficients
     assert (y * y).sqrt().coefficients in (y.coefficients, (-y).coefficients)
-    e = Series([0, *a[1:]]).exp()
-    assert (e * (-Series([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
+    e = PowerSeries([0, *a[1:]]).exp()
+    assert (e * (-PowerSeries([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
 
 
 def test_series_of_known_functions_and_wrong_constant_terms() -> None:
-    assert Series([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
-    assert (1 - Series([0, 1, 0])).coefficients == (1, -1, 0)
-    wide = Series([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
+    assert PowerSeries([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
+    assert (1 - PowerSeries([0, 1, 0])).coefficients == (1, -1, 0)
+    wide = PowerSeries([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
     assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
     with pytest.raises(ValueError, match="constant term"):
-        Series([2, 1]).sqrt()
+        PowerSeries([2, 1]).sqrt()
     with pytest.raises(ValueError, match="constant term"):
-        Series([1, 1]).exp()
+        PowerSeries([1, 1]).exp()
 
 
 ORACLES: dict[str, Callable[..., ScaleVector]] = {"f": DirectScale, "or": OriginalSpaceScale, "er": ExponentialScale}

@@ -21,7 +21,7 @@ from lightning_sv.analysis.verdicts import (
     HOLDS,
     MARGIN,
     NOT_RESOLVED,
-    Finding,
+    Outcome,
     below,
     directed,
     directed_or_equal,
@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
         part: measured quantity, if the claim does not name it, e.g. `the final loss`
         sides: 2 if the error of the interval covers both sides, so that the opposite needs no test
         tested: logarithms of a ratio, if they are tested instead of `d`
-        finding: result, if the kind of claim has no separate test
+        outcome: result, if the kind of claim has no separate test
     """
 
     d: PairedDifference
@@ -55,7 +55,7 @@ class Estimate(NamedTuple):
     part: str = ""
     sides: int = 1
     tested: PairedDifference | None = None
-    finding: Finding | None = None
+    outcome: Outcome | None = None
 
 
 def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
@@ -98,7 +98,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
         found = directed(at_end)._replace(word=word, p=at_end.p_above())
         if at_end.mean <= 0:
             found = found._replace(to_go="")  # more pairs do not help if one does not reach the loss
-        return Estimate(at_end, reached, part="the final loss", finding=found)
+        return Estimate(at_end, reached, part="the final loss", outcome=found)
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
     level = percent(CONFIDENCE)
@@ -123,16 +123,16 @@ def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
     fits, sizes = fit_series(b, a), len(b.arms)
-    findings = [opposite(directed(fit.slope)) for fit in fits]
-    words = {finding.word for finding in findings}
+    outcomes = [opposite(directed(fit.slope)) for fit in fits]
+    words = {outcome.word for outcome in outcomes}
     word = next(iter(words)) if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
     name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
     detail = "; ".join(interval(fit.slope, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit in fits)
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
-    least = max(findings, key=lambda finding: finding.p)._replace(word=word)
+    least = max(outcomes, key=lambda outcome: outcome.p)._replace(word=word)
     if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
         least = least._replace(to_go="")  # more pairs do not help: sizes are missing, or the forms disagree
-    return Estimate(fits[0].slope, detail, "in the exponent", sides=2, finding=least)
+    return Estimate(fits[0].slope, detail, "in the exponent", sides=2, outcome=least)
 
 
 def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
@@ -141,10 +141,10 @@ def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
     a, b = optima[claim.a], optima[claim.b]
     d = _of_optima(a, b, len(panel.arms[0].runs))
     where = "; ".join(optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b))
-    finding = None
+    outcome = None
     if a.why_not or b.why_not:  # the sentence has the reason
-        finding = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
-    return Estimate(d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", finding=finding)
+        outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
+    return Estimate(d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", outcome=outcome)
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
@@ -210,11 +210,11 @@ def ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, *, last: bool = F
     return Estimate(shown, detail, "times", tested=d)
 
 
-def _below(d: PairedDifference, margin: float) -> Finding:
+def _below(d: PairedDifference, margin: float) -> Outcome:
     return directed_or_equal(d, -margin)
 
 
-def _not_below(d: PairedDifference, margin: float) -> Finding:
+def _not_below(d: PairedDifference, margin: float) -> Outcome:
     return opposite(directed_or_equal(d, -margin))
 
 
@@ -234,7 +234,7 @@ class ClaimType(NamedTuple):
 
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
-    test: Callable[[PairedDifference, float], Finding]
+    test: Callable[[PairedDifference, float], Outcome]
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)

@@ -120,7 +120,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
             planned.append((module, attribute, parametrizations[0].order))
     trained = [_trains(inner) for inner in inners]
     for module, attribute, order in planned:
-        remove(module, attribute, order, keep=True)
+        remove_parametrization(module, attribute, order, keep=True)
     for inner, trains in zip(inners, trained, strict=True):
         applied: Applied = vars(inner)[APPLIED]
         for handle in applied.handles:
@@ -186,7 +186,7 @@ def check_complete(model: nn.Module, args: Any) -> None:
             expect(not trains, f"{name}.requires_grad", True, "False, because this vector is constant in the strategy.")
 
 
-def remove(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
+def remove_parametrization(owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool) -> None:
     """Remove a parametrization, keeping the computed weight (`keep`) or the original one, and restore the order."""
     if not parametrize.is_parametrized(owner, attribute):
         return

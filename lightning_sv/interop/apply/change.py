@@ -18,7 +18,7 @@ from lightning_sv.interop.apply.applied import (
     check_complete,
     check_state,
     load_unfolded,
-    remove,
+    remove_parametrization,
     save_unfolded,
 )
 from lightning_sv.interop.apply.sites import TIED, Site, SiteMatrix
@@ -283,7 +283,7 @@ class Change:
         owner = self.model.get_submodule(path)
         parametrization.order = self._orders.setdefault(owner, tuple(owner._parameters))
         parametrization.site = name
-        self.undo.callback(remove, owner, attribute, parametrization.order, keep=False)
+        self.undo.callback(remove_parametrization, owner, attribute, parametrization.order, keep=False)
         parametrize.register_parametrization(owner, attribute, parametrization)
         self._weights[name] = None
 

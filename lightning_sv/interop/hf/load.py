@@ -13,7 +13,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
 from lightning_sv.interop.hf.convert import keys
-from lightning_sv.interop.hf.save import SAMPLE, compare
+from lightning_sv.interop.hf.save import SAMPLE, checked_difference
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
 from lightning_sv.roles.fake import transformers
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -107,7 +107,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
         norms = {name: 1 + value for name, value in norms.items()}
         ours["embed.weight"] *= theirs.model.embed_tokens.embed_scale
     unfold(model, ours, norms)
-    return compare(model, theirs, config.max_position_embeddings)
+    return checked_difference(model, theirs, config.max_position_embeddings)
 
 
 def _config(folder: Path) -> tuple[str, Any]:

@@ -108,7 +108,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         config.write_text(json.dumps(written | names_in_version_4(written), indent=2, sort_keys=True) + "\n")
         text = card.replace("{kind}", type(theirs).__name__).replace("{load}", load)
         (partial / "README.md").write_text(text, encoding="utf-8")
-        difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
+        difference = checked_difference(model, type(theirs).from_pretrained(partial, **experts), context)
     return Exported(type(theirs).__name__, own_code, difference)
 
 
@@ -136,7 +136,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
 
 
 @torch.no_grad()
-def compare(model: Backbone, theirs: Any, context: int) -> float:
+def checked_difference(model: Backbone, theirs: Any, context: int) -> float:
     """Return ||theirs - ours|| / ||ours|| of the logits of two random texts; refuse more than `TOLERANCE`."""
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
     like = model.embed.weight
