@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
@@ -76,6 +78,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             devices, and gradients are averaged over the copies
         save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A checkpoint is a
             folder (`lightning_sv.runs.sharded_checkpoint`), which resumes under every strategy and number of devices
+        timeout: longest time that a rank waits for the others; null for ten minutes in the command line, else torch's
     """
 
     def __init__(
@@ -84,11 +87,13 @@ class FullyShardedStrategy(ModelParallelStrategy):
         keep_gathered: bool = False,
         replicas: int = 1,
         save_distributed_checkpoint: bool = False,
+        timeout: timedelta | None = None,
     ):
         super().__init__(
             tensor_parallel_size=1,
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
+            timeout=timeout or default_pg_timeout,
         )
         self.keep_gathered, self.replicas = keep_gathered, replicas
         self.sharded_checkpoints = save_distributed_checkpoint

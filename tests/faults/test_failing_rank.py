@@ -65,9 +65,10 @@ def test_fit_failing_rank_ends_the_job(fails: str, short_args: list[str], tmp_pa
 def test_join_ranks_without_timeout_has_ten_minutes() -> None:
     """A strategy with a timeout keeps it."""
     hour, ten = timedelta(hours=1), timedelta(minutes=10)
-    for strategy, wanted in ((DDPStrategy(), ten), (DDPStrategy(timeout=hour), hour), (FullyShardedStrategy(), ten)):
-        join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
-        assert strategy._timeout == wanted
+    for kind in (DDPStrategy, FullyShardedStrategy):
+        for strategy, wanted in ((kind(), ten), (kind(timeout=hour), hour)):
+            join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
+            assert strategy._timeout == wanted
 
 
 @pytest.mark.faults
