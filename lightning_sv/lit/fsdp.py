@@ -168,16 +168,19 @@ class FullyShardedStrategy(ModelParallelStrategy):
         future: Any = async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
         self._write = path, future
 
-    def finish_write(self, *, wait: bool = True) -> Path | None:
-        """Give the last sharded checkpoint its name once all ranks have written; return its path, or None.
+    @property
+    def writing(self) -> Path | None:
+        """The sharded checkpoint that is being written, or None."""
+        return None if self._write is None else self._write[0]
 
-        Rank 0 may ask with `wait=False`: the result is None while the write is under way.
+    def finish_write(self, *, wait: bool = True) -> None:
+        """Give a sharded checkpoint its name, once all ranks have written; with `wait=False`, if they have by now.
 
         Raises:
             OSError: a rank could not write; earlier checkpoints are unchanged
         """
         if self._write is None or not (wait or self._write[1].done()):
-            return None
+            return
         (path, future), self._write = self._write, None
         try:
             future.result()
@@ -188,7 +191,6 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if self.is_global_zero:
             remove(path)  # left by an abandoned branch of this run
             partial_of(path).replace(path)
-        return path
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""

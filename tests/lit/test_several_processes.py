@@ -107,9 +107,12 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
             assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (two.dir, tag)
 
 
+OTHERS = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=2"]
+
+
 @pytest.mark.parametrize(
     ("strategy", "ranks", "more"),
-    [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, SHARDED), ("ddp", 2, [])],
+    [pytest.param("fsdp", 1, [], marks=pytest.mark.long), ("fsdp", 1, [*SHARDED, *OTHERS]), ("ddp", 2, [])],
 )
 def test_validate_as_under_nccl_equals_one_process(
     strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path
@@ -124,6 +127,9 @@ def test_validate_as_under_nccl_equals_one_process(
     assert read_summary(tmp_path / "run")["val_loss"] == pytest.approx(loss, rel=1e-5)
     refused = [log.count("error: ckpt_path is none on rank 1; expected ") for log in ended.logs]
     assert refused == ([1, 1] if ranks == 2 else [0])
+    if more:  # those of ModelCheckpoint leave last.ckpt to ours
+        assert (tmp_path / "run" / LAST).resolve().name == "step-3.ckpt"
+        assert is_sharded(tmp_path / "run" / LAST.parent / "epoch=0-step=2.ckpt")
 
 
 def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:

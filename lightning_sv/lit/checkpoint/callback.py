@@ -164,6 +164,7 @@ class LastCheckpoint(Checkpoint):
         self._wait = False
         self._stop = self._stopping = False
         self._saved: int | None = None  # step of the latest checkpoint
+        self._written: Path | None = None  # sharded checkpoint of `_save` that is not yet the last one
         self._resumed: int | None = None  # step at which this start began, until it writes its first checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -184,8 +185,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write after a step that is due, or on a request to stop."""
-        if trainer.is_global_zero:
-            self._finish_write(trainer, wait=False)
+        self._finish_write(trainer, wait=False)
         self._stopping |= trainer.should_stop  # by max_time or a callback
         trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
@@ -225,9 +225,11 @@ class LastCheckpoint(Checkpoint):
             if isinstance(logger, RunLogger):
                 logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
             logger.save()  # a resumed run does not log these steps again
-        if self._is_sharded(trainer):
+        strategy = trainer.strategy
+        if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
             self._finish_write(trainer)
             trainer.save_checkpoint(self.path.with_name(f"step-{trainer.global_step}.ckpt"))
+            self._written = strategy.writing
             if self._stop:
                 self._finish_write(trainer)
         else:
@@ -237,19 +239,19 @@ class LastCheckpoint(Checkpoint):
         if self._stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
-    @staticmethod
-    def _is_sharded(trainer: L.Trainer) -> bool:
-        return isinstance(trainer.strategy, FullyShardedStrategy) and trainer.strategy.sharded_checkpoints
-
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Make a sharded checkpoint that all ranks have written the last one, and remove outdated ones."""
-        if not self._is_sharded(trainer):
+        """Make a sharded checkpoint of `_save` the last one, once all ranks have written; remove outdated ones."""
+        path, strategy = self._written, trainer.strategy
+        if path is None or not isinstance(strategy, FullyShardedStrategy):
             return
-        written = trainer.strategy.finish_write(wait=wait)  # type: ignore[attr-defined]
-        if written is not None and trainer.is_global_zero:
+        strategy.finish_write(wait=wait)
+        if strategy.writing == path:
+            return
+        self._written = None
+        if trainer.is_global_zero:
             assert self.path is not None
-            name_also(written, self.path)  # before the previous one is removed
-            self._remove_outdated(int(written.stem[5:]))
+            name_also(path, self.path)  # before the previous one is removed
+            self._remove_outdated(int(path.stem[5:]))
 
     def _remove_outdated(self, step: int) -> None:
         """Keep last.ckpt under its step too; remove numbered checkpoints of an abandoned branch or beyond `keep`."""
