@@ -1,6 +1,7 @@
 """Fully sharded data parallelism (FSDP2): which modules are gathered together, and checkpoints."""
 
 import errno
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
+
+log = logging.getLogger(__name__)
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SHARDED = StateDictOptions(full_state_dict=False)
@@ -99,6 +102,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self.sharded_checkpoints = save_distributed_checkpoint
         self._write: tuple[Path, Future[Any]] | None = None
         self._write_group: distributed.ProcessGroup | None = None
+        self._failed = self._ended = False
 
     def check_replicas(self) -> int:
         """Return the number of devices, which the number of replicas must divide."""
@@ -110,6 +114,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
+        self._failed = self._ended = False
         devices = self._data_parallel_size = self.check_replicas()
         super().setup_environment()
         self.mesh = self.device_mesh["data_parallel"]
@@ -167,6 +172,29 @@ class FullyShardedStrategy(ModelParallelStrategy):
             self._write_group = distributed.new_group(backend="gloo")
         future: Any = async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
         self._write = path, future
+        if self._ended:  # saved after a fit
+            self.finish_write()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Give a sharded checkpoint its name if the ranks have written it by now."""
+        self.finish_write(wait=False)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Note that Lightning will report this error."""
+        self._failed = True
+
+    def teardown(self) -> None:
+        """Wait for a sharded checkpoint that is being written, also after an error."""
+        self._ended = True
+        try:
+            self.finish_write()
+            if self.sharded_checkpoints and not self._failed:
+                self.barrier()  # until rank 0 has renamed it
+        except Exception as error:
+            if not self._failed:
+                raise
+            log.error("%s", error)
+        super().teardown()
 
     @property
     def writing(self) -> Path | None:

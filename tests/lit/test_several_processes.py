@@ -132,6 +132,10 @@ def test_validate_as_under_nccl_equals_one_process(
         assert is_sharded(tmp_path / "run" / LAST.parent / "epoch=0-step=2.ckpt")
 
 
+def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
+    launch("tests.lit.own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
+
+
 def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
     fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *arguments(args, "muon"), "--checkpoint.every_n_steps", "2"]
     fit += ["--data.micro_batch", "4", *SHARDED, *more, "--trainer.devices", str(ranks)]
