@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_sv.errors import StoppedError, expect
-from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.fsdp import FullyShardedStrategy, check_strategy
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     started = trainer.world_size == devices * nodes
     expect(started, "trainer.devices x trainer.num_nodes", f"{devices} x {nodes}", wanted)
     strategy: object = trainer.strategy
+    check_strategy(strategy)
     if isinstance(strategy, FullyShardedStrategy):
         strategy.check_replicas()
     if getattr(strategy, "_timeout", None) == default_pg_timeout:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
@@ -256,3 +256,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
             "state": {name[i]: state for i, state in saved["state"].items()},
             "param_groups": [g | {"params": [name[i] for i in g["params"]]} for g in saved["param_groups"]],
         }
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse Lightning's own sharding, under which each rank clips by the norm of its shard, with a ConfigError."""
+    other = isinstance(strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy)
+    wanted = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy, which clip by the norm over all devices."
+    known = not other or isinstance(strategy, FullyShardedStrategy)
+    expect(known, "trainer.strategy", type(strategy).__name__, wanted)

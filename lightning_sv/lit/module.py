@@ -29,7 +29,7 @@ from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
 from lightning_sv.lit.checkpoint.compat import Start, check_function, check_settings, recorded_settings
-from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
+from lightning_sv.lit.fsdp import check_strategy, shard
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
 from lightning_sv.nn.backbone import compile_backbone
@@ -222,8 +222,7 @@ class PretrainModule(L.LightningModule):
         if self.device_mesh is not None:
             assert settings.compile != "model"  # rejected by the command line
             strategy: Any = self.trainer.strategy
-            known = isinstance(strategy, FullyShardedStrategy)
-            expect(known, "strategy", type(strategy).__name__, "lightning_sv.lit.fsdp.FullyShardedStrategy.")
+            check_strategy(strategy)
             shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
         # In place, so that the checkpoint's keys do not change.
         compile_backbone(self.backbone, settings.compile)
@@ -345,7 +344,8 @@ class PretrainModule(L.LightningModule):
         self.grad_norm = self.nonfinite.check(self, norm, scaled=scaled)
 
     def on_fit_start(self) -> None:
-        """Clear the values that Lightning's finders logged, give SWA the weights, and check their origin."""
+        """Check strategy and weights, clear the values that Lightning's finders logged, and give SWA the weights."""
+        check_strategy(self.trainer.strategy)
         if not self.automatic_optimization and self.settings.backbone.router.balance == "bias":
             rank_zero_warn(
                 "router.balance is 'bias', but in manual optimization nothing calls move_bias of the experts"

@@ -241,12 +241,13 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         return Parallel("single" if gpus == 1 else "ddp")
     if "ddp" in name:
         return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
-    if "fsdp" in name or "modelparallel" in name or "sharded" in name:
+    if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         replicas = int(options.get("replicas") or 1)
         divides = replicas >= 1 and gpus % replicas == 0
         wanted = f"a divisor of {gpus}, the number of GPUs."
         expect(divides, "trainer.strategy.init_args.replicas", replicas, wanted)
         return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
     raise ConfigError(
-        f"trainer.strategy is {spec!r}, which cannot be planned; pass --strategy {' or '.join(STRATEGIES)}."
+        f"trainer.strategy is {spec!r}; expected auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy. Or pass "
+        f"--strategy {' or '.join(STRATEGIES)}."
     )

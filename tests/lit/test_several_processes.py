@@ -7,15 +7,19 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lightning_sv import Backbone, BackboneConfig
+from lightning_sv import Backbone, BackboneConfig, PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restore_rng, rng_states
+from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import shard
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
@@ -88,6 +92,21 @@ def test_shard_meta_backbone_equals_an_initialized_one(config: BackboneConfig, m
         model = Backbone(config, "unified")
     shard(model, None, torch.device("cpu"), seed=3)  # type: ignore[arg-type]
     assert differences(model.state_dict(), Backbone(config, "unified", seed=3).state_dict()) == []
+
+
+class OnCpu(FSDPStrategy):
+    root_device = torch.device("cpu")
+
+
+def test_sharding_of_lightning_is_refused() -> None:
+    trainer = L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False)
+    with pytest.raises(ConfigError, match="trainer.strategy is OnCpu; expected .*FullyShardedStrategy"):
+        join_ranks(trainer)
+    for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
+        module = PretrainModule.from_preset("tiny")
+        module._trainer = SimpleNamespace(strategy=object.__new__(kind))
+        with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
+            module.on_fit_start()
 
 
 def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4) -> None:

@@ -142,7 +142,7 @@ REFUSED = [
     (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
     (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
     (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),
-    (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy is 'deepspeed'"),
+    (["--gpus", "2", "--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; expected .*FullyShardedStrategy"),
     (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas is 3; expected a divisor of 4"),
     (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
     (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
