@@ -357,11 +357,11 @@ class Sharpness(L.Callback):
                 f"method of Sharpness is {self.method}, for which the memory of {pl_module.device} is too small; "
                 "expected a smaller measurement. Set method: difference, or a lower number of sequences."
             ) from error
-        trainer.strategy.barrier()
+        scalars |= {"seconds": self.clock() - start, "skipped": self._state.skipped}
+        scalars = trainer.strategy.broadcast(scalars)  # callbacks of all ranks must monitor the same values
         self._state.done += 1
-        seconds = self.clock() - start
+        seconds = scalars["seconds"]
         self._state.spent += seconds
-        scalars |= {"seconds": seconds, "skipped": self._state.skipped}
         if self.loss is None:
             scalars["sequences"] = self._state.sequences
         write_scalars(trainer, {f"sharpness/{key}": value for key, value in scalars.items()})

@@ -156,7 +156,8 @@ class TrainingMonitor(MetricAccumulator):
             self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
             scalars["skipped_steps"] = skipped
-        write_scalars(trainer, scalars)
+        # speed and memory differ between ranks, but callbacks of all ranks must monitor the same values
+        write_scalars(trainer, trainer.strategy.broadcast(scalars))
         self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import distributed
 
-from lightning_sv import BackboneConfig, PretrainModule, TokenDataModule
+from lightning_sv import BackboneConfig, PretrainModule, Sharpness, TokenDataModule
+from lightning_sv.callbacks import TrainingMonitor
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 
@@ -15,15 +17,19 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded
 def run(out: Path, corpus: str) -> None:
     module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
     data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=5)
-    saved = ModelCheckpoint(out, filename="{step}", every_n_train_steps=2)
+    saved = ModelCheckpoint(out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max")
     trainer = L.Trainer(
-        max_steps=2, limit_val_batches=0, callbacks=[saved], logger=False,
+        max_steps=2, limit_val_batches=0, callbacks=[TrainingMonitor(1), Sharpness(points=2), saved], logger=False,
         accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), enable_progress_bar=False,
         strategy=FullyShardedStrategy(save_distributed_checkpoint=True), use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(module, data)
     trainer.save_checkpoint(out / "after.ckpt")
     assert is_sharded(saved.best_model_path) and is_sharded(out / "after.ckpt")
+    metrics: list[dict[str, float]] = [{}] * trainer.world_size
+    written = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "train/loss"}
+    distributed.all_gather_object(metrics, written)
+    assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [written] * len(metrics)
 
 
 if __name__ == "__main__":
