@@ -62,24 +62,41 @@ def locked(target: Path, other: str, *, timeout: float = -1) -> Iterator[None]:
     """Hold the lock of `target`, with a message while waiting for `other`; leave no lock file.
 
     The parent of `target` is created. `timeout` is in seconds, -1 for no limit; the error after it is
-    `filelock.Timeout`, an OSError. A file system without locks raises NotImplementedError.
+    `filelock.Timeout`, an OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=target.parent):  # FileLock would retry forever in a folder that is not writable
         pass
     path = target.parent / f".{target.name}.lock"
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=_SILENT_WAIT_S)
+        lock = acquire_lock(path, _SILENT_WAIT_S)
     except Timeout:
         log.info("waiting for another %s (Ctrl-C ends the wait)", other)
-        lock.acquire(timeout=timeout)
+        lock = acquire_lock(path, timeout)
     try:
         yield
     finally:
         with suppress(OSError):  # waiting processes create a new lock file
             path.unlink()
         lock.release()
+
+
+def acquire_lock(path: Path, timeout: float) -> FileLock:
+    """Lock a file; if its file system has no locks, log a warning instead.
+
+    filelock's replacement, a file that exists, would stay after its process is killed on a different node.
+
+    Raises:
+        OSError: `filelock.Timeout` after `timeout` seconds, -1 for no limit; or the file cannot be written
+    """
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=timeout)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        log.warning("%s cannot be locked; do not start a second process that writes to it", path.parent)
+    return lock
 
 
 def file_sha256(path: Path) -> str:

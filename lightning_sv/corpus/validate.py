@@ -141,7 +141,7 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
     if _is_current(root, stamp):
         return
     with ExitStack() as stack:
-        with suppress(OSError, NotImplementedError):  # without a lock, each process hashes
+        with suppress(OSError):  # after the time-out, or if it is not writable, each process hashes
             stack.enter_context(locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
         if not _is_current(root, stamp):
             _hash_shards(manifest, root, shards)

@@ -1,6 +1,5 @@
 """Select and lock the run directory: rank 0 selects it, and one run at a time writes to it."""
 
-import logging
 import os
 from contextlib import suppress
 from itertools import count
@@ -8,10 +7,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from lightning_sv.atomic import acquire_lock
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
-
-log = logging.getLogger(__name__)
 
 #: environment variable with the run directory, from rank 0 for the processes of other ranks
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -107,15 +105,12 @@ def remove_unused(run_dir: Path) -> None:
 
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
     """Lock a run directory until this process ends; without a lock if the file system has none."""
-    held = FileLock(run_dir / LOCK)
     try:
-        held.acquire(timeout=LOCK_SECONDS)
+        held = acquire_lock(run_dir / LOCK, LOCK_SECONDS)
     except Timeout:
         raise ConfigError(
             f"run_dir {run_dir} is in use by a different run; expected a free directory. Choose a different one, or "
             "wait until that run ends."
         ) from None
-    except NotImplementedError:
-        log.warning("%s cannot be locked; do not start a second run in it", run_dir)
     _check_free(run_dir, ckpt_path, again)
     return held

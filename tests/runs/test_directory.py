@@ -1,5 +1,7 @@
 """Run directories: locked as they were selected, read, and listed by `lightning-sv runs`."""
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
+from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.lock import acquire, clear_unfinished, resolve_run_dir
 from tests.conftest import Told
@@ -36,6 +39,22 @@ def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path, monk
     else:
         with pytest.raises(ConfigError, match="already contains a run"):
             acquire(run, None)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_acquire_file_system_without_locks_leaves_none(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the file of a run that was killed would stay locked."""
+
+    def flock(*args: object) -> None:
+        raise OSError(number, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0)
+    for _ in range(2):
+        acquire(tmp_path, None)
+    assert caplog.text.count(f"{tmp_path} cannot be locked") == 2
 
 
 @pytest.mark.parametrize(
