@@ -6,8 +6,11 @@ id no error, a sequence longer than a shard an empty dataset. Therefore everythi
 
 import hashlib
 import json
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,8 @@ SHOWN_BYTES = 2 << 30
 STAMP = "verified.json"
 # Wait at most this long for a different process that hashes: half of the time that other ranks wait for this one.
 _WAIT_S = 300.0
+# Write the stamp this often while hashing, because a restart after a rank's time-out would hash all shards again.
+_STAMP_S = 10.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
 # litdata's index of uncompressed, unencrypted shards with one array per document.
@@ -137,25 +142,33 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
     # set it. Neither holds for the modification time.
     status = {shard.file: (root / shard.file).stat() for shard in shards}
     files = {name: [state.st_size, state.st_ctime_ns] for name, state in status.items()}
-    stamp = {CHECKSUM: manifest.to_dict()[CHECKSUM], "files": files}
-    if _is_current(root, stamp):
+    checksum = manifest.to_dict()[CHECKSUM]
+
+    def unverified() -> list[Shard]:
+        stamped: dict[str, Any] = {}
+        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):  # missing or damaged
+            found = json.loads(regular(root / STAMP).read_text())
+            stamped = dict(found["files"]) if found[CHECKSUM] == checksum else {}
+        return [shard for shard in shards if stamped.get(shard.file) != files[shard.file]]
+
+    def stamp(left: set[str]) -> None:
+        verified = {name: state for name, state in files.items() if name not in left}
+        with suppress(OSError):  # e.g. not writable
+            write_atomically(root / STAMP, json.dumps({CHECKSUM: checksum, "files": verified}))
+
+    if not unverified():
         return
     with ExitStack() as stack:
         with suppress(OSError):  # after the time-out, or if it is not writable, each process hashes
             stack.enter_context(locked(root / STAMP, f"process that checks {root}", timeout=_WAIT_S))
-        if not _is_current(root, stamp):
-            _hash_shards(manifest, root, shards)
-            with suppress(OSError):  # e.g. not writable
-                write_atomically(root / STAMP, json.dumps(stamp))
+        if left := unverified():
+            _hash_shards(manifest, root, left, stamp)
 
 
-def _is_current(root: Path, stamp: dict[str, Any]) -> bool:
-    with suppress(OSError, ValueError, RecursionError):  # missing or damaged
-        return bool(json.loads(regular(root / STAMP).read_text()) == stamp)
-    return False
+def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: Callable[[set[str]], None]) -> None:
+    """Check the shards; call `stamp` with the names of those left from time to time, so that a restart continues."""
+    left, lock, stamped = {shard.file for shard in shards}, Lock(), time.monotonic()
 
-
-def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard]) -> None:
     def check(shard: Shard) -> int:
         path = root / shard.file
         if file_sha256(path) != shard.sha256:
@@ -163,6 +176,12 @@ def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard]) -> None:
         tokens = np.memmap(path, manifest.dtype, mode="r", offset=4 * (shard.documents + 2)) if shard.tokens else [0]
         if (largest := np.max(tokens)) >= manifest.vocab_size:
             raise ConfigError(f"{path} has token {largest}, outside the vocabulary; {_again(root)}")
+        nonlocal stamped
+        with lock:
+            left.remove(shard.file)
+            if not left or time.monotonic() - stamped >= _STAMP_S:
+                stamp(left)
+                stamped = time.monotonic()
         return shard.bytes
 
     size = sum(shard.bytes for shard in shards)

@@ -158,7 +158,6 @@ def _copied(root: Path) -> None:
 
 OUTDATED: dict[str, Callable[[Path], object]] = {
     "copied": _copied,
-    "touched": lambda c: (c / "train/chunk-0-0.bin").touch(),
     "new manifest": _in_manifest(lambda d: d.update(licence="MIT")),
     "no stamp": lambda c: (c / STAMP).unlink(),
     "damaged stamp": lambda c: (c / STAMP).write_text("{"),
@@ -176,6 +175,24 @@ def test_outdated_stamp_hashes_once_more(copy: Path, hashed: list[str], change: 
         _load_and_check(copy)
         assert len(hashed) == _shards(copy) > 1
     assert not list(copy.glob(".*"))
+
+
+def test_check_corpus_continues_where_it_was_stopped(
+    copy: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "_STAMP_S", 0)
+    monkeypatch.setattr(validate, "in_threads", lambda name, check, shards, *_, **__: list(map(check, shards)))
+    _load_and_check(copy)
+    for shard in (copy / f"train/chunk-0-{number}.bin" for number in range(2)):
+        shard.touch()
+    damaged = copy / "train/chunk-0-1.bin"
+    _flip(damaged)
+    hashed.clear()
+    for found in (["chunk-0-0.bin", damaged.name], [damaged.name]):
+        with pytest.raises(ConfigError, match=damaged.name):
+            _load_and_check(copy)
+        assert hashed == found
+        hashed.clear()
 
 
 def test_check_corpus_damage_of_equal_size_and_time_is_found(copy: Path) -> None:
