@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
 from lightning_sv.errors import expect
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
@@ -198,8 +199,12 @@ class TokenDataModule(L.LightningDataModule):
     def predict_dataloader(self) -> "DataLoader[Tensor]":
         """Return this device's part of `val_dataloader`, in batches of equal size, as Lightning's indices require."""
         sequences, numbers = self.batches.validation_split(self.batches.validation_sequences)
-        mine = numbers[self._share.rank :: self._share.ranks]
-        return DataLoader(Subset(sequences, mine), batch_size=self._share.micro_batch)
+        ranks, size = self._share.ranks, self._share.micro_batch
+        # A sharded model needs the same number of batches on all devices; one sequence more must not be a new batch.
+        if self.trainer is not None and isinstance(self.trainer.strategy, FullyShardedStrategy):
+            while len(numbers) % ranks and len(numbers) // ranks % size == 0:
+                size += 1
+        return DataLoader(Subset(sequences, numbers[self._share.rank :: ranks]), batch_size=size)
 
 
 class _Batches(Dataset[Tensor]):

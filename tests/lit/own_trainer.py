@@ -30,6 +30,8 @@ def run(out: Path, corpus: str) -> None:
     written = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "train/loss"}
     distributed.all_gather_object(metrics, written)
     assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [written] * len(metrics)
+    predicted = trainer.predict(module, data)
+    assert predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2  # of five sequences
 
 
 if __name__ == "__main__":
