@@ -138,6 +138,16 @@ def partial_of(final: Path) -> Path:
     return final.with_name(f".{final.name}.partial")
 
 
+def replace(new: Path, final: Path) -> None:
+    """Rename `new` to `final`, which may be a full folder: that is deleted last, so that a kill leaves one of them."""
+    old = partial_of(final.with_name(f"old-{final.name}"))
+    remove(old)
+    if final.is_dir() and not final.is_symlink():
+        final.replace(old)
+    new.replace(final)
+    remove(old)
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from lightning_sv.atomic import partial_of, remove
+from lightning_sv.atomic import partial_of, remove, replace
 from lightning_sv.errors import expect
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
@@ -217,8 +217,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
             raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
         if self.is_global_zero:
-            remove(path)  # left by an abandoned branch of this run
-            partial_of(path).replace(path)
+            replace(partial_of(path), path)  # that of an abandoned branch of this run
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lightning_sv.atomic import acquire_lock
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
 
 #: environment variable with the run directory, from rank 0 for the processes of other ranks
@@ -66,7 +66,7 @@ def _new_dir(base: Path, create: bool) -> Path:
 
 
 def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
-    begun, saved = (path / CONFIG).exists(), (path / LAST).exists()
+    begun, saved = (path / CONFIG).exists(), os.path.lexists(path / LAST)
     if not (begun or saved) or (again and not saved):
         return
     if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
@@ -85,7 +85,13 @@ def find_last_checkpoint(run_dir: str | None) -> str | None:
     if run_dir is None:
         raise ConfigError("run_dir is not set; expected the run to resume, because ckpt_path is 'last'. Add --run_dir.")
     last = Path(run_dir) / LAST
-    return str(last) if last.exists() else None
+    if not os.path.lexists(last):
+        return None
+    wanted = (
+        "a link to a checkpoint that exists. Resume from a different one with --ckpt_path FILE, or delete the link."
+    )
+    expect(last.exists(), "ckpt_path", last, wanted)
+    return str(last)
 
 
 def clear_unfinished(run_dir: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import signal
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule
 from lightning_sv.__main__ import main
+from lightning_sv.atomic import partial_of
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.callback import restore_rng, rng_states
 from lightning_sv.lit.distributed import join_ranks
-from lightning_sv.lit.fsdp import shard
+from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST, read_summary
@@ -107,6 +109,29 @@ def test_sharding_of_lightning_is_refused() -> None:
         module._trainer = SimpleNamespace(strategy=object.__new__(kind))
         with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
             module.on_fit_start()
+
+
+def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "step-6.ckpt"
+    for folder in (path, partial_of(path)):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    written = Future[None]()
+    written.set_result(None)
+    strategy = FullyShardedStrategy(save_distributed_checkpoint=True)
+    strategy._write = path, written
+    delete = shutil.rmtree
+
+    def killed(folder: Path, **settings: bool) -> None:
+        delete(folder, **settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.finish_write()
+    assert (path / partial_of(path).name).exists()
 
 
 def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4) -> None:

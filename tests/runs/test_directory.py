@@ -11,7 +11,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary
-from lightning_sv.runs.lock import acquire, clear_unfinished, resolve_run_dir
+from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from tests.conftest import Told
 
 
@@ -55,6 +55,17 @@ def test_acquire_file_system_without_locks_leaves_none(
     for _ in range(2):
         acquire(tmp_path, None)
     assert caplog.text.count(f"{tmp_path} cannot be locked") == 2
+
+
+def test_link_to_no_checkpoint_is_no_fresh_start(tmp_path: Path) -> None:
+    last = tmp_path / LAST
+    assert find_last_checkpoint(str(tmp_path)) is None
+    last.parent.mkdir()
+    last.symlink_to("step-6.ckpt")
+    with pytest.raises(ConfigError, match="ckpt_path is .*; expected a link to a checkpoint that exists"):
+        find_last_checkpoint(str(tmp_path))
+    with pytest.raises(ConfigError, match="already contains a run"):
+        acquire(tmp_path, None)
 
 
 @pytest.mark.parametrize(

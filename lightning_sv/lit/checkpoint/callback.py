@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from torch import distributed
 
-from lightning_sv.atomic import atomic_path, partial_of, remove
+from lightning_sv.atomic import atomic_path, partial_of, remove, replace
 from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import expect
 from lightning_sv.lit.distributed import StopSignals
@@ -66,9 +66,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
     if checkpoint.is_dir():
         remove(partial_of(name))
         partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
-        if name.is_dir() and not name.is_symlink():  # in a copy of a run whose links became folders
-            remove(name)
-        partial_of(name).replace(name)
+        replace(partial_of(name), name)  # a folder in a copy of a run whose links became folders
         return
     with atomic_path(name) as partial:
         try:
