@@ -78,7 +78,15 @@ def test_cpu_page_verdicts_equal_the_report() -> None:
         for own in (verdicts, verdicts[~ours]) for words in ("verdict", "corrected")
     ]  # fmt: skip
     assert [cells for _, *cells in table(page("results"), "| claims | hold")] == counts
-    assert f"It has {len(verdicts)} claims, of which {(~ours).sum()} are the paper's" in page("results")
+    more = verdicts[ours & (verdicts.paper != "not stated")].verdict.value_counts()[list(VERDICTS[:3])].tolist()
+    text = " ".join(page("results").split())
+    assert f"It has {len(verdicts)} claims, of which {(~ours).sum()} are the paper's" in text
+    assert (
+        "{} more claims with a statement of the paper: {} hold, {} are contradicted, and {} are not".format(
+            sum(more), *more
+        )
+        in text
+    )
 
 
 @pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])

@@ -108,6 +108,8 @@ class BlockDesign:
         n_arms = len(self.scattered)
         if self.p_equal < UNEQUAL:
             return f"their own scatter: that of the {n_arms} arms is unequal (Bartlett, p {self.p_equal:.2g})"
+        if not pairs.any():
+            return "their own scatter: the losses are equal"
         own = float(((pairs - pairs.mean()) ** 2).sum() / 2)
         others = max(self.squares - own, 0.0) / rest
         if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):

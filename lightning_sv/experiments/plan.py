@@ -10,7 +10,7 @@ from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, FigureSpec, ModelSpec, PanelSpec
 
-#: first seed of grids; no evaluation uses these seeds, so that the selection does not bias comparisons
+#: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection does not bias them
 TUNING_SEED = 100
 
 

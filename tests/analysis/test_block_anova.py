@@ -84,6 +84,7 @@ def test_block_design_arm_of_one_run_has_no_interval() -> None:
     [
         *((2, 3, 1, 0.95), (15, 3, 1, 0.95), (5, 3, 1, 0.95), (5, 6, 1, 0.95)),
         *((5, 3, 2, 0.9), (5, 6, 2, 0.905), (5, 3, 3, 0.865), (5, 6, 3, 0.905)),
+        *((10, 3, 2, 0.877), (19, 4, 2, 0.88), (10, 3, 3, 0.843), (19, 4, 3, 0.874)),
     ],
 )
 def test_block_design_intervals_cover_at_the_measured_scatter(
@@ -102,6 +103,13 @@ def test_block_design_intervals_cover_at_the_measured_scatter(
         d = BlockDesign(losses).difference("0", "1")
         hits += d.low <= 0 <= d.high
     assert hits / n == pytest.approx(coverage, abs=3 * math.sqrt(0.95 * 0.05 / n) + 0.004)
+
+
+def test_block_design_equal_losses_differ_by_exactly_zero() -> None:
+    losses = draw(np.random.default_rng(3), 3, 4)
+    losses["1"] = dict(losses["0"])
+    same = BlockDesign(losses).difference("0", "1")
+    assert (same.mean, same.se, same.low, same.high) == (0, 0, 0, 0)
 
 
 def test_block_design_pair_with_larger_scatter_not_pooled() -> None:
