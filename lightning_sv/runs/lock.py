@@ -87,9 +87,7 @@ def find_last_checkpoint(run_dir: str | None) -> str | None:
     last = Path(run_dir) / LAST
     if not os.path.lexists(last):
         return None
-    wanted = (
-        "a link to a checkpoint that exists. Resume from a different one with --ckpt_path FILE, or delete the link."
-    )
+    wanted = "a link to a checkpoint that exists. Resume a different one with --ckpt_path FILE, or delete the link."
     expect(last.exists(), "ckpt_path", last, wanted)
     return str(last)
 
