@@ -14,7 +14,7 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import config_value
-from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
 
@@ -49,14 +49,15 @@ def run(argv: list[str]) -> int:
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     summary, config = trained.summary, trained.config
     rate = summary.get("lr")  # None if a subclass has its own optimizer
+    validated = VAL_LOSS in trained.curves
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
         "initialized from": config_value(config, "model.init_from") or "random weights",
-        "training tokens": summary.get("tokens", trained.tokens),
+        "training tokens": summary.get("tokens", trained.tokens if validated else None),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
-        "validation loss, nats per token": summary.get("val_loss", trained.val_loss),
+        "validation loss, nats per token": summary.get("val_loss", trained.val_loss if validated else None),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,

@@ -189,6 +189,11 @@ def _write_splits(
         for batch in _batches(documents):
             encoded = tokenizer.encode_batch([document.text for document, _ in batch])
             for (document, is_val), ids in zip(batch, encoded, strict=True):
+                if (ids == tokenizer.eot).any():
+                    raise ConfigError(
+                        f"{document.where}: the text contains {tokenizer.eot_token!r}, the end-of-text token; set "
+                        "data.corpus.eot to a token that is in no text, or remove it from the text."
+                    )
                 n_bytes = document.n_bytes
                 if is_val:
                     n_bytes -= round(n_bytes * tokenizer.lost_share(document.text, ids.tolist()))

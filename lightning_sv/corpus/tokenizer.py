@@ -32,8 +32,8 @@ _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with an end-of-text token, defined by a tokenizer.json.
 
-    Text is always plain text: the spelling of a special token is encoded as letters, not as the token. Byte-level
-    tokenizers satisfy decode(encode(x)) == x.
+    Text is plain text: the spelling of a special token is encoded as letters, not as the token, unless it is a piece of
+    the model itself (Unigram, WordLevel). Byte-level tokenizers satisfy decode(encode(x)) == x. BPE's dropout is off.
 
     Args:
         raw: content of a tokenizer.json, which is kept byte for byte
@@ -61,6 +61,8 @@ class Tokenizer:
             raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
         self._tokenizer, self.content = tokenizer, raw
         tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
+        if getattr(tokenizer.model, "dropout", None) is not None:
+            tokenizer.model.dropout = None  # equal settings must give equal corpora
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1

@@ -68,7 +68,9 @@ def generate(
         if token == tokenizer.eot:
             break
         ids.append(token)
-    return tokenizer.decode(ids[len(start) :])
+    before, text = tokenizer.decode(start[1:]), tokenizer.decode(ids[1:])
+    # Decoding the continuation alone would lose its first space in tokenizers such as Llama 2's.
+    return text.removeprefix(before) if text.startswith(before) else tokenizer.decode(ids[len(start) :])
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -72,8 +72,15 @@ class DataConfig:
         """Check the corpus before the first step; with `checksums` also its hashes, and warn if the text has changed.
 
         Raises:
-            ConfigError: the corpus is damaged, or does not fit the model; the message names the file or key
+            ConfigError: the corpus is damaged, does not fit the model, or was prepared with other settings than those
+                given; the message names the file or key
         """
+        prepared, default = self.manifest.settings, CorpusConfig().settings()
+        for key, value in self.corpus.settings().items():
+            then = prepared.get(key, value)
+            fits = key == "tokenizer" or value in (default[key], then)  # one that is not given has its default
+            wanted = f"{then}, with which the corpus in {self.corpus.dir} was prepared. Prepare a different folder."
+            expect(fits, f"data.corpus.{key}", value, wanted)
         check_corpus(
             self.manifest, self.folder, vocab_size=vocab_size, seq_len=self.seq_len,
             tokenizer=self.corpus.tokenizer, checksums=checksums,

@@ -236,3 +236,12 @@ def test_hub_source_revision_is_read_and_recorded(own: CorpusConfig, monkeypatch
     assert made.packages == {"hf:nobody/some": "first"} and set(read) == {"first"}
     monkeypatch.delattr(hub, "_hub_revision")  # it is not asked again
     assert prepare(config, progress=False) == made
+
+
+def test_training_with_other_settings_of_the_corpus_is_refused(config: CorpusConfig) -> None:
+    prepare(config, progress=False)
+    DataConfig(CorpusConfig(config.dir, tokenizer=config.tokenizer), 8, 4).check(4096)  # not given: as prepared
+    DataConfig(config, 8, 4).check(4096)
+    for key, value in {"source": "files:other.txt", "val_fraction": 0.7, "max_bytes": 5, "text_field": "body"}.items():
+        with pytest.raises(ConfigError, match=f"^data.corpus.{key} is {value}"):
+            DataConfig(replace(config, **{key: value}), 8, 4).check(4096)  # type: ignore[arg-type]

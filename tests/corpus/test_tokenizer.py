@@ -164,3 +164,20 @@ def test_prepare_end_token_of_a_bpe_is_refused(tmp_path: Path) -> None:
     config = CorpusConfig(dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END)
     with pytest.raises(ConfigError, match=f"eot is '{END}'"):
         prepare(config, progress=False)
+
+
+def test_prepare_text_with_the_end_token_is_refused(tmp_path: Path) -> None:
+    spec = _published(tmp_path / "model", vocabulary=["?", "a", "b", "end"])
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"a b {i}"}) + "\n" for i in range(30)))
+    source = f"files:{tmp_path / 'rows.jsonl'}"
+    config = CorpusConfig(str(tmp_path / "out"), source, spec, eot="b", val_fraction=0.2)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line \d+: the text contains 'b'"):
+        prepare(config, progress=False)
+
+
+def test_tokenizer_with_dropout_encodes_without(tmp_path: Path, corpus: Path) -> None:
+    content = json.loads(Tokenizer.load(corpus).content)
+    content["model"]["dropout"] = 0.9
+    tokenizer = Tokenizer(json.dumps(content).encode(), "tokenizer.json")
+    text = "def function(argument): return argument\n" * 9
+    assert tokenizer.encode(text) == Tokenizer.load(corpus).encode(text)

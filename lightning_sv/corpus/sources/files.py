@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import CorpusConfig
@@ -202,9 +202,36 @@ def _open(path: Path) -> Any:
     return _OPENERS[_parts(path)[1]](path)
 
 
-def _open_zstd(path: Path) -> IO[bytes]:
-    unpacked = needs("zstandard", str(path)).ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    return io.BufferedReader(unpacked.stream_reader(path.open("rb"), read_across_frames=True, closefd=True))
+class _ZstdFile(io.RawIOBase):
+    """Content of a .zst file; zstandard's own reader takes a file that is cut off for a complete one."""
+
+    def __init__(self, path: Path) -> None:
+        library = needs("zstandard", str(path))
+        self._new = lambda: library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        self._frame: Any = None
+        self._file, self._out = path.open("rb"), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            left = b"" if self._frame is None else self._frame.unused_data
+            ended = self._frame is None or self._frame.eof
+            data = left if ended and left else self._file.read(1 << 17)
+            if not data and not ended:
+                raise EOFError("it ends inside a frame")
+            if not data:
+                return 0
+            self._frame = self._new() if ended else self._frame
+            self._out = memoryview(self._frame.decompress(data))
+        n = min(len(buffer), len(self._out))
+        buffer[:n], self._out = self._out[:n], self._out[n:]
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def needs(module: str, where: str) -> Any:
@@ -219,7 +246,7 @@ def needs(module: str, where: str) -> Any:
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     "": lambda path: path.open("rb"),
     ".gz": gzip.open,
-    ".zst": _open_zstd,
+    ".zst": lambda path: io.BufferedReader(_ZstdFile(path)),
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }

@@ -35,7 +35,7 @@ similar to its training data. It does not follow instructions, and its output ca
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder"{{load}})
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{{load}})
 print(tokenizer.decode(model.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=40)[0]))
 ```
