@@ -120,18 +120,18 @@ def test_files_source_limits_documents_and_drops_the_byte_order_mark(
 def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path) -> None:
     for name, raw in (("a.txt", b"caf\xe9"), ("b.txt", b"good"), ("c.md.gz", gzip.compress(b"\xff"))):
         (tmp_path / name).write_bytes(raw)
-    (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n')
+    (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n{"text": "a\\ud83d"}\n')
     table = pyarrow.table({"text": pyarrow.array([b"two", b"\xe9"]).view(pyarrow.string())})
     pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
     for name, place in (("a.txt", ""), ("c.md.gz", ""), ("d.jsonl", ", line 2"), ("e.parquet", ", row 2")):
         with pytest.raises(ConfigError, match=rf"{name}{place}: byte .*data\.corpus\.errors"):
             _texts(f"files:{tmp_path / name}")
     replaced = _texts(f"files:{tmp_path}", errors="replace")
-    assert replaced == ["caf\ufffd", "good", "\ufffd", "one", "\ufffd", "two", "\ufffd"]
+    assert replaced == ["caf\ufffd", "good", "\ufffd", "one", "\ufffd", "a" + 3 * "\ufffd", "two", "\ufffd"]
     source = open_source(f"files:{tmp_path}", errors="skip")
     for _ in range(2):
         assert [document.text for document in source.read()] == ["good", "one", "two"]
-        assert len(source.unreadable) == 4
+        assert len(source.unreadable) == 5
 
 
 def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path: Path) -> None:
