@@ -100,6 +100,8 @@ export TEXT := $(subst ?,$(space),$(WORD))
 STEM := $(or $(subst ?,_,$(basename $(notdir $(WORD)))),text)
 NAMED := $(if $(findstring ?,$(WORD)),,$(patsubst data/%,%,$(WORD)))
 export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(if $(wildcard data/$(NAMED)/corpus.yaml),$(NAMED),$(STEM)))
+$(if $(OWN),,$(if $(findstring /,$(DATA)),$(error DATA is '$(DATA)'; expected $(WORD) for conf/data/$(WORD).yaml, or a text of a \
+	different name, because its corpus would be data/$(WORD) too)))
 MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
 THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))

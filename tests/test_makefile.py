@@ -36,6 +36,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         ("train 'PROBES=sharpness copying'", "PROBES is 'sharpness copying'; expected one of:"),
         ("compare DATA=mine", "there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib"),
         ("train DATA=lightning_sv/*.py", r"DATA is 'lightning_sv/\*.py'"),
+        ("train DATA=stdlib/", "DATA is 'stdlib/'"),
         ("paper BUDGET=cheap", "there is no BUDGET 'cheap'"),
         ("generate", "give RUN, the directory of a run"),
         ("export RUN=runs/mine", "give OUT, the folder to write"),
