@@ -67,7 +67,7 @@ def decayed_names(
     policy = _applied_policy(model) if policy is None else policy
     wanted = "a word such as 'iwd'. Give the model's inputs as example=."
     expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)
-    find(DECAYS, str(policy), "policy")  # before the trace, which takes seconds
+    find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     expect(roles is None or isinstance(roles, Roles), "roles", repr(roles), "the result of weight_decay_roles.")
     if roles is None:
         roles = weight_decay_roles(model, example)

@@ -171,7 +171,7 @@ def test_prepare_text_with_the_end_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"a b {i}"}) + "\n" for i in range(30)))
     source = f"files:{tmp_path / 'rows.jsonl'}"
     config = CorpusConfig(str(tmp_path / "out"), source, spec, eot="b", val_fraction=0.2)
-    with pytest.raises(ConfigError, match=r"rows\.jsonl, line \d+: the text contains 'b'"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line \d+"):
         prepare(config, progress=False)
 
 

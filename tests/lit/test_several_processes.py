@@ -102,7 +102,7 @@ class OnCpu(FSDPStrategy):
 
 def test_sharding_of_lightning_is_refused() -> None:
     trainer = L.Trainer(accelerator="cpu", devices=2, strategy=OnCpu(), logger=False)
-    with pytest.raises(ConfigError, match="trainer.strategy is OnCpu; expected .*FullyShardedStrategy"):
+    with pytest.raises(ConfigError, match="^trainer.strategy is OnCpu"):
         join_ranks(trainer)
     for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
         module = PretrainModule.from_preset("tiny")

@@ -62,7 +62,7 @@ def test_link_to_no_checkpoint_is_no_fresh_start(tmp_path: Path) -> None:
     assert find_last_checkpoint(str(tmp_path)) is None
     last.parent.mkdir()
     last.symlink_to("step-6.ckpt")
-    with pytest.raises(ConfigError, match="ckpt_path is .*; expected a link to a checkpoint that exists"):
+    with pytest.raises(ConfigError, match="^ckpt_path is"):
         find_last_checkpoint(str(tmp_path))
     with pytest.raises(ConfigError, match="already contains a run"):
         acquire(tmp_path, None)
