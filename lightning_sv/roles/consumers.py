@@ -1,6 +1,5 @@
 """Consumers of a value: linear maps, selection of experts, and the output."""
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from torch import Tensor
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.dataflow import contraction, moved, plain
-from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
 
 _KNOWN = ops.MIXING | frozenset(ops.PRODUCTS) | frozenset(ops.ROWS) | frozenset(ops.TERMS)
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -47,14 +46,9 @@ def consumers(
     """
     reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
     yield from (Consumer(start) for start in reached if not start.users)  # returned unchanged
-    pending = [(user.order, user) for start in reached for _, user in start.users]
-    heapq.heapify(pending)  # in the order of the pass, so that inputs are decided first
-    last: Node | None = None
-    while pending:
-        _, user = heapq.heappop(pending)
-        if user is last or user in reached or user.kind == CONST:
+    for user in users_in_order(reached):  # inputs are decided first
+        if user.kind == CONST:
             continue
-        last = user
         if user.output and user.op in ops.ATTENTION | frozenset(ops.NORMS):  # statistics
             continue
         linear_inputs = [(argument, value) for argument, value in user.inputs if value in reached]
@@ -71,8 +65,6 @@ def consumers(
         after = _after(user, linear_inputs, reached, through_gates)
         if after is not None:
             reached[user] = after
-            for _, following in user.users:
-                heapq.heappush(pending, (following.order, following))
             continue
         if user.op in ops.QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
             raise UnknownConsumerError(

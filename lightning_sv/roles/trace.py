@@ -7,6 +7,7 @@ tensors are the same value if storage, offset, sizes and strides are equal; an i
 new value that depends on the old one.
 """
 
+import heapq
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -89,6 +90,20 @@ class Walk:
         if user not in self.seen:
             self.seen.add(user)
             self._waiting.append(user)
+
+
+def users_in_order(values: Collection[Node]) -> Iterator[Node]:
+    """Yield the users of `values` in the order of the pass, once each; also those of a user that the caller adds."""
+    pending = [(user.order, user) for value in values for _, user in value.users]
+    heapq.heapify(pending)
+    last: Node | None = None
+    while pending:
+        _, user = heapq.heappop(pending)
+        if user is last or user in values:
+            continue
+        yield (last := user)
+        for _, following in user.users if user in values else ():
+            heapq.heappush(pending, (following.order, following))
 
 
 class Graph(NamedTuple):

@@ -1,6 +1,5 @@
 """Scale vectors of a traced model and the matrices that read them."""
 
-import heapq
 import math
 import re
 from collections import Counter, defaultdict
@@ -14,7 +13,7 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, users_along
 from lightning_sv.roles.dataflow import plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS
-from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
 from lightning_sv.roles.types import ModelParameter
 
 #: why a vector stays in its norm: other modules have the same parameter
@@ -284,12 +283,7 @@ def _joined(parts: list[Node], blocks: list[tuple[int, int, int]]) -> list[froze
     """
     groups = [frozenset(i for i, other in enumerate(blocks) if other == block) for block in blocks]
     found = {part: groups[i] for i, part in enumerate(parts)}
-    pending = [(user.order, id(user), user) for part in found for _, user in part.users]
-    heapq.heapify(pending)  # in the order of the pass, so that inputs are decided first
-    while pending:
-        *_, user = heapq.heappop(pending)
-        if user in found:
-            continue
+    for user in users_in_order(found):
         given = {found[value] for _, value in user.inputs if value in found}
         others = [value for _, value in user.inputs if value not in found]
         if len(given) > 1:
@@ -305,8 +299,6 @@ def _joined(parts: list[Node], blocks: list[tuple[int, int, int]]) -> list[froze
         ):
             continue
         found[user] = frozenset().union(*given)
-        for _, following in user.users:
-            heapq.heappush(pending, (following.order, id(following), following))
     return groups
 
 
