@@ -139,7 +139,7 @@ def partial_of(final: Path) -> Path:
 
 
 def replace(new: Path, final: Path) -> None:
-    """Rename `new` to `final`, which may be a full folder: that is deleted last, so that a kill leaves one of them."""
+    """Rename `new` to `final`. An old folder of that name is deleted last, so that a kill leaves one of the two."""
     old = partial_of(final.with_name(f"old-{final.name}"))
     remove(old)
     if final.is_dir() and not final.is_symlink():

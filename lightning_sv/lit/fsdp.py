@@ -217,7 +217,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
             raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
         if self.is_global_zero:
-            replace(partial_of(path), path)  # that of an abandoned branch of this run
+            replace(partial_of(path), path)  # an old one is of an abandoned branch of this run
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""

@@ -415,7 +415,7 @@ class PretrainModule(L.LightningModule):
             callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             finder = next((type(each).__name__ for each in callbacks if isinstance(each, _FINDERS)), None)
             wanted = "none in a resumed fit, because Lightning would start again at step 0. Remove it."
-            at_start = not checkpoint["global_step"]  # of the finder itself
+            at_start = not checkpoint["global_step"]  # the finder's own checkpoint
             expect(finder is None or at_start, "a callback", finder, wanted)
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]

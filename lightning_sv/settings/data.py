@@ -78,7 +78,7 @@ class DataConfig:
         prepared, default = self.manifest.settings, CorpusConfig().settings()
         for key, value in self.corpus.settings().items():
             then = prepared.get(key, value)
-            fits = key == "tokenizer" or value in (default[key], then)  # one that is not given has its default
+            fits = key == "tokenizer" or value in (default[key], then)  # a setting that is not given has its default
             wanted = f"{then}, with which the corpus in {self.corpus.dir} was prepared. Prepare a different folder."
             expect(fits, f"data.corpus.{key}", value, wanted)
         check_corpus(

@@ -144,7 +144,7 @@ class _Reader:
                 except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
                     raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
                 value = record.get(self.text_field) if isinstance(record, dict) else None
-                if isinstance(value, str) and self.errors != "strict":  # JSON can spell half of a surrogate pair
+                if isinstance(value, str) and self.errors != "strict":  # JSON can contain half of a surrogate pair
                     record[self.text_field] = self._decoded(value.encode("utf-8", "surrogatepass"), where)
                 yield from record_documents(record, where, self.text_field)
 

@@ -212,7 +212,7 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
 def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:
     """Return the widths into which a product's channels are split, and whether matrices are mixed otherwise."""
     axis = len(product.shape) - (1 if argument == PRODUCTS[product.op][1] else 2)
-    if product.shape[axis] != d_out:  # more: of stacked matrices, each with its own vectors
+    if product.shape[axis] != d_out:  # a longer axis has stacked matrices, each with its own vectors
         return (d_out,), product.shape[axis] < d_out
     cuts = _cuts(product, axis)
     if cuts is None:

@@ -66,7 +66,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
     if checkpoint.is_dir():
         remove(partial_of(name))
         partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
-        replace(partial_of(name), name)  # a folder in a copy of a run whose links became folders
+        replace(partial_of(name), name)  # the old one is a folder in a copied run
         return
     with atomic_path(name) as partial:
         try:
