@@ -177,8 +177,10 @@ class PretrainCLI(LightningCLI):
                 )
                 self._run()
         except Exception as end:
+            if args is not None:  # the caller handles it, and requeues a stopped job
+                raise
             message, code = ("", exit_code(end)) if isinstance(end, StoppedError) else message_of(end) or ("", None)
-            if args is not None or code is None:
+            if code is None:
                 raise
             if message:
                 log.error("%s", message)
