@@ -45,15 +45,14 @@ def check_site(page: Page) -> None:
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         for name in PAGES:
-            page.goto(f"file://{SITE}/{name}.html")
-            page.wait_for_load_state("networkidle")
+            page.goto(f"file://{SITE}/{name}.html")  # until the page is loaded; on a busy machine it may never be idle
+            page.evaluate("() => document.fonts.ready.then(() => null)")
             wide = page.evaluate(OVERFLOW)
             check(not wide, f"{name} fits {width} pixels {wide or ''}")
             page.screenshot(path=str(PICTURES / f"{name.replace('/', '-')}-{width}.png"), full_page=True)
     page.set_viewport_size({"width": 1400, "height": 900})
     for words, start in FOUND.items():
         page.goto(f"file://{SITE}/index.html")
-        page.wait_for_load_state("networkidle")
         page.locator("input.md-search__input").press_sequentially(words, delay=100)
         first = page.locator(".md-search-result__link").first
         first.wait_for(timeout=60000)
