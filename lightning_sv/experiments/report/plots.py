@@ -265,6 +265,8 @@ def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     style.set_log_axis(axes, "x", style.human_tokens)
     lengths = panel.kind == "lengths"
+    if lengths:
+        axes.set_xticks(base.values, map(style.human_tokens, base.values))
     axes.set_title(f"The difference by {'length of training' if lengths else 'size'}\n{panel.title}")
     axes.set_xlabel("training tokens per parameter" if lengths else "parameters")
     axes.set_ylabel(f"difference to {base.label}, nats per token")
