@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.branch_norms import BranchCallback, ScaledBranch, means_over_layers, scaled_branches
 from lightning_sv.callbacks.run_state import known_steps, log_spaced
-from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
+from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages, tag_of
 from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
 from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
@@ -204,4 +204,5 @@ class Preconditioner(BranchCallback):
             for key, value in values.items():
                 finite = value[value.isfinite()]
                 for logger in loggers if len(finite) else ():
-                    logger.experiment.add_histogram(f"preconditioner/{where}/{key}", finite, axis(logger, trainer))
+                    tag = tag_of(logger, f"preconditioner/{where}/{key}")
+                    logger.experiment.add_histogram(tag, finite, axis(logger, trainer))

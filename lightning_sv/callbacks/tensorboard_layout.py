@@ -40,7 +40,16 @@ def lay_out(trainer: L.Trainer) -> None:
     pages = {page: pages[page] for page in dict.fromkeys([*first, *pages])}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_custom_scalars(pages)
+            own = {
+                page: {chart: [kind, [tag_of(logger, tag) for tag in tags]] for chart, (kind, tags) in charts.items()}
+                for page, charts in pages.items()
+            }
+            logger.experiment.add_custom_scalars(own)
+
+
+def tag_of(logger: TensorBoardLogger, tag: str) -> str:
+    """Return a tag with the logger's prefix, which `logger.experiment` does not add."""
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{tag}" if logger._prefix else tag
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:

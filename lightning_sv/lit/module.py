@@ -285,6 +285,14 @@ class PretrainModule(L.LightningModule):
             for mixture, load in zip(mixtures, loads, strict=True):
                 mixture.move_bias(load)
 
+    def on_validation_epoch_start(self) -> None:
+        """Drop the sums of a validation that was interrupted."""
+        with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
+            self.val_nats.reset()
+            self.val_tokens.reset()
+
+    on_test_epoch_start = on_validation_epoch_start
+
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Accumulate the loss, weighted by tokens."""
         tokens = block[:, 1:].numel()
@@ -308,9 +316,7 @@ class PretrainModule(L.LightningModule):
         # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
         self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=self._in_bar, sync_dist=True)
         self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
-        with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
-            self.val_nats.reset()
-            self.val_tokens.reset()
+        PretrainModule.on_validation_epoch_start(self)  # a subclass may replace it
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -326,22 +332,27 @@ class PretrainModule(L.LightningModule):
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
         factor = settings.schedule.factor
-        scheduler = LambdaLR(optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr))
+        done = 0 if self.trainer.ckpt_path else self.trainer.global_step  # in earlier fits of this Trainer
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # LambdaLR needs it to continue
+        scheduler = LambdaLR(
+            optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr), last_epoch=done - 1
+        )
         self._peaks = scheduler.base_lrs
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip by the global norm, or per role in `optim.clip_by_role`; store the norm for logging."""
-        if gradient_clip_algorithm == "value":
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            gradient_clip_val = None
-        limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
+        """Clip by the global norm, or per role in `optim.clip_by_role`; store the norm before that for logging."""
+        by_value = gradient_clip_algorithm == "value"
+        limit = (not by_value and gradient_clip_val) or float("inf")  # Lightning's 0 means no clipping
         norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         scaled = isinstance(precision, MixedPrecision) and precision.scaler is not None
         self.grad_norm = self.nonfinite.check(self, norm, scaled=scaled)
+        if by_value:  # last, because it makes an infinite gradient finite
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_fit_start(self) -> None:
         """Check strategy and weights, clear the values that Lightning's finders logged, and give SWA the weights."""
@@ -363,9 +374,10 @@ class PretrainModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
-        if self.trainer.global_step == 0:  # after an earlier fit
-            self.nonfinite.skipped, self._loads = 0, None
-            self.nonfinite.losses.clear()
+        self._last = self._loads = None  # of a step that an earlier fit did not finish
+        self.nonfinite.losses.clear()
+        if self.trainer.global_step == 0:
+            self.nonfinite.skipped = 0
         for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
             scheduler.on_train_epoch_start(self.trainer, self)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:

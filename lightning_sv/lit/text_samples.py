@@ -4,6 +4,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
+from lightning_sv.callbacks.tensorboard_layout import tag_of
 from lightning_sv.callbacks.training_monitor import axis, measuring
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
@@ -51,4 +52,4 @@ class TextSamples(L.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))
-                logger.experiment.add_text("sample", verbatim, axis(logger, trainer))
+                logger.experiment.add_text(tag_of(logger, "sample"), verbatim, axis(logger, trainer))

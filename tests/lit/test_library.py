@@ -35,7 +35,7 @@ from lightning_sv.nn import RouterConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import thinned
-from tests.lit.runs import differences
+from tests.lit.runs import differences, pages_of
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -348,6 +348,62 @@ def test_clipping_by_value_does_not_clip_the_norm(tmp_path: Path) -> None:
     callback = LambdaCallback(on_train_batch_end=note)
     trainer(tmp_path, callback, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module(), loader())
     assert largest == pytest.approx([1e-3] * 4)
+
+
+def test_clipping_by_value_does_not_hide_an_infinite_gradient(tmp_path: Path) -> None:
+    spoil = LambdaCallback(on_after_backward=lambda trainer, module: module.net.embed.weight.grad.fill_(torch.inf))
+    clipped = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
+    with pytest.raises(RunError, match="finite"):
+        trainer(tmp_path, spoil, **clipped).fit(module(), loader())
+
+
+def test_interrupted_validation_is_not_part_of_the_next(tmp_path: Path) -> None:
+    made, weights = module(), module(seed=1)
+    weights.configure_model()
+    with pytest.raises(ZeroDivisionError):
+        trainer(tmp_path, LambdaCallback(on_validation_batch_end=lambda *_: 1 / 0)).validate(made, loader())
+    made.load_state_dict(weights.state_dict())
+    assert trainer(tmp_path).validate(made, loader()) == trainer(tmp_path).validate(weights, loader())
+
+
+def test_interrupted_step_is_not_part_of_the_next_fit(tmp_path: Path) -> None:
+    made, save = module(backbone=BIASED, seed=6), ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+
+    def interrupt(trainer: L.Trainer, module: PretrainModule, out: Any, batch: Any, batch_idx: int) -> None:
+        assert batch_idx < 9
+
+    one_by_one = DataLoader(blocks(), batch_size=1)  # type: ignore[arg-type]
+    several = {"accumulate_grad_batches": 4, "limit_val_batches": 0}
+    with pytest.raises(AssertionError):
+        trainer(tmp_path, save, LambdaCallback(on_train_batch_end=interrupt), **several).fit(made, one_by_one)
+    (checkpoint,) = tmp_path.glob("*step=2.ckpt")
+    ends = []
+    for resumed in (made, module(backbone=BIASED, seed=6)):
+        trainer(tmp_path / "again", max_steps=3, **several).fit(resumed, one_by_one, ckpt_path=str(checkpoint))
+        ends.append(resumed.state_dict())
+    assert differences(*ends) == []
+
+
+def test_second_fit_of_a_trainer_continues_the_rates(tmp_path: Path) -> None:
+    rates: list[float] = []
+    note = LambdaCallback(
+        on_train_batch_end=lambda trainer, *_: rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+    )
+    run, made = trainer(tmp_path, note, **EPOCHS | {"max_epochs": 1}), module()
+    run.fit(made, loader())
+    run.fit_loop.max_epochs = 2
+    run.fit(made, loader())
+    twice, rates[:] = rates[6:], []
+    trainer(tmp_path, note, **EPOCHS).fit(module(), loader())
+    assert twice == rates[6:]
+
+
+def test_logger_prefix_is_in_all_tags(tmp_path: Path) -> None:
+    logger, callbacks = TensorBoardLogger(tmp_path, prefix="run"), (TrainingMonitor(1), BranchNorms(2))
+    trainer(tmp_path, *callbacks, Preconditioner(histograms=2), logger=logger).fit(module(), loader(), loader())
+    written = EventAccumulator(logger.log_dir).Reload().Tags()
+    drawn = {tag for charts in pages_of(Path(logger.log_dir)).values() for tags in charts.values() for tag in tags}
+    assert drawn <= set(written["scalars"]) and all(tag.startswith("run-") for tag in written["histograms"])
 
 
 def test_weight_averaging_averages_weights(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"the checkpoint's optimizer state is damaged ({what}); resume from a different checkpoint."
+            f"the checkpoint's optimizer state is damaged or of different parameters ({what}); train the same "
+            "parameters as then, or resume from a different checkpoint."
         ) from error
 
 
