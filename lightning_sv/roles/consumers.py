@@ -156,7 +156,15 @@ def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], 
         return gates and argument == "value" and user.output == 0
     if argument not in ops.PRODUCTS[user.op] or contraction(user, argument, value) in channels:
         return False
-    return user.op in ("mm", "bmm") and (gates or all(other.kind != DATA for other in user.others(value)))
+    return user.op in ("mm", "bmm") and (gates or all(v.kind != DATA or _is_choice(v) for v in user.others(value)))
+
+
+def _is_choice(value: Node) -> bool:
+    """Return True if numbers are computed from integers or conditions, as the one-hot choices of experts are."""
+    while value.moves and value.dtype is not None and value.dtype.is_floating_point:
+        value = value.inputs[0][1]
+    whole = value.dtype is not None and not value.dtype.is_floating_point
+    return whole or value.kind == CONST or (value.op == "mul" and all(_is_choice(factor) for _, factor in value.inputs))
 
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
@@ -192,15 +200,57 @@ def is_head(product: Node, outputs: set[Node]) -> bool:
 
 
 def head_width(product: Node) -> int | None:
-    """Return the width of the heads into which a product's result is viewed; None without heads."""
-    for user, _, after in users_along(product, len(product.shape) - 1):
+    """Return the width of the heads into which a product's result is taken apart; None without heads.
+
+    It is 0 if a view has the heads along its last axis, so that the channels of a head are not adjacent.
+    """
+    parts: list[Node] = []
+    for user, splits, after in users_along(product, len(product.shape) - 1):
+        if splits and user.op in ("split", "split_with_sizes", "slice") and user.scalars.get("step") in (None, 1):
+            parts.append(user)
         if len(after) > 1:
             _, *inside = sorted(after, key=lambda axis: -user.stride[axis])  # the first axis counts heads
+            if _counts_heads(user, inside[-1]):
+                return 0
             width = user.shape[inside.pop()]
             if inside and (width == 2 or _is_halved(user, inside[-1])):
                 width *= user.shape[inside.pop()]
             return width
+    width = _width_of_parts(parts)
+    return width if width and product.shape[-1] % width == 0 else None
+
+
+def _width_of_parts(parts: list[Node]) -> int | None:
+    """Return the width of equal parts that the pass joins along a new axis or the batch, as heads; else None."""
+    if len({part.shape for part in parts}) != 1:
+        return None
+    axis = int(parts[0].scalars.get("dim", 0)) % len(parts[0].shape)
+    owner = {part: {i} for i, part in enumerate(parts)}
+    for user in users_in_order(owner):
+        owners = [owner[value] for _, value in user.inputs if value in owner]
+        if set.union(*owners) != owners[0]:  # the parts meet
+            joins = int(user.scalars.get("dim", 0)) % len(user.shape)
+            heads = user.op == "stack" or (user.op == "cat" and joins != axis)
+            return parts[0].shape[axis] if heads else None
+        if user.moves or user.pointwise:
+            owner[user] = owners[0]
     return None
+
+
+def _counts_heads(view: Node, axis: int) -> bool:
+    """Return True if attention computes each index of an axis of a view separately, as a head."""
+    pending, seen = [(view, axis)], {view}
+    for value, at in pending:
+        for _, user in value.users:
+            if user.op in ops.ATTENTION or user.op in _BATCHED:
+                return at < len(value.shape) - (1 if user.op in ops.ATTENTION else 2)
+            after = moved(value, user, frozenset({at})) if user.moves or user.pointwise else frozenset[int]()
+            if user.op == "cat":
+                after = frozenset({at})
+            if len(after) == 1 and user not in seen:
+                seen.add(user)
+                pending.append((user, min(after)))
+    return False
 
 
 def _is_halved(view: Node, axis: int) -> bool:
@@ -226,6 +276,8 @@ def users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[
             after = frozenset(each for each in after if not user.is_view or user.stride[each])  # no repeated heads
             if user.op == "cat" and int(dim) % len(value.shape) != axis:  # outputs of several experts
                 after = frozenset({axis})
+            if "conv" in user.op and axis == 1 and user.scalars.get("groups") == size == user.shape[1]:
+                after = frozenset({axis})  # depthwise: sums over positions
             yield user, splits, after
             if len(after) == 1 and user.shape[min(after)] == size and user not in seen:
                 seen.add(user)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lightning_sv.callbacks import branch_norms
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import apply_strategy, fold_applied, param_groups
+from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
 from lightning_sv.interop.apply.weights import ScaledWeight
 from tests.conftest import thinned
 from tests.interop.test_apply import named, perturb, unchanged
@@ -172,6 +172,49 @@ def test_wrong_type_of_an_argument_refused(key: str, call: Callable[[Net], objec
         call(Net(plain))
 
 
+UNREAD: dict[str, Read] = {
+    "a reference": lambda net, x: F.linear(x, net.stored[0]),
+    "the parameters": lambda net, x: F.linear(x, net.matrix._parameters["weight"]),
+    "the state": lambda net, x: F.linear(x, net.matrix.state_dict(keep_vars=True)["weight"]),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_apply_strategy_weight_not_read_as_an_attribute_refused(name: str) -> None:
+    net = Net(lambda net, x: net.head(torch.tanh(UNREAD[name](net, x))), D)
+    net.stored = [net.matrix.weight]
+    with unchanged(net), pytest.raises(ConfigError, match="expected layers that read"):
+        apply_strategy(net, "hg+dp", IDS)
+
+
+def test_apply_strategy_dnp_added_positions_refused_as_with_dp() -> None:
+    net = Net(lambda net, x: plain(net, x + net.positions))
+    net.positions = torch.randn(8, D)
+    for strategy in ("hg+dp", "hg+dnp"):
+        with unchanged(net), pytest.raises(ConfigError, match="would change the outputs"):
+            apply_strategy(net, strategy, IDS)
+
+
+def test_apply_strategy_matrices_of_one_weight_have_own_vectors() -> None:
+    net = Net(lambda net, x: net.head(torch.mul(*torch.einsum("btd,nfd->nbtf", x, net.stack).unbind())))
+    net.stack, net.matrix = nn.Parameter(torch.randn(2, D, D)), None
+    report = apply_strategy(net, "hg", IDS)
+    assert [net.get_submodule(path)().shape for path in report.vectors] == [(2, D)] and not report.notes
+
+
+def test_apply_strategy_experts_by_one_hot_choices_have_vectors() -> None:
+    def dispatched(net: Any, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        chosen = F.one_hot((flat @ net.router).argmax(-1), 2).bool().to(x.dtype)
+        dispatch = chosen[..., None] * torch.eye(16)[:, None]  # of token, expert and place, as in GShard
+        inner = torch.einsum("ecd,edf->ecf", torch.einsum("nec,nd->ecd", dispatch, flat), net.experts)
+        return net.head(torch.einsum("nec,ecd->nd", dispatch, torch.tanh(inner))).view(2, 8, V)  # type: ignore[no-any-return]
+
+    net = Net(dispatched)
+    net.experts, net.router, net.matrix = nn.Parameter(torch.randn(2, D, D)), nn.Parameter(torch.randn(D, 2)), None
+    assert "norm.weight" in {row.name for row in weight_decay_roles(net, IDS).parameters if row.role == "input"}
+
+
 def test_apply_strategy_dnp_uncalled_layer_refused() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
     with unchanged(net), pytest.raises(ValueError, match="without calling it"):
@@ -215,6 +258,7 @@ FUSED: dict[str, tuple[Read, int, int]] = {
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
     "interleaved": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (-1, 2)).unbind(-1))), 2, 1),
     "blocks of two devices": (lambda net, x: net.head(_blocks(net.matrix(x).unflatten(-1, (2, 2, -1)))), 2, 1),
+    "a convolution": (lambda net, x: net.head(torch.mul(*_depthwise(net.matrix(x)).chunk(2, -1))), 2, 2),
     "selected": (lambda net, x: net.head(torch.mul(*(net.matrix(x).index_select(-1, i) for i in EVEN_ODD))), 2, 1),
 }
 
@@ -242,6 +286,11 @@ def _rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * 0.6 - b * 0.8, b * 0.6 + a * 0.8
 
 
+def _depthwise(y: Tensor) -> Tensor:
+    width = y.shape[-1]
+    return F.conv1d(y.mT, torch.linspace(0.5, 2, 2 * width).view(width, 1, 2), padding=1, groups=width)[..., :-1].mT
+
+
 def _looped(net: Net, x: Tensor) -> Tensor:
     q, keys = net.matrix(x).view(2, 8, 2, 8), net.head(x).view(2, 8, -1, 8)
     heads = [F.scaled_dot_product_attention(q[:, :, i], keys[:, :, i], keys[:, :, i + 2]) for i in range(2)]
@@ -258,6 +307,9 @@ ONE: dict[str, tuple[Read, int, int]] = {
     "heads in halves": (_queries(lambda y: torch.stack(_rotated(*y.view(2, 8, 4, 2, 4).unbind(-2)), -2)), V, 8),
     "two heads in a loop": (_looped, 16, 8),
     "a new axis": (lambda net, x: net.head(x) * (net.matrix(x)[..., None] * torch.randn(3)).sum(-1), V, V),
+    "heads in chunks": (_queries(lambda y: torch.stack(y.chunk(4, -1), 2)), V, 8),
+    "heads in slices": (_queries(lambda y: torch.stack([y[..., i : i + 8] for i in range(0, V, 8)], 2)), V, 8),
+    "a convolution before heads": (_queries(lambda y: F.silu(_depthwise(y)).view(2, 8, 4, 8)), V, 8),
     "padding not read": (lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]), 12, 12),
 }
 
@@ -269,6 +321,11 @@ def test_apply_strategy_one_matrix_is_not_split_and_its_heads_are_found(name: st
     notes = apply_strategy(net, "hg+dnp", IDS).notes
     assert "matrix.weight" not in dict(notes)
     assert net.matrix.output_norm.width == width
+
+
+def test_apply_strategy_heads_along_the_last_axis_have_no_norm() -> None:
+    net = Net(_queries(lambda y: y.view(2, 8, 8, 4).mT))
+    assert "dp instead of dnp" in dict(apply_strategy(net, "hg+dnp", IDS).notes)["matrix.weight"]
 
 
 def _routed(net: Net, x: Tensor) -> Tensor:
@@ -359,6 +416,7 @@ NORMS: dict[str, Norm] = {
     "rms_norm": lambda x: F.rms_norm(x, (D,)),
     "by hand": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(),
     "in float32": lambda x: F.layer_norm(x.double(), (D,)).to(x.dtype),
+    "normalize": lambda x: F.normalize(x, dim=-1) * D**0.5,
 }
 
 

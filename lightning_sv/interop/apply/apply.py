@@ -15,7 +15,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.applied import uncompiled
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.sites import Site, find_sites
-from lightning_sv.interop.apply.weights import Scaled
+from lightning_sv.interop.apply.weights import OutputNorm, Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module
@@ -101,30 +101,62 @@ def apply_strategy(
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         before = _outputs(traced)
         change = Change(model, parsed, dp_at, sites, undo)
-        called: set[str] = set()
-        with ExitStack() as hooks:
-            for path, norm in change.outputs.items():
-                hooks.enter_context(norm.register_forward_hook(lambda *_, path=path: called.add(path)))
+        # The vectors alone must preserve the function; only the norms of `dnp` may change it.
+        after = without_norms = _outputs_of_vectors(traced, parsed)
+        if change.outputs:
             after = _outputs(traced)
-        for path in change.outputs:
-            if path not in called and f"{path}.weight" in traced.products:
-                raise ConfigError(
-                    f"{parsed.placement} normalizes the output of {path}, but this model uses its weight without "
-                    f"calling it. Use dp, or dp_at=({path.rpartition('.')[2]!r},)."
-                )
-        difference, same = _difference(before, after), not change.outputs
-        if same and not difference <= _rounding(traced):
+        difference, moved = _difference(before, after), _difference(before, without_norms)
+        if not moved <= _rounding(traced):
             raise ConfigError(
-                f"{parsed} would change the outputs of {type(model).__name__} by {difference:.1e}, because a "
+                f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}, because a "
                 "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
             )
         vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
         notes = (*change.notes, *_without_norm(traced, parsed, sites), *_unreached(traced))
-        report = Report(parsed, tuple(vectors), notes, difference, same)
+        report = Report(parsed, tuple(vectors), notes, difference, not change.outputs)
         if notes:
             warnings.warn(str(report), stacklevel=2)
         undo.pop_all()
     return report
+
+
+def _outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
+    """Return the outputs without the norms of `dnp`, after checking that the pass reads all vectors of what it reached.
+
+    Raises:
+        ConfigError: the pass fails, or reads a weight by a reference that has no vectors
+    """
+    model, called = traced.model, set[str]()
+
+    def note_call(module: Any, args: Any, out: Tensor) -> Any:
+        called.add(module.site)
+        return args[0] if isinstance(module, OutputNorm) else None  # replaces the result of the norm by its input
+
+    added = [module for module in model.modules() if isinstance(module, Scaled)]
+    with ExitStack() as hooks:
+        for module in added:
+            hooks.enter_context(module.register_forward_hook(note_call))
+        try:
+            outputs = _outputs(traced)
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            raise ConfigError(
+                f"{type(model).__name__} fails with scale vectors ({type(error).__name__}: {error}); expected layers "
+                "that read a weight as an attribute, such as self.weight."
+            ) from error
+    for module in added:
+        if module.site in called:
+            continue
+        if isinstance(module, OutputNorm) and f"{module.site}.weight" in traced.products:
+            raise ConfigError(
+                f"{strategy.placement} normalizes the output of {module.site}, but this model uses its weight without "
+                f"calling it. Use dp, or dp_at=({module.site.rpartition('.')[2]!r},)."
+            )
+        if module.site in traced.products or module.site in traced.scaled:
+            raise ConfigError(
+                f"{module.site} is read by a stored reference, without its scale vectors; expected layers that read a "
+                "weight as an attribute in forward, such as self.weight."
+            )
+    return outputs
 
 
 def _rounding(traced: TracedModel) -> float:

@@ -1,5 +1,6 @@
 """Changes of a model for a strategy, per site; closing a stack undoes them."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -132,7 +133,8 @@ class Change:
         if site.role == "output" and moves and not self._behind.issuperset(site.unfit):
             why = "operations other than matrices also read it, so matrices that read it get no vectors"
             self._note(site.vector, f"remains one vector of its norm: {why}")
-        branches = sum(len(matrix.parts) for matrix in site.matrices) + len(site.tied) + len(site.unfit)
+        branches = sum(len(m.parts) * math.prod(self.named[m.weight].shape[:-2]) for m in site.matrices)
+        branches += len(site.tied) + len(site.unfit)
         moved: Tensor | None = None  # gamma, as vectors of the matrices
         if not site.matrices or (self.row.scale_in and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, gamma)
@@ -232,6 +234,8 @@ class Change:
             why = "it holds several matrices"
         elif type(layer) is not nn.Linear:
             why = f"its layer is a {type(layer).__name__.removeprefix('Parametrized')}, not an nn.Linear"
+        elif matrix.head_width == 0:
+            why = "the channels of a head are not adjacent"
         else:
             why = "the norm of a single output is its sign" if len(weight) == 1 else ""
         if why:

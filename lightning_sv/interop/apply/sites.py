@@ -139,7 +139,7 @@ def _bare_norms(traced: TracedModel) -> list[Node]:
         if node.kind in (CONST, PARAM) or node not in traced.flow.normalized or node in scaled:
             continue
         inputs = [value for _, value in node.inputs]
-        of_rows = [value for value in inputs if value in traced.flow.statistics and value.shape[-1:] == (1,)]
+        of_rows = [v for v in inputs if v in traced.flow.statistics and (v.shape[-1:] == (1,) or v.stride[-1:] == (0,))]
         one_axis = len(node.scalars.get("normalized_shape", ())) == 1
         if (one_axis if node.op in NORMS else of_rows) and node.shape[-1] > 1:
             norms.append(node)
@@ -204,7 +204,8 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
     layouts = {_parts(product, argument, d_out) for product, _, argument in uses}
     parts, mixed = layouts.pop() if len(layouts) == 1 else ((d_out,), True)
     norms = [normalized[node] for product, _, _ in uses for node in (stem(product), product) if node in normalized]
-    mixed = mixed or (len(parts) == 1 and bool(norms) and not any(norms))  # a norm of a part, such as one matrix of two
+    if len(row.shape) == 2 and len(parts) == 1 and norms and not any(norms):
+        mixed = True  # a norm of a part, such as one matrix of two
     mixed = mixed and row.role != "router"  # its scores meet its own choice of experts
     return SiteMatrix(name, row.in_axis, parts, mixed, any(norms), row.head_width, row.role == "router")
 
