@@ -216,8 +216,8 @@ def head_width(product: Node) -> int | None:
             if inside and (width == 2 or _is_halved(user, inside[-1])):
                 width *= user.shape[inside.pop()]
             return width
-    width = _width_of_parts(parts)
-    return width if width and product.shape[-1] % width == 0 else None
+    found = _width_of_parts(parts)
+    return found if found and product.shape[-1] % found == 0 else None
 
 
 def _width_of_parts(parts: list[Node]) -> int | None:
@@ -261,7 +261,7 @@ def _is_halved(view: Node, axis: int) -> bool:
 def users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:
     """Yield (user, whether it splits the axis, axes of the result) of a value, the nearest first.
 
-    Operations that keep the axis are followed: views, copies, masks and elementwise ones with no other activations.
+    Operations that keep the axis are followed: views, copies, masks, sums; elementwise ones without other activations.
     """
     pending, seen, size = [(start, axis)], {start}, start.shape[axis]
     for value, axis in pending:
@@ -270,7 +270,8 @@ def users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[
             splits = user.op in ops.SPLITS and int(dim) % len(value.shape) == axis
             if user.op == "index":
                 splits = len(user.shape) == len(value.shape) and user.shape[axis] != size
-            keeps = user.op == "masked_fill" or (user.pointwise and user.is_alone(value, seen))
+            added = user.op in ops.SUMS and user.shape == value.shape  # e.g. LoRA's product
+            keeps = user.op == "masked_fill" or (user.pointwise and (added or user.is_alone(value, seen)))
             follows = not splits and (user.moves or keeps)
             after = moved(value, user, frozenset({axis})) if follows else frozenset[int]()
             after = frozenset(each for each in after if not user.is_view or user.stride[each])  # no repeated heads

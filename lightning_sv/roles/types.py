@@ -33,7 +33,7 @@ class ModelParameter:
             attention's average; otherwise None
         decays_to: for a scale vector, the factor to which decay pulls it: 0, or 1 if gamma is 1 + w; otherwise None
         in_axis: for a matrix, the axis that its product sums over
-        head_width: for a matrix, the width of the heads into which its product is taken apart; 0 if a view has them last
+        head_width: for a matrix, the width of the heads into which its product is divided; 0 if they are the last axis
         trained: True if it requires a gradient
     """
 

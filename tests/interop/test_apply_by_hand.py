@@ -258,6 +258,7 @@ FUSED: dict[str, tuple[Read, int, int]] = {
     "q, k and v of each head": (_attention((2, 3), (3, 0, 2, 1, 4)), 3, 1),
     "interleaved": (lambda net, x: net.head(torch.mul(*net.matrix(x).unflatten(-1, (-1, 2)).unbind(-1))), 2, 1),
     "blocks of two devices": (lambda net, x: net.head(_blocks(net.matrix(x).unflatten(-1, (2, 2, -1)))), 2, 1),
+    "a sum": (lambda net, x: net.head(torch.mul(*(net.matrix(x) + net.emb(IDS).repeat(1, 1, 2)).chunk(2, -1))), 2, 2),
     "a convolution": (lambda net, x: net.head(torch.mul(*_depthwise(net.matrix(x)).chunk(2, -1))), 2, 2),
     "selected": (lambda net, x: net.head(torch.mul(*(net.matrix(x).index_select(-1, i) for i in EVEN_ODD))), 2, 1),
 }
