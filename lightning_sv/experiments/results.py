@@ -155,7 +155,7 @@ class Table(NamedTuple):
                 ]
                 machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
                 note = f"Measured apart from this page ({path}): {machine}."
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
         if not rows:
             raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")

@@ -136,7 +136,7 @@ def test_recorded_claims_are_the_current_ones() -> None:
     assert all((RECORDED.parent / f"{word}.png").exists() for word in {word for word, *_ in recorded} - {"table1"})
 
 
-@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]'])
+@pytest.mark.parametrize("text", ["", "[]", '[{"claim": "or"}]', "[" * 100_000])
 def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(ValueError, match=r"theory\.json"):
