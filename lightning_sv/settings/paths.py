@@ -38,6 +38,8 @@ def config_path(text: str, key: str) -> str:
 
 def expand_variables(text: str, key: str) -> str:
     """Expand `$NAME` and `${NAME}`, unless a file has this name literally."""
+    if os.path.lexists(text.removeprefix("files:")):
+        return text
     path = os.path.expandvars(text)
     unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
     if unset and not os.path.lexists(path.removeprefix("files:")):

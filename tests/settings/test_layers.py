@@ -120,14 +120,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WORK", f"{tmp_path}/work")
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "$kept").mkdir()
+    for name in ("$kept", "in$HOME"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_expand_path_home_and_variables_are_written_out(home: Path) -> None:
     for given, path in {"~/a": f"{home}/a", "$WORK/a": f"{home}/work/a", "${WORK}": f"{home}/work", "a b": "a b",
-                        "data/stdlib": "data/stdlib", "$kept": "$kept", "price $5": "price $5"}.items():  # fmt: skip
+                        "data/stdlib": "data/stdlib", "$kept": "$kept", "in$HOME": "in$HOME",
+                        "price $5": "price $5"}.items():  # fmt: skip
         assert expand_path(given, "run_dir") == path
 
 
