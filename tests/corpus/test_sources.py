@@ -134,6 +134,17 @@ def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path
         assert len(source.unreadable) == 5
 
 
+@pytest.mark.parametrize(
+    "kind", [pyarrow.large_string(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+)
+def test_files_source_invalid_utf8_in_every_arrow_type_is_skipped(kind: pyarrow.DataType, tmp_path: Path) -> None:
+    column = pyarrow.array([b"one", b"\xe9", b"two"]).view(pyarrow.string()).cast(kind)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert _texts(f"files:{tmp_path}", errors="skip") == ["one", "two"]
+    with pytest.raises(ConfigError, match="row 2: byte"):
+        _texts(f"files:{tmp_path}")
+
+
 def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.md").write_text(name)

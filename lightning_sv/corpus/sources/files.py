@@ -160,7 +160,8 @@ class _Reader:
                 )
             for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
                 column = batch.column(0)
-                if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+                kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+                if kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
                     column = column.cast(pyarrow.large_binary())  # `_decoded` handles invalid UTF-8
                 for value in column.to_pylist():
                     row += 1
