@@ -84,7 +84,8 @@ def test_hub_source_local_folder_has_the_same_documents(jsonl: Path, texts: list
     assert _texts(f"hf:{jsonl.parent}") == texts
 
 
-def test_files_source_counts_skipped_files_and_follows_links_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["", "/**", "/**/*", "/**/**"])
+def test_files_source_counts_skipped_files_and_follows_links_once(pattern: str, tmp_path: Path) -> None:
     notes, other = tmp_path / "notes", tmp_path / "other"
     for folder in (notes / "sub", other):
         folder.mkdir(parents=True)
@@ -93,10 +94,11 @@ def test_files_source_counts_skipped_files_and_follows_links_once(tmp_path: Path
     (other / "b.md").write_text("b")
     for name in ("x.PDF", "sub/y.PDF", "z.tar.gz", "package.json", "Makefile"):
         (notes / name).write_text('{\n "name": 1}')
-    for name, target in (("link", other), ("loop", notes), ("self", notes / "self"), ("absent", tmp_path / "nothing")):
+    links = {"link": other, "loop": notes, "sub/loop": notes, "self": notes / "self", "absent": tmp_path / "nothing"}
+    for name, target in links.items():
         (notes / name).symlink_to(target)
     os.mkfifo(notes / "pipe.txt")
-    source = open_source(f"files:{notes}")
+    source = open_source(f"files:{notes}{pattern}")
     assert [document.text for document in source.read()] == ["a", "b", "rows"]
     assert source.left_out == {".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 3, ".txt": 1}
     with pytest.raises(ConfigError, match=r"source is .*\.png 1"):

@@ -47,14 +47,12 @@ def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
                 raise ConfigError(f"{target}: the suffix is unknown; expected one of {known}. Convert the file.")
             paths[target] = None
             continue
-        names = [target] if target.is_dir() else map(Path, glob.glob(str(target), recursive=True))  # noqa: PTH207
-        files, skipped = set(), Counter[str]()
-        for name in names:
-            for path in _walk(name) if name.is_dir() else [name]:
-                if path.is_file() and _is_read(path, config.text_field):
-                    files.add(path)
-                else:
-                    skipped["".join(path.suffixes[-2:]) or "no suffix"] += 1
+        names = [target] if target.is_dir() else _matches(target)
+        reached = {path for name in names for path in (_walk(name) if name.is_dir() else [name])}
+        # A file that links to folders reach by several paths is read once, by the first of them.
+        found = {(os.path.realpath(path.parent), path.name): path for path in sorted(reached, reverse=True)}.values()
+        files = {path for path in found if path.is_file() and _is_read(path, config.text_field)}
+        skipped = Counter("".join(path.suffixes[-2:]) or "no suffix" for path in found if path not in files)
         rest = f" (skipped: {counted(skipped)})" if skipped else ""
         value = f"files:{part}, which matches no file{rest}"
         hint = f"A .json file needs JSON lines with {config.text_field!r}." if skipped[".json"] else "Check the path."
@@ -75,8 +73,22 @@ def _refuse(error: OSError) -> None:
     raise error  # os.walk would skip the folder
 
 
-def _walk(top: Path) -> Iterator[Path]:
-    """Yield the files of a folder; links to folders are followed once, hidden names skipped."""
+def _matches(pattern: Path) -> Iterator[Path]:
+    """Yield the paths that match a glob; `**` follows a link to a folder once, where glob.glob follows loops."""
+    parts = pattern.parts
+    while parts[-1:] == ("**",):  # all files of a folder
+        parts = parts[:-1]
+    if "**" not in parts:
+        yield from map(Path, glob.glob(str(Path(*parts))))  # noqa: PTH207
+        return
+    first = parts.index("**")
+    for top in glob.glob(str(Path(*parts[:first]))):  # noqa: PTH207
+        for folder, _ in _folders(Path(top)):
+            yield from _matches(Path(glob.escape(str(folder)), *parts[first + 1 :]))
+
+
+def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and those in it, with their files; links to folders are followed once, hidden names skipped."""
     seen: set[str] = set()
     for folder, folders, files in os.walk(top, followlinks=True, onerror=_refuse):
         if (real := os.path.realpath(folder)) in seen:
@@ -84,7 +96,11 @@ def _walk(top: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder) / name for name in files if not name.startswith("."))
+        yield Path(folder), [name for name in files if not name.startswith(".")]
+
+
+def _walk(top: Path) -> Iterator[Path]:
+    yield from (folder / name for folder, files in _folders(top) for name in files)
 
 
 def _parts(path: Path) -> tuple[str, str]:
