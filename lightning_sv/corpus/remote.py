@@ -10,9 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from lightning_sv.atomic import atomic_path, file_sha256, write_atomically
+from lightning_sv.atomic import atomic_path, file_sha256, locked, write_atomically
 from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import Tokenizer
@@ -57,7 +55,7 @@ def _download(url: str) -> Path:
         manifest = Manifest.load(temporary)
         text = (Path(temporary) / FILENAME).read_text()
     folder = cache / f"{name.rpartition('/')[2]}-{manifest.corpus_hash[:12]}"
-    with FileLock(f"{folder}.lock"):  # one process per node downloads while the others wait
+    with locked(folder, f"download of {url}"):  # one process per node downloads while the others wait
         if not (folder / FILENAME).is_file():
             _fetch_all(store, url, manifest, folder)
             write_atomically(folder / FILENAME, text)  # last: a folder with a manifest is complete
