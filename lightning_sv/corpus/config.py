@@ -68,6 +68,9 @@ class CorpusConfig:
         if self.errors not in get_args(Errors):
             raise ConfigError(unknown("errors", self.errors, get_args(Errors)))
         expect(self.max_bytes is None or self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1, or null.")
+        for key, value in asdict(self).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
+            valid = not re.search(r"[\ud800-\udfff]", str(value))
+            expect(valid, key, repr(value), "UTF-8. Rename the file or folder.")
         _ = self.chunk_size  # check the value early
 
     @property

@@ -221,6 +221,8 @@ def test_source_missing_name_is_named(source: str, settings: dict[str, str], mes
         ({"source": "web"}, "source is 'web'"),
         ({"source": "files:"}, "source is 'files:'"),
         ({"dir": " "}, "dir is empty"),
+        ({"dir": os.fsdecode(b"caf\xe9")}, "dir is "),
+        ({"source": os.fsdecode(b"files:caf\xe9")}, "source is "),
         ({"val_fraction": 0.0}, "val_fraction is 0.0"),
         ({"errors": "ignore"}, "errors 'ignore' is unknown"),
         ({"max_bytes": 0}, "max_bytes is 0"),
