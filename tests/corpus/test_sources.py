@@ -261,6 +261,12 @@ def test_split_documents_few_documents_hold_out_their_ends(number: int, val_frac
     assert all(end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True))
 
 
+def test_split_documents_end_of_a_text_keeps_its_byte_order_mark() -> None:
+    """Inside of a text it is a character."""
+    parts = SplitDocuments(Source(lambda: iter([Document.from_text("a\ufeff", "")])), None, 0.1)
+    assert [document.text for document, _ in parts] == ["a", "\ufeff"]
+
+
 def test_split_documents_reads_few_documents_beforehand() -> None:
     read = []
 

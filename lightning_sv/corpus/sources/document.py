@@ -29,8 +29,7 @@ class Document:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
-        """Create a document, named `where` in errors, from a text without its byte order mark."""
-        text = text.removeprefix(BYTE_ORDER_MARK)
+        """Create a document, named `where` in errors, from a text."""
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:

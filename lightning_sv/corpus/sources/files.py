@@ -209,13 +209,13 @@ def record_documents(record: Any, where: str, text_field: str) -> Iterator[Docum
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
-    """Yield one document for a text, none for an empty text or null; reject values that are not texts."""
+    """Yield one document for a text without its byte order mark, none for an empty text or null; reject others."""
     if value is None:
         return
     kind = f"of type {type(value).__name__}"
     expect(isinstance(value, str), f"{where}: {text_field!r}", kind, "text. Change text_field.")
-    if value.removeprefix(BYTE_ORDER_MARK):
-        yield Document.from_text(value, where)
+    if text := value.removeprefix(BYTE_ORDER_MARK):
+        yield Document.from_text(text, where)
 
 
 def _open(path: Path) -> Any:

@@ -61,7 +61,7 @@ def python_source(config: CorpusConfig) -> Source:
 def _read(path: Path, roots: Iterable[Path]) -> Document:
     """Return a file as a document, named by its path inside the environment, the same on every machine."""
     where = next((str(path.relative_to(root)) for root in roots if path.is_relative_to(root)), path.name)
-    return Document.from_text(path.read_bytes().decode("utf-8"), where)
+    return Document.from_text(path.read_bytes().decode("utf-8-sig"), where)
 
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
