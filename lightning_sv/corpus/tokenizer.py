@@ -137,7 +137,8 @@ class Tokenizer:
         tokenizer, split = self._tokenizer, self._tokenizer.pre_tokenizer
         byte_level = isinstance(split, pre_tokenizers.ByteLevel) and split.use_regex and not split.add_prefix_space
         added = tokenizer.get_added_tokens_decoder().values()
-        return byte_level and tokenizer.normalizer is None and not any(t.lstrip or "\n" in t.content for t in added)
+        at_ends = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
+        return byte_level and tokenizer.normalizer is None and not at_ends
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""

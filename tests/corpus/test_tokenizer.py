@@ -49,6 +49,18 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
     check()
 
 
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_encode_batch_added_token_that_takes_line_breaks_gives_the_same_ids(
+    side: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
+    library.add_tokens([tokenizers.AddedToken("TOKEN", **{side: True})])
+    tokenizer = Tokenizer(library.to_str().encode(), "")
+    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
+    text = "a\nTOKEN\nb\n"
+    assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
+
+
 def test_encode_spelled_special_token_is_text(corpus: Path) -> None:
     tokenizer = Tokenizer.load(corpus)
     ids = tokenizer.encode("a<|endoftext|>b")
