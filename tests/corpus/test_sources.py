@@ -175,6 +175,8 @@ def test_missing_package_is_named(name: str, module: str, tmp_path: Path, monkey
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-9], r"a\.jsonl\.gz"),
         ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst"),
+        ("a.jsonl.gz", b"", r"a\.jsonl\.gz: .*no bytes"),
+        ("a.txt.zst", b"", r"a\.txt\.zst: .*no bytes"),
         ("a.txt.zst", _zstd(b"text " * 99_999)[:-3], r"a\.txt\.zst"),
         ("a.parquet", _parquet(body=["x"]), r"a\.parquet: has no column 'text'"),
     ],

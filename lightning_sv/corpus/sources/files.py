@@ -219,7 +219,10 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 
 
 def _open(path: Path) -> Any:
-    return _OPENERS[_parts(path)[1]](path)
+    packed = _parts(path)[1]
+    if packed and not path.stat().st_size:  # gzip takes it for an empty text
+        raise EOFError("it has no bytes")
+    return _OPENERS[packed](path)
 
 
 class _ZstdFile(io.RawIOBase):
