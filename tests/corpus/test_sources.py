@@ -80,8 +80,12 @@ def test_files_source_folder_has_a_document_per_text_file(tmp_path: Path, texts:
     assert _texts(f"files:{tmp_path}/*.TXT") == texts[::3]
 
 
-def test_hub_source_local_folder_has_the_same_documents(jsonl: Path, texts: list[str]) -> None:
-    assert _texts(f"hf:{jsonl.parent}") == texts
+def test_hub_source_local_folder_has_the_same_documents(
+    jsonl: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(jsonl.parents[1]))
+    for folder in (jsonl.parent, f"~/{jsonl.parent.name}"):
+        assert _texts(f"hf:{folder}") == texts
 
 
 @pytest.mark.parametrize("pattern", ["", "/**", "/**/*", "/**/**"])

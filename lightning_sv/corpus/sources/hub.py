@@ -1,6 +1,7 @@
 """Documents from a Hugging Face dataset, streamed."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ WAIT_S = 10.0
 def hub_source(config: CorpusConfig) -> Source:
     """Return the documents of a Hugging Face dataset or folder, streamed in the dataset's order."""
     datasets = needs("datasets", config.source)
-    name, subset, split, text_field = config.location, config.hf_subset, config.hf_split, config.text_field
+    name = os.path.expanduser(config.location)  # noqa: PTH111
+    subset, split, text_field = config.hf_subset, config.hf_split, config.text_field
     revision = None if Path(name).exists() else _hub_revision(config)
 
     def read() -> Iterator[Document]:
