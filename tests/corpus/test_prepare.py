@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -220,6 +221,30 @@ def test_prepare_equal_text_is_no_change(notes: Path, own: CorpusConfig, told: T
     assert "already prepared" in told("prepare", *args)
     shutil.rmtree(notes)
     assert prepare(own, progress=False) == made
+
+
+def test_prepare_text_in_a_folder_of_another_user_is_no_change(
+    notes: Path, own: CorpusConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, stat = prepare(own, progress=False), os.stat
+
+    def refuse(path: object, **kwargs: object) -> os.stat_result:
+        if str(path).startswith(str(notes)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert prepare(own, progress=False) == made
+
+
+def test_prepare_touched_file_that_is_not_readable_has_changed(
+    notes: Path, own: CorpusConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(own, progress=False)
+    os.utime(notes / "0.txt", (1, 1))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"0\.txt has changed"):
+        prepare(own, progress=False)
 
 
 def test_hub_source_revision_is_read_and_recorded(own: CorpusConfig, monkeypatch: pytest.MonkeyPatch) -> None:

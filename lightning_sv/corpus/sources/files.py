@@ -290,15 +290,15 @@ def file_states(config: CorpusConfig) -> dict[str, dict[str, Any]]:
 def changed_text(manifest: Manifest) -> str:
     """Return a phrase that names files that were added, removed or changed since the preparation; empty for none.
 
-    Only sources of files are compared, if any of their files still exists here.
+    Only sources of files are compared, if this user can find any of their files.
     """
     then = manifest.sources
     if not then:
         return ""
     try:
         found = source_files(CorpusConfig(**manifest.settings))[0]
-    except (TypeError, ValueError, OSError):  # some text no longer exists
-        found = [path for path in map(Path, then) if path.is_file()]
+    except (TypeError, ValueError, OSError):  # some text no longer exists, or this user may not read its folder
+        found = [Path(name) for name in then if os.path.isfile(name)]  # noqa: PTH113 (Path.is_file would raise)
     now = {str(path): path for path in found}
     phrases = []
     for name in sorted(then.keys() | now.keys()) if now else ():
@@ -320,4 +320,5 @@ def _same(path: Path, then: dict[str, Any]) -> bool:
     now = _times(path)
     if now.items() <= then.items():
         return True
-    return now["bytes"] == then.get("bytes") and file_sha256(path) == then.get("sha256")
+    readable = now["bytes"] == then.get("bytes") and os.access(path, os.R_OK)
+    return readable and file_sha256(path) == then.get("sha256")
