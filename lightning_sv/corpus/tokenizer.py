@@ -22,9 +22,9 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
-#: characters of a long text that are encoded at once, up to the next line break before a character that is not space
+#: characters of a long text that are encoded at once, up to the next of these places
 _PART = 1 << 20
-_LINE_BREAK = re.compile(r"\n(?=\S)")
+_LINE_BREAK, _WORD_START = re.compile(r"\n(?=\S)"), re.compile(r"[\n ](?=\S)")
 #: transformers files next to a tokenizer.json that name its end token
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -122,23 +122,25 @@ class Tokenizer:
 
         The library needs 0.2 GB per MB of text, so byte-level tokenizers encode long texts in parts.
         """
-        if not self._splits_at_lines or all(len(text) <= _PART for text in texts):
+        if self._places is None or all(len(text) <= _PART for text in texts):
             return self._encode(texts)
-        none = np.empty(0, self.dtype)
-        return [np.concatenate([none, *(self._encode([part])[0] for part in _parts(text))]) for text in texts]
+        none, places = np.empty(0, self.dtype), self._places
+        return [np.concatenate([none, *(self._encode([part])[0] for part in _parts(text, places))]) for text in texts]
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
     @cached_property
-    def _splits_at_lines(self) -> bool:
-        """Return True if no token continues over a line break between two characters that are not space."""
+    def _places(self) -> re.Pattern[str] | None:
+        """Places over which no token continues, None if they are not known."""
         tokenizer, split = self._tokenizer, self._tokenizer.pre_tokenizer
         byte_level = isinstance(split, pre_tokenizers.ByteLevel) and split.use_regex and not split.add_prefix_space
         added = tokenizer.get_added_tokens_decoder().values()
-        at_ends = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
-        return byte_level and tokenizer.normalizer is None and not at_ends
+        over_lines = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
+        if not byte_level or tokenizer.normalizer is not None or over_lines:
+            return None
+        return _LINE_BREAK if any(" " in token.content for token in added) else _WORD_START
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
@@ -175,14 +177,15 @@ class Tokenizer:
         return path
 
 
-def _parts(text: str) -> Iterator[str]:
+def _parts(text: str, places: re.Pattern[str] = _WORD_START) -> Iterator[str]:
     """Cut a text after about every `_PART` characters, where no token of a byte-level BPE can continue.
 
-    GPT-2's pattern keeps the white space before the last character of a run together, and a line break apart from text.
+    GPT-2's pattern keeps the white space before the last character of a run together, a line break apart from text, and
+    a space with the text after it.
     """
     start = 0
     while start < len(text):
-        cut = _LINE_BREAK.search(text, start + _PART)
+        cut = places.search(text, start + _PART)
         end = len(text) if cut is None else cut.start()
         yield text[start:end]
         start = end

@@ -33,10 +33,10 @@ def test_decode_encoded_text_is_equal(corpus: Path) -> None:
 def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only of a tokenizer that splits at lines, which a WordLevel one does not promise."""
+    """Only of a tokenizer that splits at white space, which a WordLevel one does not promise."""
     tokenizer = Tokenizer.load(corpus)
     words = open_tokenizer(_published(tmp_path, vocabulary=["?", END, "a\nb"], tokenizer_config={"eos_token": END}))
-    assert tokenizer._splits_at_lines and not words._splits_at_lines
+    assert tokenizer._places and not words._places
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
 
     @given(st.lists(st.text("ab \n\r\t'.é\u2028") | st.text()))
@@ -49,15 +49,24 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
     check()
 
 
-@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
-def test_encode_batch_added_token_that_takes_line_breaks_gives_the_same_ids(
-    side: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
+def test_encode_batch_long_line_is_encoded_in_parts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, sizes = Tokenizer.load(corpus), list[int]()
+    encode = tokenizer._encode
+    monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 10)
+    monkeypatch.setattr(tokenizer, "_encode", lambda texts: sizes.extend(map(len, texts)) or encode(texts))
+    assert tokenizer.encode_batch(["word " * 100])[0].tolist() == tokenizer.encode("word " * 100)
+    assert max(sizes) <= 15
+
+
+@pytest.mark.parametrize("added", [("TOKEN", "lstrip"), ("TOKEN", "rstrip"), ("  ", "normalized")])
+def test_encode_batch_added_token_of_white_space_gives_the_same_ids(
+    added: tuple[str, str], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
-    library.add_tokens([tokenizers.AddedToken("TOKEN", **{side: True})])
+    library.add_tokens([tokenizers.AddedToken(added[0], **{added[1]: True})])
     tokenizer = Tokenizer(library.to_str().encode(), "")
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
-    text = "a\nTOKEN\nb\n"
+    text = "a\nTOKEN\nb    c\n    d\n"
     assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
 
 
