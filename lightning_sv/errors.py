@@ -35,6 +35,12 @@ def expect(ok: bool, key: str, value: object, expected: str) -> None:
         raise ConfigError(f"{key} is {value}; expected {expected}")
 
 
+def expect_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise `ConfigError` with the message of `unknown` unless `name` is known."""
+    if name not in (names := list(known)):
+        raise ConfigError(unknown(what, name, names))
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return an error message that lists the known names and suggests the closest one."""
     names = list(known)

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import expect, expect_known
 
 
 class Gpu(NamedTuple):
@@ -47,8 +47,7 @@ def gpu_of_card(card: str) -> Gpu | None:
 def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """Return the GPU of this name, with a different memory size if given."""
     gpus = {gpu.name: gpu for gpu in GPUS}
-    if name not in gpus:
-        raise ConfigError(unknown("GPU", name, gpus))
+    expect_known("GPU", name, gpus)
     if memory_gib is None:
         return gpus[name]
     expect(0 < memory_gib < math.inf, "--gpu_memory", f"{memory_gib} GiB", "a positive, finite number.")

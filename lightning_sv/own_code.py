@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 
 _NAME = re.compile(r"([\w.]+):\w+")
 _T = TypeVar("_T")
@@ -39,6 +39,5 @@ def find(table: Mapping[str, _T], name: str, key: str) -> _T:
         functions = all(map(callable, table.values()))
         expect(callable(found) or not functions, key, f"{name}, a {type(found).__name__}", "a function.")
         return found
-    if name not in table:
-        raise ConfigError(unknown(key, name, [*table, "package.module:Name"]))
+    expect_known(key, name, [*table, "package.module:Name"])
     return table[name]

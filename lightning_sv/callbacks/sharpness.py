@@ -29,7 +29,7 @@ from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, hutchinson, lanczos
 from lightning_sv.curvature.hvp import scalar_loss
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -275,8 +275,8 @@ class Sharpness(L.Callback):
         self._find(parameter_subsets(model_of(pl_module, self.model)))
 
     def _find(self, known: Subsets) -> None:
-        if wrong := [name for name in self.subsets if name not in known]:
-            raise ConfigError(unknown("subset of Sharpness", wrong[0], known))
+        for name in self.subsets:
+            expect_known("subset of Sharpness", name, known)
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
     def charts(self) -> Pages:

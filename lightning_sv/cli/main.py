@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import expect_known
 from lightning_sv.log import LEVELS, start_logging
 from lightning_sv.runs.output import LastingStream, discard, lasting_output, message_of
 
@@ -126,8 +126,7 @@ def _run(argv: list[str]) -> int:
 
         print(__version__)
         return 0
-    if name not in COMMANDS:
-        raise ConfigError(unknown("command", name, COMMANDS))
+    expect_known("command", name, COMMANDS)
     with lasting_output() if name in LASTING else nullcontext():
         return _command(name)(rest)
 

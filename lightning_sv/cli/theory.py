@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from lightning_sv.analysis.theory_plots import draw_panels
 from lightning_sv.atomic import check_writable, write_atomically
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import expect_known
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Result
 
@@ -29,8 +29,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of pictures and theory.json.")
     options = parser.parse_args(argv)
     out: Path = options.out
-    if wrong := [name for name in options.claims if name not in names]:
-        raise ConfigError(unknown("claim", wrong[0], names))
+    for name in options.claims:
+        expect_known("claim", name, names)
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
     stderr = Console(stderr=True)

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.atomic import file_sha256
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Tuned, load_tuned, rounded
 from lightning_sv.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
@@ -79,12 +79,9 @@ class RunResolver:
 
     def model(self, role: str) -> ModelSpec | str:
         """Return the model of a role, or why this budget has none."""
-        if role in self.budget.models:
-            return self.budget.models[role]
-        if role not in self.budget.unavailable:
-            known = [*self.budget.models, *self.budget.unavailable]
-            raise ConfigError(unknown(f"budget {self.budget.name}: model", role, known))
-        return self.budget.unavailable[role]
+        models: dict[str, ModelSpec | str] = {**self.budget.unavailable, **self.budget.models}
+        expect_known(f"budget {self.budget.name}: model", role, models)
+        return models[role]
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Resolve one arm."""

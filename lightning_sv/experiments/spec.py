@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import expect_known
 from lightning_sv.settings.yaml_file import read_as
 
 CONF = Path("conf")
@@ -231,8 +231,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     figure, budgets = read_as(FigureSpec, _file(name, conf / "paper", "figure")), budget_names(conf)
     for where, named in _budgets_named(figure):
         for budget in named:
-            if budget not in budgets:
-                raise ConfigError(unknown(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets))
+            expect_known(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets)
     return figure
 
 
@@ -260,8 +259,7 @@ def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
 
 
 def _file(name: str, folder: Path, what: str) -> Path:
-    if name not in (known := _names(folder)):
-        raise ConfigError(unknown(what, name, known))
+    expect_known(what, name, _names(folder))
     return folder / f"{name}.yaml"
 
 

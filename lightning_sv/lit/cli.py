@@ -24,7 +24,7 @@ from rich.console import Console
 from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.corpus.sampler import limited
-from lightning_sv.errors import ConfigError, StoppedError, expect, unknown
+from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
@@ -162,8 +162,7 @@ class PretrainCLI(LightningCLI):
         self.command, *words = (sys.argv[1:] if args is None else args) or [""]
         self._signals = StopSignals()
         try:
-            if self.command not in COMMANDS:
-                raise ConfigError(unknown("command", self.command, COMMANDS))
+            expect_known("command", self.command, COMMANDS)
             with ExitStack() as self._cleanup:  # ends with the command, however that ends
                 super().__init__(
                     model_class,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 
 BALANCES = ("loss", "bias", "none")
 #: Upper bound on any width: larger values are typing errors, and a product of three such widths fits in 64 bits.
@@ -38,8 +38,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         prefix = "model.backbone.router"
-        if self.balance not in BALANCES:
-            raise ConfigError(unknown(f"{prefix}.balance", self.balance, BALANCES))
+        expect_known(f"{prefix}.balance", self.balance, BALANCES)
         for key in ("balance_coef", "bias_rate", "z_coef"):
             value = getattr(self, key)
             expect(0 <= value < math.inf, f"{prefix}.{key}", value, "a finite number of at least 0.")
@@ -147,8 +146,7 @@ class BackboneConfig:
             expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
         roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
         for role, std in self.init_std_by_role.items():
-            if role not in roles:
-                raise ConfigError(unknown(f"role in {prefix}.init_std_by_role", role, roles))
+            expect_known(f"role in {prefix}.init_std_by_role", role, roles)
             expect(0 <= std <= 1e12, f"{prefix}.init_std_by_role.{role}", std, "a number from 0 to 1e12.")
         if not self.n_expert and self.router != RouterConfig():
             raise ConfigError(f"{prefix}.router is set, but n_expert is 0; set n_expert.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch.optim import SGD, AdamW, Optimizer
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES, ParameterGroup
 from lightning_sv.optim.muon import CompositeOptimizer, Muon
 from lightning_sv.own_code import find
@@ -58,8 +58,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if ":" not in self.name:
             find(OPTIMIZERS, self.name, "model.optim.name")
-        if self.ns_dtype not in NS_DTYPES:
-            raise ConfigError(unknown("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES))
+        expect_known("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES)
         for key in ("undecayed", "muon_roles"):
             if unknown_roles := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
                 raise ConfigError(
@@ -68,8 +67,7 @@ class OptimConfig:
                 )
         for key in ("lr_factor_by_role", "weight_decay_by_role", "clip_by_role"):
             for role, value in getattr(self, key).items():
-                if role not in PARAMETER_ROLES:
-                    raise ConfigError(unknown(f"role in model.optim.{key}", role, PARAMETER_ROLES))
+                expect_known(f"role in model.optim.{key}", role, PARAMETER_ROLES)
                 limit = math.inf if key == "clip_by_role" else 1e12
                 fits = 0 < value <= limit or (value == 0 and key == "weight_decay_by_role")
                 expect(fits, f"model.optim.{key}.{role}", value, "a positive number.")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import FOLDED, PLACEMENTS, Placement, ScaleStrategy, branch_placement
@@ -44,8 +44,8 @@ class ScaleOptions:
         gamma = self.initial_gamma_out
         expect(0 < gamma <= 1e12, "scale_options.initial_gamma_out", gamma, "a number above 0, up to 1e12.")
         for site, token in self.placement_at.items():
-            if ":" not in token and token not in (known := PLACEMENTS | FOLDED):
-                raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, known))
+            if ":" not in token:
+                expect_known(f"scale_options.placement_at.{site}", token, PLACEMENTS | FOLDED)
         for key, role in self.role_at.items():
             fits = role in ROLES and key.rpartition(".")[2] in ("scale_in", "scale_out", "scale")
             wanted = "SITE.scale_in or SITE.scale_out with the role 'input' or 'output'."

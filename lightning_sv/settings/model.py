@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import expect, expect_known
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.optim.schedule import SCHEDULES
@@ -91,11 +91,10 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
             old = arguments.get(key)
             arguments[key] = {**old, **value} if isinstance(old, dict) else value
     known = [*(each.name for each in fields(PretrainConfig)), "lr", *sizes]
-    if wrong := sorted(arguments.keys() - known):
-        raise ConfigError(f"{find_config('model', name, own_first=False)}: {unknown('key of model', wrong[0], known)}")
+    for key in sorted(arguments):
+        expect_known(f"{find_config('model', name, own_first=False)}: key of model", key, known)
     for key, value in changes.items():
-        if key not in known:
-            raise ConfigError(unknown("argument", key, known))
+        expect_known("argument", key, known)
         (arguments["backbone"] if key in sizes else arguments)[key] = value
     return arguments
 
