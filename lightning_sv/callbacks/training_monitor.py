@@ -220,7 +220,6 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
     """Return the peak FLOP/s in the device's data sheet; None if not listed or for a CPU."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    if gpu := gpu_of_card(name):
+    if gpu := gpu_of_card(torch.cuda.get_device_name(device)):
         return gpu.peak(str(precision))
     return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)

@@ -42,8 +42,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if not axes:
         raise ConfigError("sweep: --lr and --init_std are not set; expected several values for one of them.")
     for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
-        wanted = f"no value, because --{AXES.get(key)} is set. Remove one of them."
-        expect(key not in axes, f"--{key}", value, wanted)
+        expect(key not in axes, f"--{key}", value, f"no value, because --{AXES.get(key)} is set. Remove one of them.")
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # needed to parse a run
     arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     figure = swept_figure(arms, axes, shared, options.seeds, model)

@@ -132,8 +132,7 @@ def statement(claim: ClaimSpec) -> str:
 
 def not_testable(claim: ClaimSpec, why: str) -> Verdict:
     """Return the verdict on a claim that these runs, or this budget, do not test."""
-    sentence = f"Not testable here: {why}."
-    return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
+    return Verdict(statement(claim), NOT_TESTABLE, f"Not testable here: {why}.", None, None, None, 0, None, claim.paper)
 
 
 def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:

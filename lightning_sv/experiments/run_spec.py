@@ -121,8 +121,7 @@ class RunResolver:
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         shared = panel.tuned_as not in ("", "own")
-        scale = panel.tuned_as if shared else arm.scale
-        module, _, _ = parse_run([*args, "--model.scale", scale], check_corpus=False)
+        module, _, _ = parse_run([*args, "--model.scale", panel.tuned_as if shared else arm.scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
         label = f"{module.strategy}{exceptions}"
         values, note = tuned_keys(tuned, module.strategy, label, module.backbone.d_model)
@@ -162,8 +161,7 @@ class RunResolver:
         tokens = steps * data.tokens_per_step
         if self.budget.gpu is not None:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
-            flops = module.flops_per_token(data.seq_len)
-            cost = train_hours(tokens, flops, 1, peak, MFU)
+            cost = train_hours(tokens, module.flops_per_token(data.seq_len), 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
             raise ConfigError(
                 f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "

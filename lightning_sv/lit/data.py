@@ -114,8 +114,7 @@ class TokenDataModule(L.LightningDataModule):
         share = self._share = batches.share(devices, trainer.global_rank)
         why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."
         wanted = f"{share.accumulate}, because {why}"
-        fits = stage != "fit" or share.accumulate == accumulate
-        expect(fits, "trainer.accumulate_grad_batches", accumulate, wanted)
+        expect(stage != "fit" or share.accumulate == accumulate, "trainer.accumulate_grad_batches", accumulate, wanted)
         samples = devices > 1 and trainer._accelerator_connector.use_distributed_sampler
         hint = "Pass use_distributed_sampler=False to the Trainer."
         wanted = f"False, because TokenDataModule splits the batch over the devices. {hint}"
@@ -159,8 +158,7 @@ class TokenDataModule(L.LightningDataModule):
     def _read_loader(self) -> TokenLoader | None:
         """Return the loader that the Trainer reads, if it is ours: the user may have made others to look at a batch."""
         found = None if self.trainer is None else self.trainer.train_dataloader
-        ours = (loader for loader in tree_leaves(found) if isinstance(loader, TokenLoader))
-        return next(ours, self._loader)
+        return next((loader for loader in tree_leaves(found) if isinstance(loader, TokenLoader)), self._loader)
 
     def teardown(self, stage: str) -> None:
         """Keep the loader of a fit: later stages remove it from the Trainer, whose checkpoints have its position."""

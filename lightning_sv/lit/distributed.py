@@ -53,8 +53,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     devices, nodes = trainer.num_devices, trainer.num_nodes
     programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}."
     wanted = f"{trainer.world_size}, the processes that were started. Start one per device: {programs}"
-    started = trainer.world_size == devices * nodes
-    expect(started, "trainer.devices x trainer.num_nodes", f"{devices} x {nodes}", wanted)
+    expect(trainer.world_size == devices * nodes, "trainer.devices x trainer.num_nodes", f"{devices} x {nodes}", wanted)
     strategy: object = trainer.strategy
     check_strategy(strategy)
     if isinstance(strategy, FullyShardedStrategy):

@@ -52,8 +52,7 @@ def shard(
     replicas x shards (hybrid sharding). `keep_gathered` frees a block in backward alone.
     """
     blocks = {f"layers.{index}.": layer for index, layer in enumerate(backbone.layers)}
-    others = {"embed.": backbone.embed, "head.": backbone.head}
-    for prefix, part in {**blocks, **others}.items():
+    for prefix, part in {**blocks, "embed.": backbone.embed, "head.": backbone.head}.items():
         if next(part.parameters()).is_meta:
             part.to_empty(device=device)
             for buffer in part.buffers():  # the experts' biases
@@ -261,5 +260,4 @@ def check_strategy(strategy: object) -> None:
     """Refuse Lightning's own sharding, under which each rank clips by the norm of its shard, with a ConfigError."""
     other = isinstance(strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy)
     wanted = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy, which clip by the norm over all devices."
-    known = not other or isinstance(strategy, FullyShardedStrategy)
-    expect(known, "trainer.strategy", type(strategy).__name__, wanted)
+    expect(not other or isinstance(strategy, FullyShardedStrategy), "trainer.strategy", type(strategy).__name__, wanted)

@@ -33,8 +33,7 @@ class Sampling:
     def __post_init__(self) -> None:
         expect(self.tokens >= 1, "tokens", self.tokens, "at least 1.")
         expect(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1.")
-        finite = 0 <= self.temperature < math.inf
-        expect(finite, "temperature", self.temperature, "a finite number of at least 0.")
+        expect(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number of at least 0.")
 
 
 @torch.no_grad()

@@ -57,8 +57,7 @@ class RunLogger(TensorBoardLogger):
         TensorBoard and `runs.events` drop earlier events beyond the segment's start. Only marked steps can be resumed.
         """
         if self.opened:
-            event = Event(session_log=SessionLog(status=status))
-            self.experiment._get_file_writer().add_event(event, tokens)
+            self.experiment._get_file_writer().add_event(Event(session_log=SessionLog(status=status)), tokens)
 
     def save(self) -> None:
         """Flush pending events."""

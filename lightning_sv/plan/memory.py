@@ -244,8 +244,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         replicas = int(options.get("replicas") or 1)
         divides = replicas >= 1 and gpus % replicas == 0
-        wanted = f"a divisor of {gpus}, the number of GPUs."
-        expect(divides, "trainer.strategy.init_args.replicas", replicas, wanted)
+        expect(divides, "trainer.strategy.init_args.replicas", replicas, f"a divisor of {gpus}, the number of GPUs.")
         return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
     raise ConfigError(
         f"trainer.strategy is {spec!r}; expected auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy. Or pass "

@@ -123,8 +123,7 @@ class ParameterCount:
     def print(self, console: Console) -> None:
         """Print the table and the paper's figures."""
         numbers = (Column(name, justify="right") for name in ("tensors", "parameters"))
-        title = escape(f"{self.model}, {self.scale}")
-        table = Table("role", *numbers, "decays", title=title, title_justify="left")
+        table = Table("role", *numbers, "decays", title=escape(f"{self.model}, {self.scale}"), title_justify="left")
         for role, tensors, count, decays in self.roles:
             name = f"{role} scale" if role in SCALE_ROLES else role
             table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")

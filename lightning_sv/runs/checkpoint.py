@@ -63,8 +63,7 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         raise ConfigError(f"{path} does not describe its model ({error}); use a different checkpoint.") from error
     written = entries[CHECKPOINT_KEY].get("format")
     current = type(written) is int and written == FORMAT
-    wanted = f"{FORMAT}. Use the version of lightning_sv that wrote it."
-    expect(current, path, f"of format {written!r:.80}", wanted)
+    expect(current, path, f"of format {written!r:.80}", f"{FORMAT}. Use the version of lightning_sv that wrote it.")
     return entries
 
 

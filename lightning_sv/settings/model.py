@@ -34,8 +34,7 @@ class PretrainConfig:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
-        fits = self.seed is None or 0 <= self.seed < 2**63
-        expect(fits, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
+        expect(self.seed is None or 0 <= self.seed < 2**63, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
         self.scale = str(self.scale)  # which a checkpoint holds, not an object

@@ -184,8 +184,7 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
     for action in (action for action in parser._actions if action.dest in config):
         hint, value = getattr(action, "_typehint", None), config[action.dest]
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
-        wanted = f"a value, by default {action.default!r}."
-        expect(nullable or value is not None, action.dest, "null", wanted)
+        expect(nullable or value is not None, action.dest, "null", f"a value, by default {action.default!r}.")
         expect(not isinstance(value, float) or math.isfinite(value), action.dest, value, "a finite number.")
 
 

@@ -229,8 +229,7 @@ def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
         sizes = np.array(series.values, float)
         for size, arm in zip(sizes, series.arms, strict=True):
             axes.plot(np.full(len(arm.runs), size), arm.losses, ".", color=colour, alpha=0.45, markersize=5)
-        means = [arm.losses.mean() for arm in series.arms]
-        axes.plot(sizes, means, "o", color=colour, markersize=6, label=series.name)
+        axes.plot(sizes, [arm.losses.mean() for arm in series.arms], "o", color=colour, markersize=6, label=series.name)
         forms = next(iter(fits.values()), []) if series.baseline else fits.get(series.label, [])
         grid = _around(sizes)
         for form in forms:
@@ -288,8 +287,7 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         for name, found in optima.items()
         if found.why_not
     ]
-    axes = enumerate(panel.spec.axes)
-    varied = [(k, key) for k, key in axes if len({arm.point[k] for arm in panel.arms}) > 1]
+    varied = [(k, key) for k, key in enumerate(panel.spec.axes) if len({arm.point[k] for arm in panel.arms}) > 1]
     return [_profile_plot(panel, k, key, optima) for k, key in varied], notes
 
 

@@ -151,8 +151,7 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
     expect("optimizer_states" in checkpoint, "the checkpoint", "one with weights only", wanted)
     try:
         (saved,) = checkpoint["optimizer_states"]
-        numbers = [group["params"] for group in saved["param_groups"]]
-        if numbers != [group["params"] for group in own]:
+        if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
             raise ConfigError("its parameters are numbered otherwise")
         # loading adds only the entries that an older torch did not have
         optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})

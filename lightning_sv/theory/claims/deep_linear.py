@@ -203,8 +203,7 @@ def _regimes() -> Finding:
         small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
         found = []
         for student, initial in ((_F, None), (DeepLinear(), small)):
-            times = np.linspace(0.5, 25, 250)
-            run = flow(student, teacher, times, initial=initial)
+            run = flow(student, teacher, np.linspace(0.5, 25, 250), initial=initial)
             last = int(np.flatnonzero(run.loss > 1e4 * FLOOR * run.loss[0])[-1])
             found.append(-student.rate(run.states[last], teacher) / (2 * run.loss[last]))
         predicted.append(stated[1] / stated[0])

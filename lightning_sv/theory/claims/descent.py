@@ -232,8 +232,7 @@ def _printed() -> Finding:
 @_descent("5, 6 anywhere", _STATES, expected="fails")
 def _no_covariance() -> Finding:
     """σ² ∇²L is a covariance."""
-    negative = [np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]
-    share = float(np.mean(negative))
+    share = float(np.mean([np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]))
     return Finding(0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue")
 
 

@@ -166,8 +166,7 @@ def _loss() -> Finding:
     """the loss depends on the std less than half as much under dnp."""
     losses = {arm: np.array([_runs()[arm, std].loss for std in STDS]) for arm in ARMS}
     spreads = {arm: float(np.ptp(values)) for arm, values in losses.items()}
-    title = "The loss depends on the std under llama"
-    panel = _by_std(title, "loss on held-out text, nats per byte", losses, "x")
+    panel = _by_std("The loss depends on the std under llama", "loss on held-out text, nats per byte", losses, "x")
     note = "; ".join(f"{arm} {', '.join(f'{x:.3f}' for x in values)}" for arm, values in losses.items())
     share = spreads["dnp"] / spreads["llama"]
     return Finding("< 0.5", share, None, share < 0.5, f"spread of dnp over llama's; losses: {note}", (panel,))

@@ -227,5 +227,4 @@ def _closed_forms() -> Finding:
         oracle = np.linalg.eigvalsh(hessian)[-1], np.trace(hessian), np.linalg.norm(hessian)
         apart = [abs(a - b) for a, b in zip(sharpness(w, gamma, target).values(), oracle, strict=True)]
         worst = float(max(worst, np.abs(hessian - blocks).max(), *apart))
-    note = "blocks, λ_max, trace and Frobenius norm of 60 random states"
-    return Finding(0.0, worst, worst, worst < 1e-10, note)
+    return Finding(0.0, worst, worst, worst < 1e-10, "blocks, λ_max, trace and Frobenius norm of 60 random states")
