@@ -12,8 +12,7 @@ Vector = tuple[Tensor, ...]
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return <a, b> in float64, because products in float32 or float16 underflow and overflow."""
     flat = ((x.detach().flatten().double(), y.detach().flatten().double()) for x, y in zip(a, b, strict=True))
-    total: float = torch.stack([torch.dot(x, y) for x, y in flat]).sum().item()
-    return total
+    return torch.stack([torch.dot(x, y) for x, y in flat]).sum().item()
 
 
 def norm(a: Sequence[Tensor]) -> float:

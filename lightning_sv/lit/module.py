@@ -191,8 +191,7 @@ class PretrainModule(L.LightningModule):
             self.configure_model()
             # those of an earlier `module.to(...)`
             self.net.to(self.device, self.dtype)  # type: ignore[arg-type]
-        logits: Tensor = self.net(tokens, documents)
-        return logits
+        return self.net(tokens, documents)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load weights, after building the backbone that they belong to."""
@@ -231,8 +230,7 @@ class PretrainModule(L.LightningModule):
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
         tokens = _inputs(block, self.settings.backbone.vocab_size)
         documents, targets = self._documents(tokens), block[:, 1:]
-        out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=targets, with_routing=True)
-        return out
+        return self.net(tokens, documents, targets=targets, with_routing=True)
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
         """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
@@ -304,7 +302,7 @@ class PretrainModule(L.LightningModule):
     def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
         """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
         tokens = _inputs(block, self.settings.backbone.vocab_size)
-        return self(tokens, self._documents(tokens)).float().cpu()  # type: ignore[no-any-return]
+        return self(tokens, self._documents(tokens)).float().cpu()
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
@@ -475,4 +473,4 @@ def _inputs(block: Any, vocabulary: int) -> Tensor:
         low, high = (int(each) for each in block.aminmax())
         wanted = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
         expect(low >= 0 and high < vocabulary, "the range of token ids", f"{low} to {high}", wanted)
-    return block[:, :-1]  # type: ignore[no-any-return]
+    return block[:, :-1]

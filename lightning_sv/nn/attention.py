@@ -61,5 +61,4 @@ class Attention(nn.Module):
         # Rotate before transposing: the output has the layout of q, and o_proj needs B T H K.
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
-        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.o_proj(y.transpose(1, 2).flatten(2))

@@ -54,8 +54,7 @@ def linear_cross_entropy(
         return _plain(*inputs, targets=targets, norm_eps=norm_eps)
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in inputs):
         return _chunks(inputs, targets, norm_eps, wanted=False)[0]
-    out: Tensor = _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
-    return out
+    return _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
 
 
 def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:

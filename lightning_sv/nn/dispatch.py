@@ -67,8 +67,7 @@ def dispatch(x: Float[Tensor, "N d"], layout: Layout) -> Float[Tensor, "R d"]:
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    rows: Tensor = _Dispatch.apply(x, layout.source, layout.position)
-    return rows
+    return _Dispatch.apply(x, layout.source, layout.position)
 
 
 def combine(y: Float[Tensor, "R d"], layout: Layout) -> Float[Tensor, "N d"]:
@@ -77,8 +76,7 @@ def combine(y: Float[Tensor, "R d"], layout: Layout) -> Float[Tensor, "N d"]:
     Apply weights to the input of a linear map (`weights_by_row`), not to y: the result is the same, and y is not saved
     for their gradient.
     """
-    out: Tensor = _Combine.apply(y, layout.source, layout.position)
-    return out
+    return _Combine.apply(y, layout.source, layout.position)
 
 
 def weights_by_row(weights: Float[Tensor, "N k"], layout: Layout) -> Float[Tensor, " R"]:

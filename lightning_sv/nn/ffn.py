@@ -35,8 +35,7 @@ def swiglu_outputs(gate: Output, up: Output) -> Tensor:
     """
     if uses_reference() or not (gate.one_norm and up.one_norm):
         return F.silu(gate.finish()) * up.finish()
-    out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, (gate.eps, up.eps))
-    return out
+    return _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, (gate.eps, up.eps))
 
 
 class _NormedSwiGLU(torch.autograd.Function):
@@ -91,8 +90,7 @@ def swiglu(
     """
     if uses_reference():
         return _swiglu(gate, up, weight)
-    out: Tensor = _SwiGLU.apply(gate, up, weight)
-    return out
+    return _SwiGLU.apply(gate, up, weight)
 
 
 def _swiglu(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:

@@ -53,8 +53,7 @@ class Routing(NamedTuple):
     @property
     def entropy(self) -> Tensor:
         """Mean entropy of the router's probabilities in nats; log E if they are uniform."""
-        entropy: Tensor = torch.special.entr(self.logits.softmax(-1)).sum(-1).mean()
-        return entropy
+        return torch.special.entr(self.logits.softmax(-1)).sum(-1).mean()
 
     def detach(self) -> "Routing":
         """Return the routing without its graph, for logging."""

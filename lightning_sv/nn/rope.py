@@ -36,8 +36,7 @@ def rotate(
     cos, sin = (table.to(x.dtype) for table in tables)
     if uses_reference():
         return _rotate(x, cos, sin)
-    out: Tensor = _Rotate.apply(x, cos, sin)
-    return out
+    return _Rotate.apply(x, cos, sin)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

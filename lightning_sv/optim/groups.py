@@ -133,8 +133,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor, by a collective if it is sharded."""
     if not is_sharded(tensor):
         return tensor
-    full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-    return full
+    return tensor.full_tensor()  # type: ignore[attr-defined]
 
 
 def clip_by_role(

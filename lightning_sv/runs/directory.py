@@ -81,8 +81,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
             continue
         if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
             raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
-    result: dict[str, Any] = printable(summary)
-    return result
+    return printable(summary)
 
 
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:

@@ -231,8 +231,7 @@ class BranchGroup(nn.Module):
         self, name: str, xhat: Float[Tensor, "*tokens d_in"], rows: Rows | None = None
     ) -> Float[Tensor, "*tokens d_out"]:
         """Apply one branch to the normalized input (see `ScaledLinear.forward`)."""
-        out: Tensor = getattr(self, name)(xhat, self._gamma_out(name), rows)
-        return out
+        return getattr(self, name)(xhat, self._gamma_out(name), rows)
 
     def _gamma_out(self, name: str) -> Tensor | None:
         shared = self._shared_out(name)

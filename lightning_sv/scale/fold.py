@@ -27,8 +27,7 @@ def scaled_product(
     if uses_reference():  # the compiler fuses the fold with the cast and recomputes it in backward
         dtype = product_dtype(xhat, weight)
         return F.linear(xhat.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype))
-    folded: Tensor = _FoldedProduct.apply(xhat, weight, gamma_in, gamma_out)
-    return folded
+    return _FoldedProduct.apply(xhat, weight, gamma_in, gamma_out)
 
 
 def effective_weight(

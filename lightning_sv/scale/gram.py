@@ -32,8 +32,7 @@ def inverse_rms_of_product(
     """
     if uses_reference():
         return _inverse_rms(x, weight, gamma_in, eps=eps)[0]
-    out: Tensor = _InverseRms.apply(x, weight, gamma_in, eps)
-    return out
+    return _InverseRms.apply(x, weight, gamma_in, eps)
 
 
 def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, *, eps: float) -> tuple[Tensor, Tensor]:

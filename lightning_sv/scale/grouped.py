@@ -51,8 +51,7 @@ def grouped_product(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_ou
     Returns:
         (R, d_out), in the autocast dtype if autocast is on.
     """
-    out: Tensor = _GroupedProduct.apply(x, *rows, product_dtype(x, weight), weight, gamma_in, gamma_out)
-    return out
+    return _GroupedProduct.apply(x, *rows, product_dtype(x, weight), weight, gamma_in, gamma_out)
 
 
 class _GroupedProduct(torch.autograd.Function):

@@ -26,8 +26,7 @@ def normalize(
     """
     if uses_reference():
         return _normalize(x, eps, gamma)
-    out: Tensor = _Normalize.apply(x, eps, gamma)
-    return out
+    return _Normalize.apply(x, eps, gamma)
 
 
 def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
@@ -68,8 +67,7 @@ def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows
     if torch.compiler.is_compiling():
         return torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
     mean_square = torch.linalg.vector_norm(z, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-    rrms: Tensor = mean_square.add_(eps).rsqrt_()
-    return rrms
+    return mean_square.add_(eps).rsqrt_()
 
 
 def scale_inplace(buffer: Tensor, gamma: Tensor | None) -> Tensor:

@@ -142,21 +142,17 @@ class ScaleStrategy:
     @property
     def placement_row(self) -> Placement:
         """Row of `PLACEMENTS` for the placement."""
-        row = _row("placement", self.placement)
-        assert isinstance(row, Placement)
-        return row
+        return _row("placement", self.placement)
 
     @property
     def vector(self) -> type[ScaleVector]:
         """Class of the parameterization."""
-        row: type[ScaleVector] = _row("parameterization", self.parameterization)
-        return row
+        return _row("parameterization", self.parameterization)
 
     @property
     def decayed_roles(self) -> frozenset[Role]:
         """Roles whose scale vectors decay."""
-        roles: frozenset[Role] = _row("decay", self.decay).roles
-        return roles
+        return _row("decay", self.decay).roles
 
     def canonical(self, roles: frozenset[Role], *, shared_groups: bool = True) -> "ScaleStrategy":
         """Return the simplest strategy that builds and trains the same model.

@@ -121,9 +121,7 @@ def loss_series(student: Student, teacher: Any, order: int) -> PowerSeries:
     """
     target = exact(_matrix(teacher))
     residual = student.effective(*power_series(student, teacher, order)) - target
-    loss = (residual * residual).sum() / 2
-    assert isinstance(loss, PowerSeries)
-    return loss
+    return (residual * residual).sum() / 2
 
 
 class Curve(NamedTuple):
@@ -173,8 +171,7 @@ def loss_ratio(
 
 def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
     """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
-    difference: PowerSeries = loss_series(student, teacher, order) - loss_series(baseline, teacher, order)
-    return difference.coefficients
+    return (loss_series(student, teacher, order) - loss_series(baseline, teacher, order)).coefficients
 
 
 def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:

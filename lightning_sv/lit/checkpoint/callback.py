@@ -56,8 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return read_sharded(path, tensors=True)
         if not distributed.is_initialized():
             return super().load_checkpoint(path, *given, **more)
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return loaded
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
