@@ -150,10 +150,9 @@ def token_efficiency(
     """
     ends = [(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
     targets = [max(pair) if to_higher else pair[0] for pair in ends]
-    alone = min(curve.tokens.size for curve in (*a, *b)) < 2
     early = any(curve.values[0] <= target for of in (a, b) for curve, target in zip(of, targets, strict=True))
     for fails, why in (
-        (alone, "a run has its final loss alone, not those before it"),
+        (min(curve.tokens.size for curve in (*a, *b)) < 2, "a run has its final loss alone, not those before it"),
         (not np.isfinite(ends).all(), "a run diverged"),
         (early, "a run reached the target before its first validation"),
     ):

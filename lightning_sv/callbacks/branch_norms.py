@@ -100,9 +100,8 @@ class BranchCallback(L.Callback):
         expect(len(alike) == 1, f"number of {type(self).__name__} callbacks", len(alike), f"1. {hint}")
         model = self._model = model_of(pl_module, self.model)
         scaled = any(branch.vectors or branch.weight is not None for branch in scaled_branches(model))
-        value = f"{type(model).__name__}, without scale vectors"
         wanted = "a Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
-        expect(scaled, f"the model of {type(self).__name__}", value, wanted)
+        expect(scaled, f"the model of {type(self).__name__}", f"{type(model).__name__}, without scale vectors", wanted)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the initial figures, unless the run is resumed."""

@@ -66,10 +66,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
 def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
     best, keys = series.optimum, list(panel.spec.axes)
-    points = [{**dict(zip(keys, arm.point, strict=True)), "losses": arm.losses.tolist()} for arm in series.arms]
     return {
         "scale": series.label,
-        "points": points,
+        "points": [{**dict(zip(keys, arm.point, strict=True)), "losses": arm.losses.tolist()} for arm in series.arms],
         "optimum": {
             **dict(zip(keys, best.values, strict=True)),
             "factor": {key: math.exp(e) if e == e else None for key, e in zip(keys, best.errors, strict=True)},

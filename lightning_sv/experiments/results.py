@@ -172,9 +172,8 @@ class Table(NamedTuple):
             return config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
 
         speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
-        columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")
         rows = tuple((arm.label, late(arm, speed), late(arm, memory), batch(arm), len(arm.runs)) for arm in arms)
-        return cls(columns, rows)
+        return cls(("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs"), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,9 +316,8 @@ class Pair:
 def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
     """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
     alike = [(a, b) for b in panel.arms if not b.baseline for a in panel.arms if a.baseline and a.size == b.size]
-    couples = alike if panel.kind in ("curves", "scaling", "lengths") else []
     pairs, lost = [], []
-    for a, b in couples:
+    for a, b in alike if panel.kind in ("curves", "scaling", "lengths") else []:
         try:
             pairs.append(Pair(*panel.paired(a, b), panel.difference(b, a, confidence=TWO_SIDED)))
         except NotTestableError as error:

@@ -288,10 +288,9 @@ class PretrainCLI(LightningCLI):
             for callback in callbacks:
                 if isinstance(callback, EarlyStopping | ModelCheckpoint):
                     key = f"monitor of trainer.callbacks: {type(callback).__name__}"
-                    wanted = f"one of: {' '.join(LOSSES)}."
                     measured = str(callback.monitor).partition("/")[0] in MEASURED
                     known = measured or callback.monitor in (None, "epoch", "step", *LOSSES)
-                    expect(known, key, callback.monitor, wanted)
+                    expect(known, key, callback.monitor, f"one of: {' '.join(LOSSES)}.")
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""

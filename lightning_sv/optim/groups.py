@@ -111,11 +111,10 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
         for role in PARAMETER_ROLES
         if (named_parameters := members[role])
     ]
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
     grouped = [id(m.parameter) for group in groups for m in group.members]
     wanted = "parameters of one module each, because each has one role. Untie them."
     expect(len(grouped) == len(set(grouped)), "the model", "one with shared parameters", wanted)
-    assert set(grouped) == trained, "not a partition"
+    assert set(grouped) == {id(p) for p in model.parameters() if p.requires_grad}, "not a partition"
     return groups
 
 

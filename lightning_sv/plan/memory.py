@@ -126,9 +126,8 @@ def step_memory(
 
 
 def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
-    gradient = 0 if parameter.grad is None else parameter.grad.nbytes
     state = sum(value.nbytes for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
-    return Held(len(parameter), parameter.nbytes, gradient, state)
+    return Held(len(parameter), parameter.nbytes, 0 if parameter.grad is None else parameter.grad.nbytes, state)
 
 
 class Parallel(NamedTuple):

@@ -156,13 +156,12 @@ def fitting_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
 ) -> int:
     """Return the largest micro-batch that divides the share of each of `devices` and fits in `memory` bytes."""
-    share = data.share(devices).micro_batch
     precision = TAKES_LESS_THAN.get(str(trainer.get("precision")))
     try:
         memory_of = _memory(run, data, find_strategy(trainer, devices), precision or _precision(trainer), devices)[1]
     except ConfigError as error:
         raise ConfigError(f"data.micro_batch is null and cannot be chosen: {error} Or set data.micro_batch.") from error
-    if fitting := _largest(memory_of, run, data, share, memory):
+    if fitting := _largest(memory_of, run, data, data.share(devices).micro_batch, memory):
         return fitting
     raise ConfigError(
         f"{run.backbone.name} does not fit: one sequence of {data.seq_len} tokens takes "

@@ -82,10 +82,8 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
     try:
         index = _read_index(folder)
         checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True, mmap=True)
-        groups = checkpoint.pop(GROUPS)
-        device = "cpu" if tensors else "meta"
         flat = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+            key: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if tensors else "meta")
             for key, entry in index.state_dict_metadata.items()
         }
         if tensors:
@@ -94,7 +92,7 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about a single process
                 load(flat, checkpoint_id=folder, no_dist=True)
-        model, optimizers = unflatten(flat, groups)
+        model, optimizers = unflatten(flat, checkpoint.pop(GROUPS))
         checkpoint |= {"state_dict": model, "optimizer_states": [number_parameters(each) for each in optimizers]}
     except ConfigError:
         raise

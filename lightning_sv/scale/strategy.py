@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.own_code import import_name
 from lightning_sv.scale.vector import (
     DirectScale,
@@ -194,9 +194,8 @@ def _row(axis: str, word: str) -> Any:
         row = import_name(word, _WORD)
         if _axis_of_row(row) != axis:
             raise ConfigError(f"word {word!r} of the strategy is not a {axis}; {_known()}.")
-    elif word not in AXES[axis]:
-        raise ConfigError(unknown(axis, word, AXES[axis]))
     else:
+        expect_known(axis, word, AXES[axis])
         row = AXES[axis][word]
     if axis == "placement" and word in FOLDED:
         raise ConfigError(f"PLACEMENTS has {word!r}; expected a name other than {' '.join(FOLDED)}. Rename the row.")

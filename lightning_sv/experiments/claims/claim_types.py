@@ -103,9 +103,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
     level = percent(CONFIDENCE)
     within = f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
-    factor = replace(d, mean=e.factor, low=e.low, high=e.high)
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    return Estimate(factor, f"{words} ({within})", "times", tested=d)
+    return Estimate(replace(d, mean=e.factor, low=e.low, high=e.high), f"{words} ({within})", "times", tested=d)
 
 
 def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:

@@ -318,6 +318,5 @@ def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) ->
 
 def axis_words(axis: str) -> str:
     """Return the label of an axis, e.g. of `model.optim.lr`."""
-    known: dict[str, str] = {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}
     last = axis.rpartition(".")[2]
-    return known.get(last, last)
+    return {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}.get(last, last)

@@ -118,9 +118,8 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with all their keys as header; an empty file without rows."""
     rows = list(rows)
-    columns = dict.fromkeys(key for row in rows for key in row)
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -129,9 +129,8 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     for (label, arm), (model, data, trainer) in zip(arms, made, strict=True):
         label += model.scale_options.label() * (label == arm.scale)  # options of all arms
         own, given = data.tokens_per_step, str(trainer["max_steps"])
-        steps_differ = given != "-1" and int(given) * own != tokens
         for key, differs in (
-            ("trainer.max_steps", steps_differ),
+            ("trainer.max_steps", given != "-1" and int(given) * own != tokens),
             ("model.tokens_per_param", model.tokens_per_param != first.tokens_per_param),
         ):
             if settled and key in arm.overrides:

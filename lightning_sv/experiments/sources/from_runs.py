@@ -87,9 +87,8 @@ def own_figure(
     panel = Panel(PanelSpec("Validation loss"), tuple(results))
     counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
     ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
-    title = ", ".join(arm.label for arm in results)
     summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
-    spec = FigureSpec("runs", title, "Your own runs", summary, [panel.spec])
+    spec = FigureSpec("runs", ", ".join(arm.label for arm in results), "Your own runs", summary, [panel.spec])
     return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
 
 

@@ -176,10 +176,9 @@ def _early() -> Finding:
     lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, TEACHERS[4].matrix)))
     panel = ratio_panel("Against g: f ahead at once, the DLN late or never", "", "g", lines, (1e-4, 1e4))
     never = sum(np.isinf(t) for t in overtakes)
-    first = min(overtakes)
     note = (
         f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; it overtakes g from "
-        f"t = {first:.2f} on at the earliest, up to t = {TIMES[-1]:g} not at all for {never}"
+        f"t = {min(overtakes):.2f} on at the earliest, up to t = {TIMES[-1]:g} not at all for {never}"
     )
     return Finding(len(TEACHERS), float(sum(behind)), None, all(behind), note, (panel,))
 

@@ -171,12 +171,11 @@ def _ahead_for_any_teacher() -> Finding:
     overtaken = [teacher.name for teacher in behind if ap_coefficient(teacher.matrix) < 0]
     lines = [Line(teacher.name, *curve) for teacher, curve in curves if ap_coefficient(teacher.matrix)][:6]
     panel = ratio_panel("AP against f: the teacher decides which loss is lower", "AP", "f", lines, (1e-3, 1e3))
-    ratio = max(curve.peak[0] for _, curve in curves)
     note = (
         f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; ahead early and overtaken later, as in "
         f"the paper's Figure 5, for {len(overtaken)}: {', '.join(overtaken) or 'none'}"
     )
-    return Finding("< 1", ratio, None, not behind, note, (panel,))
+    return Finding("< 1", max(curve.peak[0] for _, curve in curves), None, not behind, note, (panel,))
 
 
 @claim("dp", _SOURCE, "(i)", "on φ's trajectory, or γa_i² ≥ 1 for every i (used in the proof)")
@@ -194,5 +193,4 @@ def _early() -> Finding:
 @claim("dp", _SOURCE, "(iii)", f"{_START}; the support of W* is a matching")
 def _throughout() -> Finding:
     """L_φ(t) < L_f(t) for every t > 0."""
-    teachers = [teacher for teacher in TEACHERS if teacher.matching]
-    return throughout("dp", "f", "(iii) φ stays below f: matching support", teachers)
+    return throughout("dp", "f", "(iii) φ stays below f: matching support", [t for t in TEACHERS if t.matching])

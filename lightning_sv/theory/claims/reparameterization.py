@@ -53,8 +53,7 @@ def _early() -> Finding:
 @claim("or", _SOURCE, "(iii)", f"{_START}; d > 1, columns of W* of equal positive norm")
 def _throughout() -> Finding:
     """L_ψ(t) < L_f(t) for every t > 0."""
-    teachers = [teacher for teacher in TEACHERS if teacher.balanced]
-    return throughout("or", "f", "(iii) ψ stays below f: balanced columns", teachers)
+    return throughout("or", "f", "(iii) ψ stays below f: balanced columns", [t for t in TEACHERS if t.balanced])
 
 
 @claim("or", "Section 3.3", "P", "α ≠ 0, β ≠ 0")
