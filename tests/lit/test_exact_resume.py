@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import itertools
 import random
 import subprocess
@@ -21,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
-from lightning_sv.lit.checkpoint.callback import name_also
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO, name_also
 from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import OPTIMIZERS, ScheduleConfig
@@ -254,6 +255,26 @@ def test_fit_resumed_from_an_earlier_checkpoint_has_one_timeline(run_args: list[
     # TensorBoard itself shows the same timeline
     events = EventAccumulator(str(run)).Reload()
     assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
+
+
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_failed_write_leaves_the_checkpoint(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's zip writer fails at its end too, by an error of its own if some bytes were written."""
+    path, writes = tmp_path / "last.ckpt", itertools.count(1)
+    AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(9)}, path)
+    kept = path.read_bytes()
+
+    class Full(io.FileIO):
+        def write(self, data: object) -> int:
+            if next(writes) >= number:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
+    with pytest.raises(OSError, match=str(path)) as caught:
+        AtomicCheckpointIO().save_checkpoint({"weight": torch.ones(9)}, path)
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == kept and list(tmp_path.iterdir()) == [path]
 
 
 def test_full_disk_leaves_all_checkpoints(run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import random
 import shlex
 import shutil
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -38,13 +38,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write `checkpoint` to `path`; after an OSError, the file at `path`, if any, is as before."""
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
-        writer = None
         try:
             with atomic_path(final) as partial, partial.open("wb") as file:
-                writer = _Writer(file)
-                torch.save(checkpoint, cast(IO[bytes], writer))
-        except BaseException as error:
-            cause = writer.error if writer is not None and writer.error is not None else error
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # torch's zip writer fails at its end too, after a failed write
+            cause = error if isinstance(error, OSError) else error.__context__
             if isinstance(cause, OSError):
                 why = f"could not write {final} ({cause.strerror}); its previous content is unchanged"
                 raise OSError(cause.errno, why) from error
@@ -117,24 +116,6 @@ def restore_rng(states: list[dict[str, Any]], rank: int, device: torch.device) -
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-class _Writer:
-    """Store the error of a failed write, which torch's zip writer loses."""
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 class LastCheckpoint(Checkpoint):
