@@ -84,11 +84,7 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class BranchCallback(L.Callback):
-    """Callback that writes figures of a model's branches: before the first step, when due, and after the last step.
-
-    Raises:
-        ConfigError: every_n_steps is below 1; `key` is its name in the config
-    """
+    """Callback that writes figures of a model's branches at the steps of `StepTrigger`, and before the first step."""
 
     def __init__(self, key: str, every_n_steps: int, model: str | None):
         self._clock, self.model = StepTrigger(key, every_n_steps), model
