@@ -72,10 +72,7 @@ def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
         "optimum": {
             **dict(zip(keys, best.values, strict=True)),
             "factor": {key: math.exp(e) if e == e else None for key, e in zip(keys, best.errors, strict=True)},
-            "loss": best.loss,
-            "se": best.se,
-            "df": best.df,
-            "why_not": best.why_not,
+            **{key: getattr(best, key) for key in ("loss", "se", "df", "why_not")},
         },
     }
 
