@@ -27,14 +27,6 @@ def test_calls_have_the_shapes_of_their_signatures() -> None:
     assert int(done.stdout) == 2 * len(BUILDS) + sum("dnp" not in build for build in BUILDS)
 
 
-def test_annotation_without_jaxtyping_is_a_tensor() -> None:
-    program = (
-        "import sys; from lightning_sv.scale.fold import scaled_product; from torch import Tensor\n"
-        "assert 'jaxtyping' not in sys.modules and scaled_product.__annotations__['weight'].__origin__ is Tensor"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
-
-
 def run_models(builds: Sequence[str]) -> int:
     """Run the models; return how many there are (Q/K-norm and `dnp` do not go together)."""
     from jaxtyping import TypeCheckError, install_import_hook
