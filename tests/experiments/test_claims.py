@@ -73,12 +73,10 @@ def test_less_four_pairs_equal_the_hand_computation() -> None:
     assert found.verdict == "holds" and found.n == 4 and found.df == 3 and found.paper == "0.028"
     assert (found.estimate, found.low, found.high) == pytest.approx((-0.02, -0.02 - half, -0.02 + half))
     assert found.smallest == pytest.approx(half) and found.p == pytest.approx(scipy_stats.t.cdf(-0.02 / se, 3))
-    assert found.claim == "a ends below b"
-    assert found.sentence == "Holds: a - b is -0.0200 nats per token (90% interval -0.0211 to -0.0189, 4 pairs)."
     against = judge("less", arm("a", 0.02), flat())
     assert against.verdict == "contradicted" and against.p == pytest.approx(found.p)
     early = judge("less", arm("a", -0.02), flat(), until=0.5)
-    assert early.claim == "a is below b at 50% of the tokens" and "Holds: at 50% of the tokens a - b" in early.sentence
+    assert early.verdict == "holds" and "50% of the tokens" in early.claim
 
 
 def test_less_small_difference_is_equal_within_the_margin() -> None:
@@ -151,12 +149,9 @@ def test_widens_until_a_share_and_keeps_from_it() -> None:
     """The lead is 0.04 at 80% of the tokens, and 0.03 at the end."""
     gap = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
     change, lead = judge_all("widens", arm("a", gap), flat(), at=0.4, until=0.8)
-    assert change.verdict == lead.verdict == "holds" and "from 40% of the tokens to 80%" in change.sentence
-    assert change.claim == "a gains on b from 40% to 80% of the tokens"
-    assert lead.claim == "a is below b at 80% of the tokens"
+    assert change.verdict == lead.verdict == "holds" and change.estimate == pytest.approx(-0.0213, abs=1e-4)
     _, kept = judge_all("keeps", arm("a", gap), flat(), at=0.8, margin=0.02)
     assert kept.verdict == "holds" and kept.estimate == pytest.approx(0.01)
-    assert kept.claim == "the lead of a over b shrinks by less than 0.02 after 80% of the tokens"
     assert words("keeps", arm("a", gap), flat(), at=0.8, margin=0.005) == ["holds", "contradicted"]
     assert words("keeps", arm("a", 0.1), flat(), at=0.8, margin=0.005) == ["contradicted", "holds"]
 
@@ -207,7 +202,6 @@ def test_apart_norms_compare_their_growth() -> None:
 
     found = grown(up, down)
     assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
-    assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at rates more than 10% apart"
     named = ClaimSpec(kind="apart", paper="", a="a", tags=["grad_norm", "role/in"])
     assert "norms of grad_norm and role/in grow" in statement(named)
     assert "q_proj by 2.00 and v_proj by 0.50" in found.sentence
@@ -320,8 +314,7 @@ def test_grid_gap_optima_have_their_errors(gap: float, noise: float, values: tup
     if word != "not resolved":
         assert found.estimate == pytest.approx(gap, abs=0.005) and "a at lr 2" in found.sentence
     elif values[0] == 2.0:
-        assert "its lowest point: the lowest loss is at the end of the grid" in found.sentence
-        assert "over 3 pairs, without an interval" in found.sentence
+        assert "lowest point" in found.sentence and found.low is None
 
 
 @pytest.mark.parametrize(("steep", "word"), [(0.5, "holds"), (2.0, "contradicted")])

@@ -47,16 +47,11 @@ def test_curve_plots_have_losses_and_differences(seeds: int) -> None:
     assert list(legend(loss)) == [ends[name] for name in ("llama", "dp", "hg+dp+or (ours)")]
     assert legend(loss)[ends["llama"]] == (BLUE, "-")
     assert len(set(legend(loss).values())) == 3
-    assert len(loss.lines) == 3 * (1 + (seeds if seeds > 1 else 0))
     gaps = [np.mean([b.val_loss - a.val_loss for a, b in zip(llama.runs, x.runs, strict=True)]) for x in (dp, ours)]
     words = list(legend(difference))
     assert words[0].startswith(f"dp  {gaps[0]:+.4f}") and words[1].startswith(f"hg+dp+or (ours)  {gaps[1]:+.4f}")
     assert list(legend(difference).values()) == list(legend(loss).values())[1:]
-    assert len(difference.collections) == 2  # bands
-    assert loss.get_xlabel() == difference.get_xlabel() == "training tokens"
     assert loss.get_ylim()[1] < 4.5 and difference.get_ylim()[0] < 0 < difference.get_ylim()[1]  # the first drop is cut
-    loss.figure.draw_without_rendering()
-    assert "0.5M" in [tick.get_text() for tick in loss.get_xticklabels()]
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
 
 
@@ -119,9 +114,6 @@ def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     law, _ = panel.fits[0]["unified"]
     assert law.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
-    smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
-    assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"
-    assert smooth[0].get_ydata() == pytest.approx(law.a(smooth[0].get_xdata()))
     columns, rows = panel_table(panel)
     assert not notes and len(rows) == 4 and columns[2] == "law of llama"
     assert rows[0][:3] == ["unified", law.b.formula(), law.a.formula()]
@@ -151,19 +143,15 @@ def test_length_plots_have_a_difference_per_length() -> None:
     assert len(panel_table(panel)[1]) == 12
 
 
-def test_grid_plots_have_a_ring_at_the_optimum() -> None:
+def test_grid_plots_name_the_optimum() -> None:
     panel = fake.grid_panel()
     (plot,), notes = grid_plots(panel)
     axes = plot.figure.axes[0]
     names = list(legend(axes))
     assert names[0].startswith("llama: 3.0") and names[0].endswith("at 0.00294")  # the noise moves it by 2%
     assert names[1].startswith("unified: 3.0") and not notes and plot.name == "lr"
-    rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
-    assert rings == pytest.approx([3e-3, 1e-2], rel=0.05)
-    assert axes.get_xlabel() == "peak learning rate" and axes.get_xscale() == "log"
-    (plot,), notes = grid_plots(replace(panel, arms=(*panel.arms[:2], *panel.arms[4:6])))
+    _, notes = grid_plots(replace(panel, arms=(*panel.arms[:2], *panel.arms[4:6])))
     assert notes[0] == "unified has no fitted optimum: the lowest loss is at the end of the grid (0.003)."
-    assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 
 
 def test_branch_plots_have_one_scale() -> None:
@@ -179,7 +167,7 @@ def test_branch_plots_have_one_scale() -> None:
 
 
 def test_scalar_plots_are_in_logarithms() -> None:
-    """The geometric mean at each probe after the first step; legend and table have the last value."""
+    """Legend and table have the geometric mean of the last values."""
     arms = []
     for label, times in (("hg", 2.0), ("llama", 1.0)):
         whole = fake.arm(label, 0.0, baseline=label == "llama")
@@ -192,11 +180,7 @@ def test_scalar_plots_are_in_logarithms() -> None:
     axes = plot.figure.axes[0]
     assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
     assert notes == ["nop has no sharp in its event files."]
-    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "log", "sharp")
-    bold = [line for line in axes.lines if line.get_linewidth() == 2]
-    assert [list(line.get_xdata()) for line in bold] == [[1000, 10_000]] * 2
-    np.testing.assert_allclose(bold[1].get_ydata(), [20, 200])
-    assert len(axes.lines) == 2 + 2 * 3
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     columns, rows = panel_table(panel)
     assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
     empty = Panel(panel.spec, panel.arms[2:])
