@@ -164,7 +164,7 @@ def test_validate_as_under_nccl_equals_one_process(
     args = [*args, "--trainer.max_steps", "3"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
     words = [str(tmp_path / "run"), strategy, *args, *more]
-    ended = launch("tests.lit.as_under_nccl", *words, logs=tmp_path, ranks=ranks)
+    ended = launch("tests.lit.ranks", "as_under_nccl", *words, logs=tmp_path, ranks=ranks)
     (line,) = [line for line in ended.logs[0].splitlines() if line.startswith('{"val_loss"')]
     loss = read_summary(tmp_path / "alone")["val_loss"]
     assert json.loads(line)["val_loss"] == pytest.approx(loss, rel=1e-5)
@@ -177,7 +177,7 @@ def test_validate_as_under_nccl_equals_one_process(
 
 
 def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
-    launch("tests.lit.own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
+    launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
 def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
@@ -190,13 +190,13 @@ def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
 def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     hybrid = fsdp(args, run, 4, "--trainer.strategy.init_args.replicas", "2")
-    ended = launch("tests.lit.sharded_checkpoints", "7", *hybrid, logs=tmp_path, ranks=4, fails=True)
+    ended = launch("tests.lit.ranks", "sharded_checkpoints", "7", *hybrid, logs=tmp_path, ranks=4, fails=True)
     assert is_sharded(run / LAST), ended
     step = check_checkpoint(str(run / LAST))["global_step"]
     assert step in {4, 6}
 
     (partial := run / LAST.parent / ".step-6.ckpt.partial").mkdir(exist_ok=True)  # as if killed while writing
-    launch("tests.lit.sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
+    launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fsdp(args, run, 2), logs=tmp_path)
     assert not partial.exists()
     assert [leg["steps"] for leg in read_summary(run)["legs"]] == [step, STEPS - step]
     assert_same_run(read_run(alone / "muon"), read_run(run))
@@ -227,7 +227,7 @@ def test_fit_hybrid_sharded_on_fewer_ranks_equals_one_process(args: list[str], a
 
 def test_fit_replicas_that_do_not_divide_the_devices_is_refused(args: list[str], tmp_path: Path) -> None:
     words = fsdp(args, tmp_path / "run", 2, "--trainer.strategy.init_args.replicas", "3")
-    ended = launch("tests.lit.sharded_checkpoints", "-1", *words, logs=tmp_path, fails=True)
+    ended = launch("tests.lit.ranks", "sharded_checkpoints", "-1", *words, logs=tmp_path, fails=True)
     assert set(ended.codes) <= {2, -signal.SIGABRT}, ended  # the first rank that leaves ends the other
     assert any("replicas is 3; expected a divisor of 2" in log for log in ended.logs)
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,105 @@
+"""What the ranks of a launch run: `torchrun -m tests.lit.ranks TASK ARGS`; a task is a function of this file."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops import utilities
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from lightning_sv import Backbone, BackboneConfig, PretrainModule, Sharpness, TokenDataModule
+from lightning_sv.__main__ import main
+from lightning_sv.callbacks import TrainingMonitor
+from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.runs.lock import find_last_checkpoint
+from lightning_sv.runs.sharded_checkpoint import is_sharded
+from tests.lit.several_processes import CPU, STRATEGIES
+
+RANK, RANKS = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+
+
+def mapped_load(file: Any, *given: Any, load: Any = torch.load, **more: Any) -> Any:
+    """Map checkpoint files, which no rank may copy to memory; DCP reads parts of open files."""
+    assert more.get("mmap") or not isinstance(file, str | Path), file
+    return load(file, *given, **more)
+
+
+# Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL. Its loops ask for the backend here;
+# collectives stay those of gloo.
+@patch.object(utilities, "dist", SimpleNamespace(get_backend=lambda: "nccl"))
+@patch.object(torch, "load", mapped_load)
+def as_under_nccl(run_dir: str, strategy: str, *given: str) -> None:
+    """Fit, and validate again: rank 0 leaves that loss in summary.json. Then `validate`, which prints it."""
+    args = ["--config", str(STRATEGIES[strategy]), *CPU, *given, "--trainer.devices", str(RANKS)]
+    fit = ["fit", *args, "--run_dir", run_dir, "--ckpt_path", "last"]
+    assert main(fit) == 0
+    distributed.barrier()
+    summary = Path(run_dir, "summary.json")
+    if RANK == "0":
+        before = json.loads(summary.read_text())["val_loss"]
+        summary.unlink()  # as if killed after the last step
+    distributed.barrier()
+    assert main(fit) == 0
+    if RANK == "0":
+        assert abs(json.loads(summary.read_text())["val_loss"] - before) < 1e-6
+    if RANKS != "1":  # one node does not see the checkpoint yet
+        seen = find_last_checkpoint if RANK == "0" else (lambda run_dir: None)
+        with patch("lightning_sv.lit.cli.find_last_checkpoint", seen):
+            assert main([*fit, "--trainer.max_steps", "9", "--allow_lr_jump"]) == 2
+    assert main(["validate", *args, "--ckpt_path", f"{run_dir}/checkpoints/last.ckpt", "--json"]) == 0
+
+
+def own_trainer(out: str, corpus: str) -> None:
+    """A Trainer of your own under FSDP2 with sharded checkpoints."""
+    module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+    data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=5)
+    saved = ModelCheckpoint(out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max")
+    trainer = L.Trainer(
+        max_steps=2, limit_val_batches=0, callbacks=[TrainingMonitor(1), Sharpness(points=2), saved], logger=False,
+        accelerator="cpu", devices=int(str(RANKS)), enable_progress_bar=False,
+        strategy=FullyShardedStrategy(save_distributed_checkpoint=True), use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    assert is_sharded(saved.best_model_path)
+    trainer.save_checkpoint(f"{out}/after.ckpt")
+    assert is_sharded(f"{out}/after.ckpt")
+    metrics: list[dict[str, float]] = [{}] * trainer.world_size
+    written = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "train/loss"}
+    distributed.all_gather_object(metrics, written)
+    assert written.keys() >= {"sharpness/seconds", "memory/peak_gib"} and metrics == [written] * len(metrics)
+    predicted = trainer.predict(module, data)
+    assert predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2  # of five sequences
+
+
+def sharded_checkpoints(die_at: str, *args: str) -> int:
+    """Fit from the weights of one process, with sharded checkpoints; the last rank is killed before that step."""
+    start = PretrainModule.on_train_start
+
+    def checked_start(self: PretrainModule) -> None:
+        start(self)
+        made, sharded = self.settings, self.net.state_dict()
+        whole = Backbone(made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
+        for name, value in whole.state_dict().items() if self.global_step == 0 else ():
+            here = sharded[name]
+            assert torch.equal(here.full_tensor() if isinstance(here, DTensor) else here, value), name
+
+    def die(self: PretrainModule, batch: Any, batch_idx: int) -> None:
+        if self.global_step == int(die_at) and self.global_rank == self.trainer.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    PretrainModule.on_train_start, PretrainModule.on_train_batch_start = checked_start, die
+    return main(["fit", *args])
+
+
+if __name__ == "__main__":
+    task, *words = sys.argv[1:]
+    sys.exit(globals()[task](*words))
