@@ -46,6 +46,15 @@ def test_set_gamma_is_the_inverse_of_forward(kind: type[ScaleVector], values: li
     torch.testing.assert_close(vector(), gamma, rtol=1e-12, atol=0)
 
 
+def test_forward_of_or_and_er_equals_their_formulas() -> None:
+    alpha, beta = torch.randn(7, dtype=torch.float64), torch.tensor([1.7], dtype=torch.float64)
+    r, e = OriginalSpaceScale(7, "input").double(), ExponentialScale(7, "input").double()
+    for vector in (r, e):
+        vector.load_state_dict({"alpha": alpha, "beta": beta})
+    torch.testing.assert_close(r(), beta * 7**0.5 * alpha / alpha.norm())
+    torch.testing.assert_close(e(), beta.exp() * (alpha - alpha.mean()).exp())
+
+
 def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
     made = {"or": nn.Sequential(OriginalSpaceScale(3, "input")), "er": nn.Sequential(ExponentialScale(3, "input"))}
     for name, model in made.items():
