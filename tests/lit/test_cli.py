@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, StoppedError
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import _keys, _parser
@@ -38,6 +39,18 @@ def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monke
     listed = set(re.findall(r"--([\w.]+)", full))
     assert set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE)) <= listed
     assert {key for key in _keys(_parser()) if "." in key} - SECTIONS <= listed
+
+
+def test_fit_stopped_by_slurm_is_requeued_once(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def stop(cli: PretrainCLI) -> None:
+        raise StoppedError(1, 143, requeue=True)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setattr(PretrainCLI, "_run", stop)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: asked.append(words))
+    assert main(["fit", *run_args]) == 0 and asked == [["scontrol", "requeue", "12"]]
 
 
 @pytest.fixture
