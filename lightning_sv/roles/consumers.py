@@ -262,27 +262,54 @@ def users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[
     """Yield (user, whether it splits the axis, axes of the result) of a value, the nearest first.
 
     Operations that keep the axis are followed: views, copies, masks, sums; elementwise ones without other activations.
+    A concatenation with other values along the axis is followed to the part of it that is this value again.
     """
-    pending, seen, size = [(start, axis)], {start}, start.shape[axis]
-    for value, axis in pending:
+    seen, size = {start}, start.shape[axis]
+    pending = [(start, axis, 0)]  # with the value's place along the axis
+    for value, axis, begin in pending:
+        n = value.shape[axis]
         for _, user in value.users:
             dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
-            splits = user.op in ops.SPLITS and int(dim) % len(value.shape) == axis
+            along = user.op in ops.SPLITS | {"cat"} and int(dim) % len(value.shape) == axis
+            splits = along and user.op != "cat"
             if user.op == "index":
-                splits = len(user.shape) == len(value.shape) and user.shape[axis] != size
+                splits = len(user.shape) == len(value.shape) and user.shape[axis] != n
+            place = begin
+            if n > size and splits:
+                if user.op in ops.CHOICES_OF_ROWS or block_of(user, n) != (begin, begin + size, 1):
+                    continue
+                splits, place = False, 0
             added = user.op in ops.SUMS and user.shape == value.shape  # e.g. LoRA's product
             keeps = user.op == "masked_fill" or (user.pointwise and (added or user.is_alone(value, seen)))
             follows = not splits and (user.moves or keeps)
             after = moved(value, user, frozenset({axis})) if follows else frozenset[int]()
             after = frozenset(each for each in after if not user.is_view or user.stride[each])  # no repeated heads
-            if user.op == "cat" and int(dim) % len(value.shape) != axis:  # outputs of several experts
+            if user.op == "cat":
                 after = frozenset({axis})
-            if "conv" in user.op and axis == 1 and user.scalars.get("groups") == size == user.shape[1]:
+                if along:
+                    parts = [part for _, part in user.inputs]
+                    place += sum(part.shape[axis] for part in parts[: parts.index(value)])
+            if "conv" in user.op and axis == 1 and user.scalars.get("groups") == n == user.shape[1]:
                 after = frozenset({axis})  # depthwise: sums over positions
             yield user, splits, after
-            if len(after) == 1 and user.shape[min(after)] == size and user not in seen:
+            if len(after) == 1 and (user.shape[min(after)] in (n, size) or user.op == "cat") and user not in seen:
                 seen.add(user)
-                pending.append((user, min(after)))
+                pending.append((user, min(after), place))
+
+
+def block_of(part: Node, n: int) -> tuple[int, int, int]:
+    """Return begin, end and step of a part of an axis of size n."""
+    if part.op in ("unbind", "select"):
+        begin = part.output if part.op == "unbind" else int(part.scalars["index"]) % n
+        return begin, begin + 1, 1
+    if part.op == "slice":
+        bounds = (part.scalars.get("start") or 0, part.scalars.get("end"))
+        begin, end = (n if at is None else max(0, at + n) if at < 0 else min(n, at) for at in bounds)
+        return begin, end, int(part.scalars.get("step") or 1)
+    sizes = part.scalars.get("split_sizes") or part.scalars.get("split_size")
+    widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (part.output + 1)
+    begin = sum(widths[: part.output])
+    return begin, min(n, begin + widths[part.output]), 1
 
 
 def is_measurable(node: Node) -> bool:

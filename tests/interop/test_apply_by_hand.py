@@ -292,6 +292,12 @@ def _depthwise(y: Tensor) -> Tensor:
     return F.conv1d(y.mT, torch.linspace(0.5, 2, 2 * width).view(width, 1, 2), padding=1, groups=width)[..., :-1].mT
 
 
+def _convolved_together(net: Net, x: Tensor) -> Tensor:
+    both = F.silu(_depthwise(torch.cat([net.head(x), net.matrix(x)], -1))).split(V, -1)
+    keys, queries = (y.view(2, 8, 4, 8).transpose(1, 2) for y in both)
+    return F.scaled_dot_product_attention(queries, keys, keys)
+
+
 def _looped(net: Net, x: Tensor) -> Tensor:
     q, keys = net.matrix(x).view(2, 8, 2, 8), net.head(x).view(2, 8, -1, 8)
     heads = [F.scaled_dot_product_attention(q[:, :, i], keys[:, :, i], keys[:, :, i + 2]) for i in range(2)]
@@ -311,6 +317,7 @@ ONE: dict[str, tuple[Read, int, int]] = {
     "heads in chunks": (_queries(lambda y: torch.stack(y.chunk(4, -1), 2)), V, 8),
     "heads in slices": (_queries(lambda y: torch.stack([y[..., i : i + 8] for i in range(0, V, 8)], 2)), V, 8),
     "a convolution before heads": (_queries(lambda y: F.silu(_depthwise(y)).view(2, 8, 4, 8)), V, 8),
+    "a convolution of queries and keys": (_convolved_together, V, 8),
     "padding not read": (lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]), 12, 12),
 }
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, users_along
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, block_of, consumers, users_along
 from lightning_sv.roles.dataflow import plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
@@ -238,7 +238,7 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
                 return None
         elif splits and (user.op not in ("unbind", "select") or (stacked and n in (2, 3))):
             parts.append(user)
-            blocks.append(_block(user, n))
+            blocks.append(block_of(user, n))
         elif len(after) > 1 and user.is_view:
             first, *inner = sorted(after)
             heads = _cuts(user, first, stacked=True)
@@ -259,22 +259,7 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
 def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
     parts = [user for user, splits, _ in users_along(view, axis) if splits and user.op not in CHOICES_OF_ROWS]
-    return len(set(_joined(parts, [_block(part, view.shape[axis]) for part in parts]))) > 1
-
-
-def _block(part: Node, n: int) -> tuple[int, int, int]:
-    """Return begin, end and step of a part of an axis of size n."""
-    if part.op in ("unbind", "select"):
-        begin = part.output if part.op == "unbind" else int(part.scalars["index"]) % n
-        return begin, begin + 1, 1
-    if part.op == "slice":
-        bounds = (part.scalars.get("start") or 0, part.scalars.get("end"))
-        begin, end = (n if at is None else max(0, at + n) if at < 0 else min(n, at) for at in bounds)
-        return begin, end, int(part.scalars.get("step") or 1)
-    sizes = part.scalars.get("split_sizes") or part.scalars.get("split_size")
-    widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (part.output + 1)
-    begin = sum(widths[: part.output])
-    return begin, min(n, begin + widths[part.output]), 1
+    return len(set(_joined(parts, [block_of(part, view.shape[axis]) for part in parts]))) > 1
 
 
 def _joined(parts: list[Node], blocks: list[tuple[int, int, int]]) -> list[frozenset[int]]:
@@ -320,10 +305,17 @@ def _meets_itself(product: Node) -> bool:
                 if len(arguments) > 1 and parts.intersection(node for _, node in user.inputs):
                     return True
                 walk.follow(user)  # unfused attention multiplies queries by keys, then the weights by values
-        # A factor of other activations, such as a gate, counts as one matrix.
-        elif user.op != "mul" or all(other in walk.seen or other.kind != DATA for other in others):
+        # A product with other activations, such as a gate, or channels beside theirs, count as one matrix.
+        elif not _is_joined(user) or all(other in walk.seen or other.kind != DATA for other in others):
             walk.follow(user)
     return False
+
+
+def _is_joined(user: Node) -> bool:
+    """Return True if a result has other activations as factors, or in the same channels' axis."""
+    return user.op == "mul" or (
+        user.op == "cat" and int(user.scalars.get("dim", 0)) % len(user.shape) == len(user.shape) - 1
+    )
 
 
 def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
