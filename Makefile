@@ -136,7 +136,7 @@ help:  ## list the targets
 	@echo "                 hg; nop bp ap dp dnp; direct, offset, or, er; wd iwd owd nowd"
 	@echo "               OPTIM=$(OPTIM) of: $(call names,optim); SCHEDULE=$(SCHEDULE) of: $(call names,schedule)"
 	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(strip $(call names,data) $(filter-out $(call names,data),$(prepared))),"
-	@echo "                 or a file or folder of .txt .md .py .jsonl .parquet"
+	@echo "                 or a file or folder of .txt .md .py .jsonl .ndjson .json .parquet"
 	@echo "               SEED=$(or $(SEED),0) of train; RUN= a run's directory, PROMPT= OUT= of generate and export; GPUS=$(GPUS) of plan"
 	@echo "               A= B= strategies of compare, by default llama and unified; SEEDS= of compare and sweep; A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
 	@echo "               LR= STD= learning rate and initial std; of sweep several, e.g. LR='0.003 0.006 0.012'"

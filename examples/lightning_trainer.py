@@ -26,7 +26,7 @@ def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> Non
     )
     trainer.fit(module, data)
     restored = PretrainModule.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, weights_only=True)
-    tokens = next(iter(data.val_dataloader()))[:, :-1].to(restored.device)  # that of the checkpoint
+    tokens = next(iter(data.val_dataloader()))[:, :-1].to(restored.device)  # the device of the restored model
     print("val/loss", float(trainer.callback_metrics["val/loss"]), "logits", tuple(restored(tokens).shape))
 
 

@@ -1,6 +1,6 @@
 """Scale vectors in large language models: strategies, experiments, measurements.
 
-The reference implementation of "Negligible in Size, Significant in Effect".
+An implementation of "Negligible in Size, Significant in Effect" (arXiv 2605.26895) in PyTorch Lightning.
 """
 
 from importlib import import_module

@@ -25,7 +25,7 @@ class CorpusConfig:
         dir: folder of the prepared corpus, written by `prepare` and read by training; for training also its address in
             an object store, such as s3://bucket/corpus, which is downloaded once per node
         source: source of the text: 'stdlib' (Python sources of the standard library and the locked packages),
-            'installed' (of the standard library and all installed packages), 'files:PATH[,PATH...]'
+            'installed' (of the standard library and all installed packages except this one), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
             .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or the path of
             a folder in its format), streamed
@@ -38,7 +38,7 @@ class CorpusConfig:
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
         errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names them, 'replace'
-            inserts U+FFFD for each wrong byte, 'skip' omits the file or line
+            inserts U+FFFD for each wrong byte, 'skip' omits the file or line, as 'stdlib' and 'installed' always do
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset
         licence: licence of the text, stored in the manifest; 'stdlib' and 'installed' set their own

@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 COMMANDS = ("fit", "validate")
 _HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
-FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Comments there explain the keys. Later values win.
+FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its comments explain the keys. Later values win.
 
   --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
   --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory

@@ -177,7 +177,8 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
     strategy = summary["label"].partition("[")[0]
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
-    charts = f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
+    tensorboard = Path(program()).with_name("tensorboard")
+    charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
     lines = {"picture": run_dir / PICTURE, "charts": charts}
     lines |= {} if summary.get("built_by") else {"sample": sample}
     if compared is not None:
