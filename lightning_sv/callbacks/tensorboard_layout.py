@@ -34,8 +34,8 @@ def lay_out(trainer: L.Trainer) -> None:
     """
     pages: Pages = dict(LOSS_PAGE)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if hasattr(callback, "charts"):
-            pages |= callback.charts()
+        for page, charts in callback.charts().items() if hasattr(callback, "charts") else ():
+            pages[page] = pages.get(page, {}) | charts
     first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in pages]
     pages = {page: pages[page] for page in dict.fromkeys([*first, *pages])}
     for logger in trainer.loggers:

@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import lay_out
 from lightning_sv.gpus import gpu_of_card
-from lightning_sv.optim.groups import matrix_rate
+from lightning_sv.optim.groups import full_tensor, matrix_rate
 
 
 class MetricAccumulator(L.Callback):
@@ -185,11 +185,15 @@ def axis(logger: Any, trainer: L.Trainer) -> int:
     return trainer.global_step * int(getattr(logger, "tokens_per_step", 1))
 
 
-def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
-    """Log `values` to every logger at the current optimizer step, and let ModelCheckpoint and others monitor them."""
-    trainer.callback_metrics.update({name: torch.tensor(float(value)) for name, value in values.items()})
+def write_scalars(trainer: L.Trainer, values: Mapping[str, float | Tensor]) -> None:
+    """Log `values` to every logger at the current optimizer step, and let ModelCheckpoint and others monitor them.
+
+    Call it on every device: values of sharded parameters are reduced.
+    """
+    numbers = {name: float(full_tensor(x) if isinstance(x, Tensor) else x) for name, x in values.items()}
+    trainer.callback_metrics.update({name: torch.tensor(number) for name, number in numbers.items()})
     for logger in trainer.loggers:
-        logger.log_metrics(values, step=trainer.global_step)
+        logger.log_metrics(numbers, step=trainer.global_step)
 
 
 @contextmanager

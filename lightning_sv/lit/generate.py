@@ -77,4 +77,5 @@ def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int
         return int(logits.argmax())
     if sampling.top_k is not None and sampling.top_k < logits.numel():
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
-    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))
+    logits = ((logits - logits.max()).double() / sampling.temperature).to(logits.dtype)  # none overflows
+    return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))

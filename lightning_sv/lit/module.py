@@ -324,7 +324,9 @@ class PretrainModule(L.LightningModule):
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
         trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
-            log.warning("%s is not part of the backbone and is not trained; override configure_optimizers", left[0])
+            log.warning(
+                "%s is not trained, because the optimizer does not have it; override configure_optimizers", left[0]
+            )
         steps = total_steps(self.trainer)
         if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")

@@ -28,10 +28,12 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
     """
     vectors: set[Tensor] = set()
+    inner: set[nn.Module] = set()  # parts of a vector, which it sets itself
     for module in model.modules():
-        if isinstance(module, ScaleVector):
+        if isinstance(module, ScaleVector) and module not in inner:
             module.reset_parameters()
             vectors.update(module.parameters())
+            inner.update(module.modules())
     roles: dict[Tensor, str] = {m.weight: m.role for m in model.modules() if isinstance(m, ScaledLinear)}
     roles |= {m.weight: "embedding" for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, parameter in model.named_parameters():

@@ -37,10 +37,12 @@ def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
     Raises:
         ConfigError: the module of a parameter has no known role, for instance a norm with its own weight, or a bias
     """
+    vectors = (module for module in model.modules() if isinstance(module, ScaleVector))
+    owners = {part: vector for vector in vectors for part in vector.modules()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            yield NamedParameter(full, _role(full, module, name), parameter)
+            yield NamedParameter(full, _role(full, owners.get(module, module), name), parameter)
 
 
 def _role(full: str, module: nn.Module, name: str) -> ParameterRole:

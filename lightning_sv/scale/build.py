@@ -101,9 +101,10 @@ class ScaleBuilder:
         self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
     ) -> BranchGroup:
         """Build a norm of width d_in and its branches as a group of class `kind`."""
-        for name, (d_out, width, *_) in branches.items():
-            divides = width is None or (width > 0 and d_out % width == 0)
-            expect(divides, f"norm_width of {name}", width, f"a divisor of its d_out, {d_out}, or None.")
+        for name, branch in branches.items():
+            for key, part in {"norm_width": branch.norm_width, "n_head": branch.n_head}.items():
+                divides = part is None or (part > 0 and branch.d_out % part == 0)
+                expect(divides, f"{key} of {name}", part, f"a divisor of its d_out, {branch.d_out}, or None.")
         rows = {name: self._row(name) for name in branches}
         own_in = self.strategy.per_branch
         shared_out = self._shared_out(site, branches, rows)
@@ -175,10 +176,10 @@ class ScaleBuilder:
     def _shared_out(
         self, site: str, branches: Mapping[str, Branch], rows: Mapping[str, Placement]
     ) -> dict[tuple[str, ...], ScaleVector]:
-        groups: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
+        groups: dict[tuple[int, tuple[int, ...], int | None], list[str]] = {}
         for name, branch in branches.items():
             if self.options.share_scale_out and rows[name].scale_out:
-                key = (branch.d_out, branch.batch_dims, name in self.options.share_heads)
+                key = (branch.d_out, branch.batch_dims, name in self.options.share_heads and branch.n_head)
                 groups.setdefault(key, []).append(name)
         several = [names for names in groups.values() if len(names) > 1]
         self._used |= {"share_scale_out"} if several else set()

@@ -8,7 +8,7 @@ your own `Placement`, `Decay` or `ScaleVector` subclass; the module is imported 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.own_code import import_name
@@ -39,6 +39,10 @@ class Decay:
 
     roles: frozenset[Role]
     summary: str
+
+    def __post_init__(self) -> None:
+        for role in self.roles:
+            expect_known("role of a Decay", role, get_args(Role))
 
 
 #: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a norm share one

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.state_record import RecordedModule
 
@@ -62,7 +62,8 @@ class ScaleVector(RecordedModule, ABC):
     @property
     def magnitude(self) -> nn.Parameter | None:
         """The parameter `beta`, which scales all of gamma, (*batch_dims, 1); None if there is none."""
-        return getattr(self, "beta", None)
+        beta = getattr(self, "beta", None)  # a subclass may use the name for something else
+        return beta if isinstance(beta, nn.Parameter) and beta.shape == (*self.batch_dims, 1) else None
 
     def reset_parameters(self) -> None:
         """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
@@ -206,6 +207,10 @@ class HeadShared(ScaleVector):
         g: Tensor = self.vector()
         return g.repeat(*(1 for _ in self.batch_dims), self.n_head)
 
+    def reset_parameters(self) -> None:
+        """Set g to its initial value."""
+        self.vector.reset_parameters()
+
     def set_gamma(self, gamma: Tensor) -> None:
         """Set g; gamma must be equal for all heads."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
@@ -246,6 +251,12 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
             f"{name} cannot be built ({error}); expected an __init__(d, role, batch_dims=()) that passes them to "
             "super().__init__."
         ) from error
+    # FSDP2 and copies of a model would leave them without values.
+    constants = [key for key, _ in vector.named_buffers()] + [
+        k for k, v in vars(vector).items() if isinstance(v, Tensor)
+    ]
+    wanted = "parameters and numbers alone. Compute constants in forward."
+    expect(not constants, name, f"a class with the tensor {', '.join(constants[:1])}", wanted)
     trainable = {key: parameter for key, parameter in vector.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")

@@ -45,9 +45,10 @@ class Student(ABC):
         return preconditioner(self.effective, blocks)
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
-        """Return dL/dt of the gradient flow at these parameters: −‖∇L‖²."""
-        gradient = self.gradient(blocks, teacher)
-        return float(-gradient @ gradient)
+        """Return dL/dt of the flow at these parameters: −∇L · `gradient`, which is −‖∇L‖² of the gradient flow."""
+        own = self.gradient(blocks, teacher)
+        of_loss = own if type(self).gradient is Student.gradient else Student.gradient(self, blocks, teacher)
+        return float(-of_loss @ own)
 
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:

@@ -11,14 +11,14 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loops import utilities
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule, Sharpness, TokenDataModule
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks import TrainingMonitor
+from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
@@ -63,8 +63,12 @@ def own_trainer(out: str, corpus: str) -> None:
     module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
     data = TokenDataModule(corpus, seq_len=16, batch_size=1, val_sequences=5)
     saved = ModelCheckpoint(out, filename="{step}", every_n_train_steps=2, monitor="sharpness/all/lambda_max")
+    norms = LambdaCallback(
+        on_train_end=lambda trainer, module: write_scalars(trainer, {"norm": module.net.embed.weight.detach().norm()})
+    )
     trainer = L.Trainer(
-        max_steps=2, limit_val_batches=0, callbacks=[TrainingMonitor(1), Sharpness(points=2), saved], logger=False,
+        max_steps=2, limit_val_batches=0, logger=False,
+        callbacks=[TrainingMonitor(1), Sharpness(points=2), saved, norms],
         accelerator="cpu", devices=int(str(RANKS)), enable_progress_bar=False,
         strategy=FullyShardedStrategy(save_distributed_checkpoint=True), use_distributed_sampler=False,
     )  # fmt: skip

@@ -32,4 +32,5 @@ def test_continuation_keeps_its_first_space(prompt: str, expected: str) -> None:
     library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = Tokenizer(library.to_str().encode(), "tokenizer.json")
     model: Any = Fixed()
-    assert generate(model, tokenizer, prompt, Sampling(9, temperature=0), context=8) == expected
+    for temperature in (0, 1e-300):
+        assert generate(model, tokenizer, prompt, Sampling(9, temperature=temperature), context=8) == expected

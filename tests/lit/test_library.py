@@ -134,7 +134,9 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     run.save_checkpoint(path)
     load: Any = partial(PretrainModule.load_from_checkpoint, path, weights_only=True)
     more = {"optim": OptimConfig("muon", lr=0.1), "schedule": ScheduleConfig("wsd"), "compile": "block", "seed": 3}
-    for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", "backbone": replace(SIZES, name="mine")}):
+    start = {"backbone": replace(SIZES, name="mine", init_std_by_role={"head": 0.01})}
+    start["scale_options"] = ScaleOptions(initial_gamma_out=2.0)  # type: ignore[assignment]
+    for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", **start}):
         restored = load(**changes)
         assert differences(restored.state_dict(), made.state_dict()) == []
     assert restored.settings.lr == 0.1

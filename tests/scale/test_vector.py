@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import meta_backbone
+from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.optim.groups import role_groups
 from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleStrategy, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
 from lightning_sv.scale.vector import HeadShared, check_parameterization
@@ -131,12 +132,33 @@ class Scalar(Softplus):
         return self.factor * super().forward()
 
 
+class Constant(Softplus):
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.register_buffer("fixed", torch.full((d,), 0.5))
+
+
+class Composed(ScaleVector):
+    """2 g - 0.5, where g is a vector of its own."""
+
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)  # type: ignore[arg-type]
+        self.beta, self.inner = 2.0, DirectScale(d, role, batch_dims)  # type: ignore[arg-type]
+
+    def forward(self) -> Tensor:
+        return self.beta * self.inner() - 0.5
+
+    def set_gamma(self, gamma: Tensor) -> None:
+        self.inner.set_gamma((gamma + 0.5) / 2)
+
+
 class Graph(Softplus):
     def set_gamma(self, gamma: Tensor) -> None:
         self.w.copy_(torch.expm1(gamma).log())
 
 
 WRONG = {
+    Constant: r"tensor fixed; expected",
     Copies: r"returns 1.313 after set_gamma\(1\);",
     Detached: " w no gradient",
     Scalar: "scalar factor",
@@ -170,3 +192,14 @@ def test_fit_invalid_parameterization_refused_valid_one_built(
         strategy = ScaleStrategy.parse("hg+own_scales:Softplus")
     assert all(p.is_meta for p in meta_backbone(config, strategy).parameters())
     assert ":Copies returns 1.313" in refused("fit", *run_args, "--model.scale", "hg+own_scales:Copies")
+
+
+def test_vector_made_of_a_vector_starts_at_one_and_has_its_role() -> None:
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=32)
+    model = Backbone(config, f"hg+{__name__}:Composed+nowd", seed=0)
+    vector = model.layers[0].attn.qkv.q_proj.scale_in  # type: ignore[union-attr]
+    assert isinstance(vector, Composed) and vector.magnitude is None
+    torch.testing.assert_close(vector(), torch.ones(16))
+    groups = {member.name: group for group in role_groups(model, frozenset()) for member in group.members}
+    group = groups["layers.0.attn.qkv.q_proj.scale_in.inner.gamma"]
+    assert group.role == "input" and not group.decays

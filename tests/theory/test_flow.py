@@ -160,6 +160,8 @@ def test_flow_own_gradient_with_decay_has_closed_form() -> None:
     w = flow(student, [[2, 1]], [1.5]).states[0][0]
     np.testing.assert_allclose(w, np.array([[2, 1]]) / 1.1 * (1 - np.exp(-1.1 * 1.5)), rtol=1e-10)
     assert float(power_series(student, [[2, 1]], 2)[0][0, 0].coefficients[2]) == pytest.approx(-1.1)
+    early, late = flow(student, [[2, 1]], [1.4999, 1.5001]).loss
+    assert student.rate([w], np.array([[2, 1]])) == pytest.approx((late - early) / 2e-4, rel=1e-6)
 
 
 def test_flow_wrong_shapes_and_times_are_refused() -> None:

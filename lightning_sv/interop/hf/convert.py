@@ -91,6 +91,8 @@ def target(config: BackboneConfig, folded: Folded) -> Target:
     plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
     if plain and all(gamma is None or len(gamma) == config.head_width for gamma in folded.outputs.values()):
         return Target(f"Qwen3{experts}", qk_of_outputs=True)
+    wanted = f"a multiple of n_head, {config.n_head}, which transformers' Llama requires."
+    expect(bool(experts) or config.d_model % config.n_head == 0, "model.backbone.d_model", config.d_model, wanted)
     return Target("Qwen2Moe" if experts else "Llama", normalized)
 
 

@@ -245,15 +245,17 @@ def _function(
 ) -> dict[str, Any]:
     """Return the settings that decide the function of given weights, without initialization and training."""
     backbone: dict[str, Any] = asdict(config)
-    for key in ("name", "init_std", "init_residual_scaling"):
+    for key in ("name", "init_std", "init_std_by_role", "init_residual_scaling"):
         del backbone[key]
     for key in ("balance_coef", "bias_rate", "z_coef"):
         del backbone["router"][key]
+    if config.router.balance == "none":  # the loss of "loss" does not change the function, biases do
+        backbone["router"]["balance"] = "loss"
     widths = {"d_head": config.head_width, "d_ff": config.ffn_width, "d_expert": config.expert_width}
     return {
         "backbone": backbone | widths | {"n_kv_head": config.kv_heads},
         "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
-        "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False)),
+        "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False, initial_gamma_out=1.0)),
         "tokenizer_sha256": tokenizer,
     }
 
@@ -271,7 +273,7 @@ def with_sizes(words: Sequence[str]) -> list[str]:
             from lightning_sv.interop.hf.load import backbone_config
 
             sizes = asdict(backbone_config(word))
-            own = ("name", "router", "init_std", "init_residual_scaling")
+            own = ("name", "router", "init_std", "init_std_by_role", "init_residual_scaling")
             given = {name: value for name, value in sizes.items() if name not in own and value is not None}
             more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
     return more
