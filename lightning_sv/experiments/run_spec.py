@@ -123,8 +123,9 @@ class RunResolver:
         shared = panel.tuned_as not in ("", "own")
         module, _, _ = parse_run([*args, "--model.scale", panel.tuned_as if shared else arm.scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
-        label = f"{module.strategy}{exceptions}"
-        values, note = tuned_keys(tuned, module.strategy, label, module.backbone.d_model)
+        strategy = module.strategy if exceptions else module.canonical  # as `_resolve` names the arm
+        label = f"{strategy}{exceptions}"
+        values, note = tuned_keys(tuned, strategy, label, module.backbone.d_model)
         return values, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
     def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
@@ -138,8 +139,13 @@ class RunResolver:
         self, paths: list[Path], keys: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
     ) -> RunSpec:
         layered = OmegaConf.merge({}, *(read_yaml(path, f"--config {path}") for path in paths))
+        for key in keys:  # their order is lost, so that it is unknown which one counts
+            inner = next((other for other in keys if other.startswith(f"{key}.")), None)
+            expect(
+                inner is None, f"--{key}", keys[key], f"no value, because --{inner} is set. Set its entries instead."
+            )
         # values that equal those of the files are dropped, so that one configuration has one command
-        changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k) != v}
+        changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k, default=_ABSENT) != v}
         module, data, trainer = parse_run([*_args(paths, changes), "--model.scale", arm.scale], check_corpus=False)
         for key, seed in (("model.seed", module.seed), ("data.seed", data.seed)):
             expect(seed is None, key, seed, "null, because runs of different seeds would share weights or batches.")
@@ -186,6 +192,9 @@ class RunResolver:
             title=f"{module.backbone.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )
+
+
+_ABSENT = object()
 
 
 def _steps(*words: str) -> int:

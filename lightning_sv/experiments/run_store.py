@@ -4,6 +4,7 @@ Complete runs are skipped, unfinished ones are resumed.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from lightning_sv.experiments.results import Figure, Panel, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import NONFINITE, config_value, is_complete, read_config
+from lightning_sv.runs.directory import NONFINITE, config_value, is_complete, read_config, read_summary
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -68,10 +69,10 @@ class RunStore:
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
     def without_diverged(self, panel: Panel) -> Panel:
-        """Return a grid without the points at which a run diverged; other panels unchanged."""
+        """Return a grid without the points at which a run diverged or ended at NaN; other panels unchanged."""
         if panel.kind != "grid":
             return panel
-        lost = {arm.label: n for arm in panel.arms if (n := sum(diverged(self.job(*run)) for run in arm.requests))}
+        lost = {arm.label: n for arm in panel.arms if (n := sum(self._diverged(*run) for run in arm.requests))}
         arms = tuple(arm for arm in panel.arms if arm.label not in lost)
         for series in panel.series:
             if not any(arm.series == series.label for arm in arms):
@@ -79,6 +80,12 @@ class RunStore:
         warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
         incomplete = frozenset(arm.series for arm in panel.arms if arm.label in lost)
         return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings), diverged=incomplete)
+
+    def _diverged(self, run_spec: RunSpec, seed: int) -> bool:
+        job = self.job(run_spec, seed)
+        if self.is_recorded(run_spec, seed):
+            return not math.isfinite(self.recorded[job.name].summary["val_loss"])
+        return diverged(job) or (is_complete(job.run_dir) and not math.isfinite(read_summary(job.run_dir)["val_loss"]))
 
 
 def diverged(job: Job) -> bool:

@@ -214,9 +214,13 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
+    ended = runs.dir(next(arm for arm in grid.arms if arm.label == "unified, lr 0.004, init_std 0.02").run_spec, 100)
+    summary = ended / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"val_loss": float("nan")}))
     found, other_one = (judged(figure, runs) for figure in figures)
+    assert "unified, lr 0.004, init_std 0.02 diverged in 1 of its runs" in found.warnings[1]
     assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
-    assert len(found.panels[0].series[1].arms) == 8
+    assert len(found.panels[0].series[1].arms) == 7
     assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
     (verdict,) = other_one.verdicts
     assert verdict.n == 2 and "diverged runs of hg, which are left out: 1" in verdict.sentence

@@ -158,6 +158,7 @@ WRONG = [
     (of_arm("scale: hgg"), r"hgg"),
     (of_arm("scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
     (of_arm("scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
+    (of_arm("scale: hg, overrides: {model.optim: {beta1: 0.8}, model.optim.beta2: 0.9}"), r"--model\.optim is"),
 ]
 
 
@@ -187,6 +188,13 @@ def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:
     b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500
+
+
+def test_plan_figure_null_is_a_value(conf: Path) -> None:
+    (conf / "paper/mine.yaml").write_text(of_arm("scale: llama, overrides: {trainer.gradient_clip_val: null}"))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+    clipped, free = (parse_run(list(arm.run_spec.args))[2] for arm in figure.panels[0].arms if arm.run_spec)
+    assert clipped["gradient_clip_val"] == 1.0 and free["gradient_clip_val"] is None
 
 
 LR = "model.optim.lr"

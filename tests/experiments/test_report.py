@@ -225,13 +225,13 @@ def edited(run: Path, settings: str) -> Path:
 
 def test_own_figure_labels_keep_different_settings_apart(tmp_path: Path) -> None:
     """Also if the three settings that a label names are equal."""
-    changes = ['"off": false', *(f'"off": true, "two": 2, "three": 3, "four": {i}' for i in (4, 5))]
+    changes = ['"off": false', *(f'"off": true, "two": 2, "three": 3, "four": {i}' for i in (4, 5)), '"none": 0']
     paths = [
         edited(write_run(tmp_path / f"{i}{seed}", "hg", seed), change)
         for i, change in enumerate(changes) for seed in (0, 1)
     ]  # fmt: skip
     arms = own_figure(paths).panels[0].arms
-    assert [len(arm.runs) for arm in arms] == [2, 2, 2] and arms[0].label == "hg"
+    assert [len(arm.runs) for arm in arms] == [2, 2, 2, 2] and arms[0].label == "hg"
 
 
 def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: Refused) -> None:

@@ -27,9 +27,9 @@ def _with_difference(label: str, known: list[dict[str, str]], settings: dict[str
     """Return a label with what differs from the first settings of the label, and add new settings to `known`."""
     if settings not in known:
         known.append(settings)
-    keys = [key for key in settings if known[0].get(key) != settings[key]]
+    keys = [key for key in settings | known[0] if known[0].get(key) != settings.get(key)]
     more = [f"settings {known.index(settings) + 1}"] * (len(keys) > 3)  # others may have these three differences
-    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings[key]}" for key in keys[:3]), *more])
+    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys[:3]), *more])
 
 
 def own_figure(
