@@ -25,6 +25,7 @@ from lightning_sv.settings.yaml_file import read_yaml, to_args
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
 _STD = "model.backbone.init_std"
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,6 @@ class RunResolver:
             title=f"{module.backbone.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )
-
-
-_ABSENT = object()
 
 
 def _steps(*words: str) -> int:

@@ -72,7 +72,7 @@ class RunStore:
         """Return a grid without the points at which a run diverged or ended at NaN; other panels unchanged."""
         if panel.kind != "grid":
             return panel
-        lost = {arm.label: n for arm in panel.arms if (n := sum(self._diverged(*run) for run in arm.requests))}
+        lost = {arm.label: n for arm in panel.arms if (n := sum(self._is_left_out(*run) for run in arm.requests))}
         arms = tuple(arm for arm in panel.arms if arm.label not in lost)
         for series in panel.series:
             if not any(arm.series == series.label for arm in arms):
@@ -81,7 +81,7 @@ class RunStore:
         incomplete = frozenset(arm.series for arm in panel.arms if arm.label in lost)
         return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings), diverged=incomplete)
 
-    def _diverged(self, run_spec: RunSpec, seed: int) -> bool:
+    def _is_left_out(self, run_spec: RunSpec, seed: int) -> bool:
         job = self.job(run_spec, seed)
         if self.is_recorded(run_spec, seed):
             return not math.isfinite(self.recorded[job.name].summary["val_loss"])

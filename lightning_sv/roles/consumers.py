@@ -161,10 +161,14 @@ def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], 
 
 def _is_choice(value: Node) -> bool:
     """Return True if numbers are computed from integers or conditions, as the one-hot choices of experts are."""
-    while value.moves and value.dtype is not None and value.dtype.is_floating_point:
+    while value.moves and not _is_integral(value):
         value = value.inputs[0][1]
-    whole = value.dtype is not None and not value.dtype.is_floating_point
-    return whole or value.kind == CONST or (value.op == "mul" and all(_is_choice(factor) for _, factor in value.inputs))
+    factors = [factor for _, factor in value.inputs] if value.op == "mul" else []
+    return _is_integral(value) or value.kind == CONST or (bool(factors) and all(map(_is_choice, factors)))
+
+
+def _is_integral(value: Node) -> bool:
+    return value.dtype is not None and not value.dtype.is_floating_point
 
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
@@ -239,7 +243,7 @@ def _width_of_parts(parts: list[Node]) -> int | None:
 
 def _counts_heads(view: Node, axis: int) -> bool:
     """Return True if attention computes each index of an axis of a view separately, as a head."""
-    pending, seen = [(view, axis)], {view}
+    pending, seen = [(view, axis)], {view}  # unlike in `users_along`, the axis may be merged with the batch
     for value, at in pending:
         for _, user in value.users:
             if user.op in ops.ATTENTION or user.op in _BATCHED:

@@ -251,10 +251,9 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
             f"{name} cannot be built ({error}); expected an __init__(d, role, batch_dims=()) that passes them to "
             "super().__init__."
         ) from error
-    # FSDP2 and copies of a model would leave them without values.
-    constants = [key for key, _ in vector.named_buffers()] + [
-        k for k, v in vars(vector).items() if isinstance(v, Tensor)
-    ]
+    # FSDP2 and copies of a model would leave constant tensors without values.
+    state = {**dict(vector.named_buffers()), **vars(vector)}
+    constants = [key for key, value in state.items() if isinstance(value, Tensor)]
     wanted = "parameters and numbers alone. Compute constants in forward."
     expect(not constants, name, f"a class with the tensor {', '.join(constants[:1])}", wanted)
     trainable = {key: parameter for key, parameter in vector.named_parameters() if parameter.requires_grad}

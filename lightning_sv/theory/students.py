@@ -46,9 +46,7 @@ class Student(ABC):
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
         """Return dL/dt of the flow at these parameters: −∇L · `gradient`, which is −‖∇L‖² of the gradient flow."""
-        own = self.gradient(blocks, teacher)
-        of_loss = own if type(self).gradient is Student.gradient else Student.gradient(self, blocks, teacher)
-        return float(-of_loss @ own)
+        return float(-Student.gradient(self, blocks, teacher) @ self.gradient(blocks, teacher))
 
 
 def preconditioner(function: Callable[..., Any], blocks: Sequence[Array]) -> Array:

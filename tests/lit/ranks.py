@@ -91,8 +91,8 @@ def sharded_checkpoints(die_at: str, *args: str) -> int:
     def checked_start(self: PretrainModule) -> None:
         start(self)
         made, sharded = self.settings, self.net.state_dict()
-        whole = Backbone(made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
-        for name, value in whole.state_dict().items() if self.global_step == 0 else ():
+        unsharded = Backbone(made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
+        for name, value in unsharded.state_dict().items() if self.global_step == 0 else ():
             here = sharded[name]
             assert torch.equal(here.full_tensor() if isinstance(here, DTensor) else here, value), name
 

@@ -121,7 +121,7 @@ def apply_strategy(
 
 
 def _outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
-    """Return the outputs without the norms of `dnp`, after checking that the pass reads all vectors of what it reached.
+    """Return the outputs without the norms of `dnp`, and check that the pass reads the vectors of each reached weight.
 
     Raises:
         ConfigError: the pass fails, or reads a weight by a reference that has no vectors

@@ -305,14 +305,14 @@ def _meets_itself(product: Node) -> bool:
                 if len(arguments) > 1 and parts.intersection(node for _, node in user.inputs):
                     return True
                 walk.follow(user)  # unfused attention multiplies queries by keys, then the weights by values
-        # A product with other activations, such as a gate, or channels beside theirs, count as one matrix.
+        # A factor of other activations, such as a gate, counts as one matrix; so do channels joined with others.
         elif not _is_joined(user) or all(other in walk.seen or other.kind != DATA for other in others):
             walk.follow(user)
     return False
 
 
 def _is_joined(user: Node) -> bool:
-    """Return True if a result has other activations as factors, or in the same channels' axis."""
+    """Return True for a product, and for a concatenation along the channels."""
     return user.op == "mul" or (
         user.op == "cat" and int(user.scalars.get("dim", 0)) % len(user.shape) == len(user.shape) - 1
     )
