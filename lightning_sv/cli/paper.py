@@ -19,7 +19,7 @@ from lightning_sv.experiments.report.tables import check_replaceable, verdicts_j
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
-from lightning_sv.experiments.run_store import RunStore, context_of, diverged, train
+from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
@@ -179,7 +179,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
-    missing = [job for job in runs.missing(requests_of(figures)) if not diverged(job)]
+    missing = runs.missing(requests_of(figures))
     if not missing:
         console.print("all runs are complete; call without --slurm for the verdicts.")
         return 0

@@ -54,11 +54,12 @@ def compare(
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
-    named = [
-        (f"{letter}-seed{seed}", arm.runs[k], runs.job(*arm.requests[k]))
-        for k, seed in enumerate(panel.arms[0].seeds)
-        for letter, arm in zip(ascii_lowercase, panel.arms, strict=False)
+    found = [
+        (seed, letter, run, runs.job(*request))
+        for letter, arm in zip(ascii_lowercase, panel.every, strict=False)
+        for request, (seed, run) in zip(arm.requests, arm.by_seed.items(), strict=True)
     ]
+    named = [(f"{letter}-seed{seed}", run, job) for seed, letter, run, job in sorted(found, key=lambda made: made[:2])]
     by_name = {name: run for name, run, _ in named}
     check_same_corpus(by_name)
     asked = [key for arm in panel.spec.arms.values() for key in arm.overrides]

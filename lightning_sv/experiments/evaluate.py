@@ -13,7 +13,7 @@ from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.comparability import panel_warnings
 from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
-from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 
 
@@ -28,30 +28,41 @@ def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
 
 
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
-    """Load the runs of a panel, on the seeds for which all runs are available."""
-    panel = runs.without_diverged(panel)
+    """Load the runs of a panel, on the seeds for which all are available; a grid lacks points with a diverged run."""
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
-    unfinished = {job.name: diverged(job) for job in missing}
-    every = []
+    unfinished, every = {job.name for job in missing}, []
     for arm in panel.arms:
-        found = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in unfinished}
-        n = sum(unfinished.get(spec.key(seed), False) for spec, seed in arm.requests)
-        every.append(replace(arm, runs=tuple(found.values()), seeds=tuple(found), diverged=n))
-    seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
-    warnings, lost = panel.warnings, ""
+        read = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in unfinished}
+        ended = {seed: run for seed, run in read.items() if math.isfinite(run.val_loss)}
+        diverged = tuple(run for seed, run in read.items() if seed not in ended)
+        every.append(replace(arm, runs=tuple(ended.values()), seeds=tuple(ended), diverged=diverged))
+    kept, lost, warnings = every, [], list(panel.warnings)
+    if panel.kind == "grid":
+        kept = [arm for arm in every if not arm.diverged]
+        warnings += [
+            f"{panel.title}: {arm.label} diverged in {len(arm.diverged)} of its runs and is left out."
+            for arm in every
+            if arm.diverged
+        ]
+        for series in panel.series:
+            if not any(arm.series == series.label for arm in kept):
+                return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
+    elif n := sum(len(arm.diverged) for arm in every):
+        lost.append(f"{n} of its runs diverged")
     if missing:
-        n = sum(unfinished.values())
-        lost = f"{len(missing)} of its runs did not finish{f' ({n} diverged)' * (n > 0)}, "
-        lost += f"the first being {missing[0].title} ({missing[0].log})"
-        warnings += (f"{panel.title} has only the seeds for which all runs are available: {lost}.",)
-    if every and not seeds:
-        return replace(panel, arms=(), why_not=lost, every=tuple(every))
-    arms = tuple(arm.on(seeds) for arm in every)
-    table = None
+        lost.append(f"{len(missing)} of its runs did not finish, the first being {missing[0].title} ({missing[0].log})")
+    reasons = "; ".join(lost)
+    if lost:
+        warnings.append(f"{panel.title} has only the seeds for which all runs are available: {reasons}.")
+    panel = replace(panel, warnings=tuple(warnings), every=tuple(every))
+    seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in kept)] if kept else []
+    if kept and not seeds:
+        return replace(panel, arms=(), why_not=reasons)
+    arms, table = tuple(arm.on(seeds) for arm in kept), None
     if panel.kind == "table" and panel.why_not is None:
         table = Table.read(Path(panel.spec.file)) if panel.spec.file else Table.of_throughput(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, table=table, warnings=warnings, notes=notes, every=tuple(every))
+    return replace(panel, arms=arms, table=table, notes=notes)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -146,7 +157,7 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
     detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
     for arm in panel.arms:  # the remaining runs are selected by their success
         if arm.diverged and arm.label in (claim.a, claim.b):
-            detail += f"; diverged runs of {arm.label}, which are left out: {arm.diverged}"
+            detail += f"; diverged runs of {arm.label}, which are left out: {len(arm.diverged)}"
     value, agreement = None, ""
     if paper_scale and claim.paper_value is not None and d.low is not None and d.high is not None:
         value, inside = claim.paper_value, d.low <= claim.paper_value <= d.high

@@ -40,7 +40,7 @@ class Arm:
         series: name of its series, if the panel is a grid, of sizes or of lengths
         point: values of the axes of a grid; else activated parameters or tokens per parameter
         size: name of the point among sizes or lengths
-        diverged: number of further runs, which diverged
+        diverged: further runs, whose last loss is NaN
     """
 
     label: str
@@ -52,7 +52,7 @@ class Arm:
     series: str = ""
     point: tuple[float, ...] = ()
     size: str = ""
-    diverged: int = 0
+    diverged: tuple[Run, ...] = ()
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Arm:
 
     @property
     def losses(self) -> NDArray[np.float64]:
-        """(n,) final validation losses, nats per token; NaN for a run that diverged."""
+        """(n,) final validation losses, nats per token."""
         return np.array([run.val_loss for run in self.runs], dtype=np.float64)
 
     @property
@@ -186,7 +186,6 @@ class Panel:
         notes: sentences on the runs for readers
         every: arms with all available runs, also those without a pair
         pool: runs of all figures that are evaluated together
-        diverged: series of a grid with a run that diverged
     """
 
     spec: PanelSpec
@@ -197,7 +196,6 @@ class Panel:
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     pool: Pool | None = None
-    diverged: frozenset[str] = frozenset()
 
     @property
     def title(self) -> str:
@@ -307,6 +305,7 @@ class Pair:
                 "verdict": f"B {word}" if resolved else word,
                 "resolved": resolved,
                 "smallest_resolvable": d.smallest_resolvable,
+                "seeds": list(self.a.seeds),
                 "per_seed": (self.b.losses - self.a.losses).tolist(),
             },
             "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},

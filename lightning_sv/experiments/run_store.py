@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 
-from lightning_sv.experiments.results import Figure, Panel, RunRequest, requests_of
+from lightning_sv.atomic import read_json
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import NONFINITE, config_value, is_complete, read_config, read_summary
-from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.directory import COMMAND, NONFINITE, config_value, is_complete, read_config
+from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.settings.data import DataConfig
@@ -54,38 +57,34 @@ class RunStore:
         return job.name in self.recorded and not is_complete(job.run_dir)
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
-        """Return the runs that are neither complete nor recorded."""
+        """Return the runs that are neither complete, diverged nor recorded."""
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
-        if self.context is None:
-            return [job for job in jobs if not is_complete(job.run_dir)]
-        return [job for job in jobs if job.state() != "complete"]
+        if self.context is not None:
+            jobs = [job for job in jobs if job.state() != "complete"]
+        return [job for job in jobs if not is_complete(job.run_dir) and not diverged(job)]
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
-        """Read a run that is complete or recorded."""
-        directory = self.dir(run_spec, seed)
-        if not self.is_recorded(run_spec, seed):
-            return read_run(directory)
-        config = {"data": json.loads(run_spec.identity)["data"], "seed_everything": seed}
-        return replace(self.recorded[directory.name], dir=directory, config=config)
-
-    def without_diverged(self, panel: Panel) -> Panel:
-        """Return a grid without the points at which a run diverged or ended at NaN; other panels unchanged."""
-        if panel.kind != "grid":
-            return panel
-        lost = {arm.label: n for arm in panel.arms if (n := sum(self._is_left_out(*run) for run in arm.requests))}
-        arms = tuple(arm for arm in panel.arms if arm.label not in lost)
-        for series in panel.series:
-            if not any(arm.series == series.label for arm in arms):
-                return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
-        warnings = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in lost.items())
-        incomplete = frozenset(arm.series for arm in panel.arms if arm.label in lost)
-        return replace(panel, arms=arms, warnings=(*panel.warnings, *warnings), diverged=incomplete)
-
-    def _is_left_out(self, run_spec: RunSpec, seed: int) -> bool:
-        job = self.job(run_spec, seed)
+        """Read a run that is complete, recorded or diverged; the last loss of a diverged run is NaN."""
+        job, data = self.job(run_spec, seed), json.loads(run_spec.identity)["data"]
         if self.is_recorded(run_spec, seed):
-            return not math.isfinite(self.recorded[job.name].summary["val_loss"])
-        return diverged(job) or (is_complete(job.run_dir) and not math.isfinite(read_summary(job.run_dir)["val_loss"]))
+            config = {"data": data, "seed_everything": seed}
+            return replace(self.recorded[job.name], dir=job.run_dir, config=config)
+        if not diverged(job):
+            return read_run(job.run_dir)
+        steps = _finite_steps(job.run_dir)
+        tokens = (steps + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that was not taken
+        made = {"seed": seed, "steps": steps, "tokens": tokens, "val_loss": math.nan}
+        context = read_json(job.run_dir / COMMAND, f"remove {job.run_dir} and train it again.")["context"]
+        losses = Curve(np.array([tokens]), np.array([math.nan]))
+        return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), {**context, **made}, {VAL_LOSS: losses})
+
+
+def _finite_steps(run_dir: Path) -> int:
+    """Return the number of steps that a diverged run took."""
+    try:
+        return int(json.loads((run_dir / NONFINITE).read_text().splitlines()[-1])["step"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{run_dir / NONFINITE} has no step; remove {run_dir} and train it again.") from error
 
 
 def diverged(job: Job) -> bool:
@@ -103,14 +102,13 @@ def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, co
         KeyboardInterrupt: the user stopped all runs; complete ones are kept
     """
     requests = requests_of(figures)
-    missing = runs.missing(requests)
+    jobs = runs.missing(requests)
     recorded = sum(runs.is_recorded(*run) for run in requests)
     where = f", {recorded} of them as recorded" if recorded else ""
-    console.print(f"{len(requests) - len(missing)} of {len(requests)} runs are complete{where}", markup=False)
-    for job in missing:
+    console.print(f"{len(requests) - len(jobs)} of {len(requests)} runs are complete{where}", markup=False)
+    for job in (runs.job(*run) for run in requests if not runs.is_recorded(*run)):
         if diverged(job):
             console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
-    jobs = [job for job in missing if not diverged(job)]
     if not jobs:
         return {}
     try:

@@ -6,6 +6,7 @@ A row has validation losses, copying measurements and their provenance, but no o
 
 import csv
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
     """Return a row as a run without config."""
     try:
         summary = {key: SUMMARY_TYPES.get(key, str)(text) for key, text in printable(dict(row)).items() if text}
-        lacking = [name for name in _NEEDED if name not in summary]
+        diverged = isnan(summary.get("val_loss", 0.0))  # it has no summary with a tokenizer
+        lacking = [name for name in _NEEDED[: -1 if diverged else None] if name not in summary]
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}
     except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -105,7 +105,7 @@ def main() -> int:
         print("simulated failure", file=sys.stderr)
         return 3
     if args.lr >= args.diverge_lr:
-        (args.run_dir / "nonfinite.jsonl").write_text("{}\n")
+        (args.run_dir / "nonfinite.jsonl").write_text('{"step": 5}\n')
         return 1
     deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])

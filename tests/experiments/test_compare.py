@@ -168,6 +168,19 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     assert run(out, words=words, seeds=1)[1].count(": done in") == 2
 
 
+def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> None:
+    arms = (LLAMA, UNIFIED, asked("nop", "", None))
+    run(tmp_path, seeds=3, arms=arms)
+    lost = run_dir(tmp_path, "nop", 0)
+    (lost / "summary.json").unlink()
+    (lost / "nonfinite.jsonl").write_text('{"step": 5}\n')
+    found, _ = run(tmp_path, seeds=3, arms=arms)
+    assert [pair["difference"]["seeds"] for pair in found["differences"]] == [[0, 1, 2], [1, 2]]
+    assert len(found["runs"]) == 8 and any("1 of its runs diverged" in warning for warning in found["warnings"])
+    again = [pair.to_dict() for pair in pairs_of(own_figure([tmp_path]).panels[0])[0]]
+    assert [pair["difference"] for pair in again] == [pair["difference"] for pair in found["differences"]]
+
+
 def test_compare_run_keys_equal_those_of_a_figure() -> None:
     given = plan_figure(load_figure("protocol"), RunResolver(load_budget("cpu-100"), {"model.optim.lr": 0.05}))
     for spec, _ in given.requests():  # the user's key wins over the figure's rate

@@ -16,7 +16,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
-from lightning_sv.experiments.report.write import write_tuned
+from lightning_sv.experiments.report.write import write_report, write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
@@ -24,7 +24,9 @@ from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
+from lightning_sv.runs.results_csv import read_recorded
 from tests.conftest import edit_json, thinned
+from tests.experiments.fake_fit import write_scalars
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_plan import FIGURE, plan_mine
 
@@ -198,12 +200,12 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
 @pytest.mark.long
 def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path) -> None:
     figures = [plan_mine(conf, GRID), *plan("heterogeneity")]
-    runs = RunStore(tmp_path / "out", launcher=FAKE)
+    runs = RunStore(tmp_path / "out", {"corpus_hash": "c0ffee"}, FAKE)
     train(figures, runs, parallel=2, console=quiet())
 
     def diverge(*run: Any) -> None:
         (runs.dir(*run) / "summary.json").unlink()
-        (runs.dir(*run) / "nonfinite.jsonl").touch()
+        (runs.dir(*run) / "nonfinite.jsonl").write_text('{"step": 5}\n')
 
     grid, other = (figure.panels[0] for figure in figures)
     skipping, seed = next(arm for arm in other.arms if arm.label == "hg").requests[1]
@@ -217,13 +219,21 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     ended = runs.dir(next(arm for arm in grid.arms if arm.label == "unified, lr 0.004, init_std 0.02").run_spec, 100)
     summary = ended / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"val_loss": float("nan")}))
+    write_scalars(ended, "val/loss", [(10_000, float("nan"))], wall_time=3.0)
     found, other_one = (judged(figure, runs) for figure in figures)
     assert "unified, lr 0.004, init_std 0.02 diverged in 1 of its runs" in found.warnings[1]
     assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
     assert len(found.panels[0].series[1].arms) == 7
-    assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
+    assert any("1 of its runs diverged." in w for w in other_one.warnings)
     (verdict,) = other_one.verdicts
     assert verdict.n == 2 and "diverged runs of hg, which are left out: 1" in verdict.sentence
+    before = evaluate(figures, runs)
+    write_report(before, tmp_path / "report", "cpu")
+    recorded = RunStore(tmp_path / "elsewhere", None, FAKE, read_recorded([tmp_path / "report"]))
+    assert recorded.missing([run for figure in figures for run in figure.requests()]) == []
+    for figure, was in zip(evaluate(figures, recorded), before, strict=True):
+        assert figure.warnings == was.warnings
+        assert [asdict(verdict) for verdict in figure.verdicts] == [asdict(verdict) for verdict in was.verdicts]
 
 
 @pytest.mark.parametrize("named", [

@@ -164,7 +164,8 @@ def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
     series = {each.label: each for each in panel.series}
     a, b = series[claim.a], series[claim.b]
-    if panel.diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
+    diverged = {arm.series for arm in panel.every if arm.diverged}
+    if diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
         raise NotTestableError(f"{a.label} and {b.label} have no runs at the same points; a rate has diverged.")
     raised: list[list[float]] = []
     stable: list[str] = []

@@ -41,7 +41,7 @@ def tokens_per_param(run: Run) -> float | None:
 
 
 def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """Return one row per run of each panel, including runs without a pair; `runs.results_csv` reads them.
+    """Return one row per run of each panel, also without a pair or diverged; `runs.results_csv` reads them.
 
     If a run measured copying, there is one column per tag.
     """
@@ -65,7 +65,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
         for figure in figures
         for panel in figure.panels
         for arm in panel.every or panel.arms
-        for run in arm.runs
+        for run in (*arm.runs, *arm.diverged)
     ]
 
 
