@@ -92,13 +92,14 @@ class BlockDesign:
         why = self._why_alone(np.subtract(ours, theirs))
         if shared and (few or why):
             return replace(paired_difference(theirs, ours, confidence), scatter=why)
-        rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance
+        rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance or 0.0
         if abs(mean) < self._rounding:
             mean = 0.0  # copies would differ by the last digit of the solver
-        se = None if few or variance is None else math.sqrt(variance * float(rows @ rows))
+        se = None if few or not self.df else math.sqrt(variance * float(rows @ rows))
         n_arms = len(self.scattered)
         words = f"scatter of {n_arms} arms, {self.df} degrees of freedom" if n_arms > 2 and se is not None else ""
-        return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
+        found = PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words, math.sqrt(2 * variance))
+        return found.at(confidence)
 
     def _why_alone(self, pairs: NDArray[np.floating]) -> str:
         """Return why pairs have their own scatter; empty if they have that of the design."""

@@ -28,6 +28,7 @@ class PairedDifference:
         confidence: coverage of the interval, e.g. 0.95
         df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
         scatter: source of the scatter in words, if it is pooled over more arms or pooling was rejected
+        sd: standard deviation of the difference of one pair, if it is not se sqrt(n), because an arm has more runs
     """
 
     mean: float
@@ -38,6 +39,7 @@ class PairedDifference:
     confidence: float
     df: int
     scatter: str = ""
+    sd: float | None = None
 
     @property
     def smallest_resolvable(self) -> float | None:

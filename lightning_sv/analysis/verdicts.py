@@ -117,7 +117,7 @@ def _pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False)
     """`about 14 pairs would decide a difference as large, 34 show that there is none` (if `none`), in 8 of 10 cases."""
     if not d.se:
         return ""
-    spread = d.se * math.sqrt(max(d.n, 1))
+    spread = _spread(d)
     needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
     if not none:
         return _decide(d.n, needed)
@@ -131,10 +131,14 @@ def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
     """`about 88 pairs would decide a difference as large`: inside or outside +-margin, in 8 of 10 cases."""
     if not d.se:
         return ""
-    spread, away = d.se * math.sqrt(max(d.n, 1)), abs(d.mean) - margin
+    spread, away = _spread(d), abs(d.mean) - margin
     if away < 0:
         return _decide(d.n, _pairs_within(spread, d.confidence, margin, abs(d.mean)))
     return _decide(d.n, _pairs_beyond(spread, d.confidence, away))
+
+
+def _spread(d: PairedDifference) -> float:
+    return d.sd or (d.se or 0.0) * math.sqrt(max(d.n, 1))
 
 
 def _pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:

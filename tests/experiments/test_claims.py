@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Outcome, directed
 from lightning_sv.errors import NotTestableError
@@ -104,6 +105,17 @@ def test_pairs_to_go_simulated_decide_in_8_of_10_cases(kind: str, gap: float) ->
     else:
         right = abs(means) + half < 0.01 if gap < 0.01 else abs(means) - half > 0.01
     assert right.mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_pairs_to_go_of_unequal_arms_have_the_scatter_of_a_pair() -> None:
+    rng = np.random.default_rng(0)
+    a, b, *others = ({seed: float(rng.normal(0, 0.1)) for seed in range(n)} for n in (12, 3, 12, 12, 12))
+    design = BlockDesign({"a": a, "b": b} | dict(enumerate(others)))
+    d = replace(design.difference("a", "b", 0.9), mean=-0.03)
+    named = re.search(r"about (\d+) pairs would decide", directed(d).to_go)
+    assert design.variance is not None and d.se is not None and named
+    needed = ((1.6449 + 0.8416) * math.sqrt(2 * design.variance) / 0.03) ** 2
+    assert int(named[1]) == math.ceil(needed) and d.se < math.sqrt(2 * design.variance / 3)
 
 
 @given(

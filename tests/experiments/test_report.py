@@ -284,6 +284,7 @@ def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
     words = [row["verdict"] for row in rows if row["claim"] == "dp ends below llama"]
     assert words == ["holds", "contradicted", "holds"]
     assert (rows[0]["estimate"], rows[0]["p"], rows[0]["corrected"]) == ("-0.05", "0.003", "not resolved")
+    assert {row["budget"] for row in log_rows([one], "1e3")} == {"1e3"}
     log.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="log.csv"):
         add_to_log(rows, log)

@@ -70,10 +70,7 @@ def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> 
 
 
 def _text(value: object) -> str:
-    try:
-        return f"{float(str(value)):.6g}"
-    except ValueError:
-        return "" if value is None else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _content(row: Row) -> tuple[str, ...]:
