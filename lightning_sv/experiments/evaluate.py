@@ -159,7 +159,8 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
         if arm.diverged and arm.label in (claim.a, claim.b):
             detail += f"; diverged runs of {arm.label}, which are left out: {len(arm.diverged)}"
     value, agreement = None, ""
-    if paper_scale and claim.paper_value is not None and d.low is not None and d.high is not None:
+    compared = paper_scale and not estimate.part  # another quantity than the paper's number
+    if compared and claim.paper_value is not None and d.low is not None and d.high is not None:
         value, inside = claim.paper_value, d.low <= claim.paper_value <= d.high
         detail += f"; the paper's {value:+g} lies {'inside' if inside else 'outside'}"
         agreement = "consistent" if inside else "not consistent"

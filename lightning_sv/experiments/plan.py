@@ -146,6 +146,8 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
     for label, arm in panel.arms.items():
         if arm.model is not None and (by_size or panel.kind == "grid"):
             yield f"model of arm {label!r} is {arm.model}; expected none, because the panel has its models."
+        if arm.longer != 1 and "trainer.max_steps" in arm.overrides:
+            yield f"longer of arm {label!r} is {arm.longer:g}; expected none, because its trainer.max_steps is set."
     if (panel.kind == "scalar") != bool(panel.tag):
         expected = "a tag, e.g. sharpness/all/lambda_max" if panel.kind == "scalar" else "kind 'scalar' or no tag"
         yield f"tag is {panel.tag!r} and kind is {panel.kind!r}; expected {expected}."

@@ -155,6 +155,7 @@ WRONG = [
     (TWO_BASELINES, "`baseline: true` is set for a and b; expected one arm"),
     (of_panel("kind: lengths"), "`baseline: true` is set for no arm; expected one arm"),
     (of_panel("model: dnse"), "'dnse'"),
+    (of_arm("scale: hg, longer: 2.0, overrides: {trainer.max_steps: 9}"), "longer of arm 'b' is 2; expected none"),
     (of_arm("scale: hgg"), r"hgg"),
     (of_arm("scale: bp+iwd"), r"'a' and 'b' resolve to the same configuration"),
     (of_arm("scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
