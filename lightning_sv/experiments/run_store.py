@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import COMMAND, NONFINITE, config_value, is_complete, read_config
+from lightning_sv.runs.directory import COMMAND, NONFINITE, SUMMARY_TYPES, config_value, is_complete, read_config
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -65,26 +66,31 @@ class RunStore:
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged; the last loss of a diverged run is NaN."""
-        job, data = self.job(run_spec, seed), json.loads(run_spec.identity)["data"]
+        job, identity = self.job(run_spec, seed), json.loads(run_spec.identity)
+        data = identity["data"]
         if self.is_recorded(run_spec, seed):
             config = {"data": data, "seed_everything": seed}
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
         if not diverged(job):
             return read_run(job.run_dir)
-        steps = _finite_steps(job.run_dir)
-        tokens = (steps + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that was not taken
-        made = {"seed": seed, "steps": steps, "tokens": tokens, "val_loss": math.nan}
-        context = read_json(job.run_dir / COMMAND, f"remove {job.run_dir} and train it again.")["context"]
+        event, context = _stop(job.run_dir), read_json(job.run_dir / COMMAND, "train the run again.")["context"]
+        tokens = (event["step"] + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that failed
+        summary = {key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES}
+        summary |= {"seed": seed, "steps": event["step"], "tokens": tokens, "val_loss": math.nan}
+        summary |= {"lr": identity["model"]["optim"]["lr"], "activated_parameters": run_spec.parameters}
         losses = Curve(np.array([tokens]), np.array([math.nan]))
-        return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), {**context, **made}, {VAL_LOSS: losses})
+        return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses})
 
 
-def _finite_steps(run_dir: Path) -> int:
-    """Return the number of steps that a diverged run took."""
+def _stop(run_dir: Path) -> dict[str, Any]:
+    """Return the event that stopped a run."""
+    path = run_dir / NONFINITE
     try:
-        return int(json.loads((run_dir / NONFINITE).read_text().splitlines()[-1])["step"])
+        event: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        event["step"] = int(event["step"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{run_dir / NONFINITE} has no step; remove {run_dir} and train it again.") from error
+        raise ConfigError(f"{path} has no step; remove {run_dir} and train the run again.") from error
+    return event
 
 
 def diverged(job: Job) -> bool:

@@ -12,14 +12,16 @@ from lightning_sv.atomic import regular
 from lightning_sv.corpus import TokenLoader
 from lightning_sv.errors import RunError
 from lightning_sv.runs.directory import NONFINITE
+from lightning_sv.runs.provenance import Provenance
 
 
 class NonFinite:
     """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
     Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the sequence numbers
-    in the training split, the losses of the micro-batches per device, and the gradient norm. Skipped steps are not
-    random, so a comparison of such runs is biased; their number is in the summary.
+    in the training split, the losses of the micro-batches per device, and the gradient norm; if it stops the run, also
+    commit, date and machine. Skipped steps are not random, so a comparison of such runs is biased; their number is in
+    the summary.
     """
 
     def __init__(self, skip: bool):
@@ -59,6 +61,7 @@ class NonFinite:
             event["epoch"], position = loader.position()
             event["blocks"] = loader.order.sequences(event["epoch"], position)
         event |= {"grad_norm": _plain(value), "losses": [_plain(loss) for loss in losses.tolist()]}
+        event |= {} if self.skip else Provenance.now()._asdict()
         if trainer.is_global_zero and folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             with regular(Path(folder) / NONFINITE).open("a") as file:
