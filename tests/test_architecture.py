@@ -125,7 +125,7 @@ def test_config_file_in_a_run_is_kept(path: Path, capsys: pytest.CaptureFixture[
     layers = {layer.partition("/")[0]: layer for layer in (*SMALL_LAYERS, "model/llama-0.12b")}
     layers[path.parent.name] = str(path.relative_to(ROOT / "conf").with_suffix(""))
     with pytest.raises(SystemExit) as stop:
-        main(["fit", *config_args(*layers.values()), "--print_config"])
+        main(["fit", "--print_config", *config_args(*layers.values())])  # last or not
     assert stop.value.code == 0
     resolved = yaml.safe_load(capsys.readouterr().out)
 

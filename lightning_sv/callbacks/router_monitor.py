@@ -22,9 +22,9 @@ class RouterMonitor(MetricAccumulator):
 
     moe/layer0/load/expert3: tokens of the expert over those of an equal distribution, so 1 when
     balanced; load_max and load_min are the maximum and minimum of a block. balance_loss is 1 when
-    balanced and n_expert when collapsed; entropy is in nats, log(n_expert) for uniform probabilities.
-    Both are means over the micro-batches since the last write; load counts all their tokens. A dense
-    `PretrainModule` writes nothing.
+    balanced, and n_expert / n_expert_active when every token uses the same experts; entropy is in
+    nats, log(n_expert) for uniform probabilities. Both are means over the micro-batches since the
+    last write; load counts all their tokens. A dense `PretrainModule` writes nothing.
 
     Args:
         every_n_steps: optimizer steps between two writes

@@ -24,7 +24,7 @@ class CorpusConfig:
     Args:
         dir: folder of the prepared corpus, written by `prepare` and read by training; for training also its address in
             an object store, such as s3://bucket/corpus, which is downloaded once per node
-        source: source of the text: 'stdlib' (Python sources of the standard library and the locked packages),
+        source: source of the text: 'stdlib' (Python sources of the standard library and of 14 locked packages),
             'installed' (of the standard library and all installed packages except this one), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
             .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or the path of

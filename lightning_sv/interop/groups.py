@@ -24,7 +24,7 @@ def param_groups(
     example: Any = None,
     roles: Roles | None = None,
 ) -> list[dict[str, Any]]:
-    """Return two optimizer groups: the trained parameters that decay under `policy`, and the others.
+    """Return optimizer groups: the trained parameters that decay under `policy`, and the others, if there are any.
 
     Matrices, routers, heads and embeddings decay. Scale vectors decay if the policy includes their role ('iwd': the
     input side only), multipliers like the output side. Biases and the rest never decay.

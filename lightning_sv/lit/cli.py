@@ -114,7 +114,8 @@ class RunParser(Parser, LightningArgumentParser):
         if "--help_all" in args:
             self._print_message(super().format_help(), sys.stdout)
             self.exit()
-        return super().parse_args(args, **kwargs)
+        printing = [word for word in args if word.partition("=")[0] == "--print_config"]  # it would end the parsing
+        return super().parse_args([*(word for word in args if word not in printing), *printing], **kwargs)
 
     def format_help(self) -> str:
         """Return the most used keys of a run, or all options of a class."""

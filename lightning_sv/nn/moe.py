@@ -38,7 +38,7 @@ class Routing(NamedTuple):
 
     @property
     def balance_loss(self) -> Tensor:
-        """E sum_e f_e P_e: 1 when balanced, E when collapsed (arXiv:2101.03961, eq. 4).
+        """E sum_e f_e P_e: 1 when balanced, E / k when all tokens use the same k experts (arXiv:2101.03961, eq. 4).
 
         f is an expert's fraction of the assignments of all devices, P its mean probability on this device.
         f has no gradient, so the mean over devices is the loss of the combined batch (arXiv:2501.11873).
