@@ -50,7 +50,8 @@ class PretrainModule(L.LightningModule):
     """Pre-train a Llama, LlamaMoE or Gemma backbone with a scale-vector strategy, for any Trainer.
 
     A batch is a (B, T + 1) tensor of token ids. Logs train/loss, val/loss, test/loss in nats per token, and
-    val/perplexity, test/perplexity. Hyper-parameters are saved as plain values, so `load_from_checkpoint(path)` rebuilds the module.
+    val/perplexity, test/perplexity. Hyper-parameters are saved as plain values, so `load_from_checkpoint(path)`
+    rebuilds the module.
 
     Args:
         backbone: sizes of the model
