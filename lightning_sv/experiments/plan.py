@@ -95,6 +95,8 @@ def _points(
     made = [resolver.resolve(panel, arm, role) for role in here]
     by_size = panel.kind == "scaling"
     sizes = [run_spec.model for run_spec in made] if by_size else _lengths(panel, resolver, here)
+    wanted = f"different ones. Set {'model.backbone.name' if by_size else 'the steps'} of each model of the budget."
+    expect(len({*sizes}) == len(sizes), f"panel {panel.title!r}: its {panel.kind}", ", ".join(sizes), wanted)
     return [
         Arm(f"{label}, {size}", run_spec=run_spec, series=label, point=(value,), size=size)
         for run_spec, size in zip(made, sizes, strict=True)
@@ -146,8 +148,15 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
     for label, arm in panel.arms.items():
         if arm.model is not None and (by_size or panel.kind == "grid"):
             yield f"model of arm {label!r} is {arm.model}; expected none, because the panel has its models."
+        given = {*panel.overrides, *arm.overrides, *panel.axes}
+        if (panel.lr or arm.lr) and "model.optim.lr" in given:
+            yield f"lr of arm {label!r} is set; expected none, because model.optim.lr is set too. Remove one."
+        if "model.tokens_per_param" in arm.overrides and "trainer.max_steps" not in arm.overrides:
+            yield f"model.tokens_per_param of arm {label!r} is set; expected none. Set 'longer' or trainer.max_steps."
         if arm.longer != 1 and "trainer.max_steps" in arm.overrides:
             yield f"longer of arm {label!r} is {arm.longer:g}; expected none, because its trainer.max_steps is set."
+    for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
+        yield f"axes has {key}; expected other keys, because all points have the same steps. Use kind 'lengths'."
     if (panel.kind == "scalar") != bool(panel.tag):
         expected = "a tag, e.g. sharpness/all/lambda_max" if panel.kind == "scalar" else "kind 'scalar' or no tag"
         yield f"tag is {panel.tag!r} and kind is {panel.kind!r}; expected {expected}."

@@ -92,6 +92,8 @@ class RunResolver:
         rates = (panel.lr or {}) | (arm.lr or {})
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
         paths, below = self._paths(panel, model), {**self.budget.overrides, **model.overrides}
+        for key in more or {}:
+            expect(key not in self.extra, f"--{key}", self.extra.get(key), "no value, because it is an axis of a grid.")
         above = {**panel.overrides, **arm.overrides, **(more or {}), **lr, **self.extra}
         tuned, note = self._tuned(panel, arm, model, _args(paths, below | above))
         keys = below | tuned | above

@@ -7,6 +7,7 @@ batch sizes share one axis.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,10 +57,10 @@ class Run:
             NotTestableError: the run logged no such scalar
         """
         if tag not in self.curves:
-            known = ", ".join(sorted(self.curves))
-            lacking = f"{self.dir} logged no scalar named {tag!r}; it has {known}."
-            recorded = f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here."
-            raise NotTestableError(recorded if self.recorded else lacking)
+            if self.recorded:
+                raise NotTestableError(f"{self.dir.name} was recorded without {tag!r}; train it here.")
+            known = ", ".join(get_close_matches(tag, self.curves, n=5) or sorted(self.curves))
+            raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}, but {known}.")
         return self.curves[tag]
 
     @property

@@ -195,6 +195,11 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
     other = planned("other").panels[0].arms[0].run_spec
     assert "init_std" not in other.details  # tuned under a different schedule
+    (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {TINY}")
+    for kind in ("lengths", "scaling"):
+        (conf / "paper/lengths.yaml").write_text(text.replace("kind: lengths", f"kind: {kind}"))
+        with pytest.raises(ConfigError, match=f"its {kind} is"):
+            planned("lengths")
 
 
 @pytest.mark.long

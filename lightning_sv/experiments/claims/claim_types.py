@@ -298,7 +298,11 @@ KINDS: dict[str, ClaimType] = {
     ),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below, panels=("grid",)),
     "sensitivity": ClaimType(
-        "the loss of {a} depends less on the learning rate than that of {b}", lr_sensitivity, directed, ("grid",)
+        "the loss of {a} depends less on the learning rate than that of {b}",
+        lr_sensitivity,
+        directed,
+        ("grid",),
+        lambda claim, panel: None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone",
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",

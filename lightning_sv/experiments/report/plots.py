@@ -17,6 +17,7 @@ from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_curves, draw_branches
 from lightning_sv.analysis.scaling import ScalingFit
+from lightning_sv.analysis.verdicts import EQUAL, NOT_RESOLVED, direction
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.tables import FORMED, GAIN
@@ -121,7 +122,8 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
             )
         label = f"{arm.name}  {end.mean:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
-        label += ", not resolved" if end.low is not None and end.low <= 0 <= (end.high or 0.0) else ""
+        word = direction(end)
+        label += f", {word}" if word in (EQUAL, NOT_RESOLVED) and end.low is not None else ""
         style_of: dict[str, Any] = {"linestyle": line_style, "color": colour, "linewidth": 2, "label": label}
         if len(pair.tokens) == 1:
             bar = None if end.low is None or end.high is None else [[end.mean - end.low], [end.high - end.mean]]

@@ -175,7 +175,7 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         ends = [run.curve(panel.spec.tag).values[-1] for run in arm.runs if panel.spec.tag in run.curves]
         if ends and min(ends) > 0:
             rows.append([arm.name, f"{np.exp(np.log(ends).mean()):.4g}", ", ".join(f"{x:.4g}" for x in ends)])
-    return ["arm", f"{panel.spec.tag} at the end, geometric mean", "each seed"], rows
+    return ["arm", f"{panel.spec.tag} at the end, geometric mean", "each seed"] if rows else [], rows
 
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
