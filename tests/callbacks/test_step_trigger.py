@@ -38,23 +38,20 @@ def test_log_spaced_of_a_short_run_begins_at_step_1() -> None:
     assert log_spaced(64, 5) == [0, 1, 4, 16, 64] and log_spaced(2, 5) == [0, 1, 2] and log_spaced(64, 2) == [0, 64]
 
 
+PERIODIC = ("TrainingMonitor", "BranchNorms", "RouterMonitor", "Preconditioner")
+SHARPNESS = {"budget": 0.0, "points": 1, "hutchinson_probes": 1, "subsets": [], "method": "Exact"}
+
+
 @pytest.mark.parametrize(
-    ("callback", "key", "value", "name"),
+    ("callback", "key", "value"),
     [
-        ("TrainingMonitor", "every_n_steps", 0, "every_n_steps of TrainingMonitor"),
-        ("BranchNorms", "every_n_steps", 0, "every_n_steps of BranchNorms"),
-        ("RouterMonitor", "every_n_steps", 0, "every_n_steps of RouterMonitor"),
-        ("Preconditioner", "every_n_steps", 0, "every_n_steps of Preconditioner"),
-        *(("CopyingMonitor", key, 0, f"{key} of CopyingMonitor") for key in ("points", "sequences", "repeat_length")),
-        ("Sharpness", "budget", 0.0, "budget of Sharpness"),
-        ("Sharpness", "points", 1, "points of Sharpness"),
-        ("Sharpness", "hutchinson_probes", 1, "hutchinson_probes of Sharpness"),
-        ("Sharpness", "subsets", [], "subsets of Sharpness"),
-        ("Sharpness", "method", "Exact", "method of Sharpness"),
+        *((callback, "every_n_steps", 0) for callback in PERIODIC),
+        *(("CopyingMonitor", key, 0) for key in ("points", "sequences", "repeat_length")),
+        *(("Sharpness", key, value) for key, value in SHARPNESS.items()),
     ],
 )
-def test_callbacks_argument_out_of_range_is_refused(callback: str, key: str, value: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is "):
+def test_callbacks_argument_out_of_range_is_refused(callback: str, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} of {callback} is "):
         getattr(callbacks, callback)(**{key: value})
 
 

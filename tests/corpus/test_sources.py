@@ -221,23 +221,14 @@ def test_source_missing_name_is_named(source: str, settings: dict[str, str], mes
         _texts(source.format(jsonl.parent), **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"source": "web"}, "source is 'web'"),
-        ({"source": "files:"}, "source is 'files:'"),
-        ({"dir": " "}, "dir is empty"),
-        ({"dir": os.fsdecode(b"caf\xe9")}, "dir is "),
-        ({"source": os.fsdecode(b"files:caf\xe9")}, "source is "),
-        ({"val_fraction": 0.0}, "val_fraction is 0.0"),
-        ({"errors": "ignore"}, "errors 'ignore' is unknown"),
-        ({"max_bytes": 0}, "max_bytes is 0"),
-        ({"chunk_bytes": "64 parsecs"}, "chunk_bytes"),
-    ],
-)
-def test_corpus_config_bad_setting_is_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CorpusConfig(**settings)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("key", "value"), [
+    ("source", "web"), ("source", "files:"), ("dir", " "), ("dir", os.fsdecode(b"caf\xe9")),
+    ("source", os.fsdecode(b"files:caf\xe9")), ("val_fraction", 0.0), ("errors", "ignore"), ("max_bytes", 0),
+    ("chunk_bytes", "64 parsecs"),
+])  # fmt: skip
+def test_corpus_config_bad_setting_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"(^|\.){key} "):
+        CorpusConfig(**{key: value})  # type: ignore[arg-type]
 
 
 def test_split_documents_drops_and_counts_duplicates_before_the_limit() -> None:

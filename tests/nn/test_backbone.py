@@ -97,31 +97,21 @@ def test_backbone_masks_hide_later_tokens_and_other_documents(config: BackboneCo
 SCALING = LLAMA_31["rope_scaling"]
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"d_model": 30, "n_head": 4}, "d_model"),
-        ({"d_model": 6, "n_head": 2}, "d_head|head width"),
-        ({"n_layer": 0}, "n_layer"),
-        ({"init_std": 0.0}, "init_std"),
-        ({"norm_eps": -1.0}, "norm_eps"),
-        ({"rope_theta": float("inf")}, "rope_theta"),
-        ({"n_kv_head": 3}, "n_kv_head"),
-        ({"rope_scaling": SCALING | {"factor": 0.0}}, "rope_scaling.factor"),
-        ({"rope_scaling": SCALING | {"high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor"),
-        ({"rope_scaling": SCALING | {"original_context": float("nan")}}, "rope_scaling.original_context"),
-        ({"n_expert": -1}, "n_expert"),
-        ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
-        ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"),
-        ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
-        ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"),
-        ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared"),
-        ({"router": {"balance": "bias"}}, "n_expert"),
-        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
-        ({"router": {"balance": "auction"}}, "router.balance"),
-        ({"router": {"z_coef": -1.0}}, "router.z_coef"),
-    ],
-)
+OUT_OF_RANGE = {"n_layer": 0, "init_std": 0.0, "norm_eps": -1.0, "rope_theta": float("inf"), "n_kv_head": 3}
+OUT_OF_RANGE_SCALING = {"factor": 0.0, "high_freq_factor": 1.0, "original_context": float("nan")}
+
+
+@pytest.mark.parametrize(("change", "key"), [
+    *(({key: value}, key) for key, value in OUT_OF_RANGE.items()),
+    *(({"rope_scaling": SCALING | {key: value}}, f"rope_scaling.{key}") for key, value in OUT_OF_RANGE_SCALING.items()),
+    ({"d_model": 30, "n_head": 4}, "d_model"), ({"d_model": 6, "n_head": 2}, "d_head|head width"),
+    ({"n_expert": -1}, "n_expert"), ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active"),
+    ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"), ({"n_expert": 4, "n_expert_active": 4}, "n_expert"),
+    ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared"), ({"router": {"balance": "bias"}}, "n_expert"),
+    ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared"),
+    ({"router": {"balance_coef": float("nan")}}, "router.balance_coef"),
+    ({"router": {"balance": "auction"}}, "router.balance"), ({"router": {"z_coef": -1.0}}, "router.z_coef"),
+])  # fmt: skip
 def test_backbone_config_setting_out_of_range_refused(change: dict, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 4} | change))

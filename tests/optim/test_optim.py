@@ -36,9 +36,11 @@ def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: B
     assert isinstance(optimizer, torch.optim.AdamW) and all(g["fused"] for g in optimizer.param_groups)
 
 
-def test_role_groups_parameter_without_role_refused() -> None:
+def test_role_groups_without_a_role_or_with_a_policy_refused(config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match=r"parameter 1.weight of LayerNorm has no role"):
         role_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
+    with pytest.raises(ConfigError, match="decayed_roles"):
+        role_groups(Backbone(config), "iwd")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -89,30 +91,14 @@ def test_schedule_factor_equals_closed_form(total: int, warmup_ratio: float, fin
         assert wsd == pytest.approx((1 - share) + share * final, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (OptimConfig, {"lr": 0.0}),
-        (OptimConfig, {"weight_decay": -1.0}),
-        (OptimConfig, {"beta2": 1.0}),
-        (OptimConfig, {"muon_momentum": 1.0}),
-        (OptimConfig, {"eps": float("nan")}),
-        (OptimConfig, {"ns_dtype": "float16"}),
-        (OptimConfig, {"undecayed": ["embedding", "input"]}),
-        (OptimConfig, {"muon_roles": ["matrices"]}),
-        (OptimConfig, {"muon_roles": []}),
-        (ScheduleConfig, {"name": "linear"}),
-        (ScheduleConfig, {"warmup_ratio": 1.0}),
-        (ScheduleConfig, {"final_ratio": -0.1}),
-        (ScheduleConfig, {"stable_ratio": 1.1}),
-        (ScheduleConfig, {"warmup_ratio": 0.9, "name": "wsd"}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings"), [
+    *((OptimConfig, {key: 1.0}) for key in ("beta2", "muon_momentum")), (OptimConfig, {"lr": 0.0}),
+    (OptimConfig, {"weight_decay": -1.0}), (OptimConfig, {"eps": float("nan")}), (OptimConfig, {"ns_dtype": "float16"}),
+    (OptimConfig, {"undecayed": ["embedding", "input"]}), (OptimConfig, {"muon_roles": ["matrices"]}),
+    (OptimConfig, {"muon_roles": []}), (ScheduleConfig, {"name": "linear"}), (ScheduleConfig, {"warmup_ratio": 1.0}),
+    (ScheduleConfig, {"final_ratio": -0.1}), (ScheduleConfig, {"stable_ratio": 1.1}),
+    (ScheduleConfig, {"warmup_ratio": 0.9, "name": "wsd"}),
+])  # fmt: skip
 def test_config_setting_out_of_range_refused(kind: type[OptimConfig | ScheduleConfig], settings: dict) -> None:
     with pytest.raises(ValueError, match=rf"model\.(optim|schedule)\.{next(iter(settings))} "):
         kind(**settings)
-
-
-def test_role_groups_refuse_a_policy_in_place_of_roles(config: BackboneConfig) -> None:
-    with pytest.raises(ConfigError, match="decayed_roles"):
-        role_groups(Backbone(config), "iwd")  # type: ignore[arg-type]

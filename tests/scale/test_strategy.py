@@ -78,17 +78,10 @@ def test_rows_of_your_own_are_checked(config: BackboneConfig) -> None:
         assert Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "bnp"})).head.lm_head.norm_width
 
 
-@pytest.mark.parametrize(
-    ("text", "canonical"),
-    [
-        ("hg+ap", "ap"),
-        ("iwd", "llama"),
-        ("owd", "nowd"),
-        ("nop+or+hg+nowd", "nop"),
-        ("ap+iwd", "ap+nowd"),
-        ("unified", "hg+dnp+or+iwd"),
-    ],
-)
+@pytest.mark.parametrize(("text", "canonical"), [
+    ("hg+ap", "ap"), ("iwd", "llama"), ("owd", "nowd"), ("nop+or+hg+nowd", "nop"), ("ap+iwd", "ap+nowd"),
+    ("unified", "hg+dnp+or+iwd"),
+])  # fmt: skip
 def test_backbone_equal_models_have_one_canonical_strategy(text: str, canonical: str, config: BackboneConfig) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
