@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,19 +73,6 @@ def test_local_folder_of_a_second_process_downloads_no_shard(url: str, monkeypat
     monkeypatch.setattr(remote_module, "_fetch_all", None)
     assert remote_module.local_folder(url + "/") == folder
     assert sorted(path.suffix for path in folder.rglob("*.lock")) == []
-
-
-def test_local_folder_without_locks_downloads_with_a_warning(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A lock file that exists would block every later run after this process is killed on a different node."""
-
-    def flock(*args: object) -> None:
-        raise OSError(errno.ENOSYS, "not supported")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    folder = remote_module.local_folder(url)
-    assert f"{folder.parent} cannot be locked" in caplog.text
 
 
 def test_fit_with_an_address_keeps_it_in_the_config_of_the_run(url: str, tmp_path: Path) -> None:

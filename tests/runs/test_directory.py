@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
+from lightning_sv.atomic import locked
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary
@@ -54,7 +55,9 @@ def test_acquire_file_system_without_locks_leaves_none(
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0)
     for _ in range(2):
         acquire(tmp_path, None)
-    assert caplog.text.count(f"{tmp_path} cannot be locked") == 2
+        with locked(tmp_path / "corpus", "download"):  # of a corpus
+            pass
+    assert caplog.text.count(f"{tmp_path} cannot be locked") == 4
 
 
 def test_link_to_no_checkpoint_is_no_fresh_start(tmp_path: Path) -> None:
