@@ -3,6 +3,7 @@
 import csv
 import re
 import runpy
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -69,6 +70,12 @@ def blocks(n: int = 12) -> Tensor:
 
 def loader() -> Any:
     return DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+
+
+def noted(hook: str, value: Callable[..., Any]) -> tuple[list[Any], L.Callback]:
+    """Return a list and a callback that appends `value` of the arguments of this hook."""
+    found: list[Any] = []
+    return found, LambdaCallback(**{hook: lambda *given: found.append(value(*given))})  # type: ignore[arg-type]
 
 
 def tags(out: Path) -> set[str]:
@@ -254,15 +261,11 @@ def test_trainer_resumed_equals_uninterrupted(
 
 def test_trainer_resumed_with_a_different_length_has_its_rates_from_the_first_step(tmp_path: Path) -> None:
     optim, path = OptimConfig(lr=0.01, lr_factor_by_role={"input": 2.0}), tmp_path / "a.ckpt"
-    seen: list[list[float]] = []
-
-    def note(trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        seen.append([group["lr"] for group in optimizer.param_groups])
-
+    seen, note = noted("on_before_optimizer_step", lambda *given: [group["lr"] for group in given[-1].param_groups])
     run = trainer(tmp_path)
     run.fit(module(optim=optim), loader())
     run.save_checkpoint(path)
-    again = trainer(tmp_path, LambdaCallback(on_before_optimizer_step=note), max_steps=8)
+    again = trainer(tmp_path, note, max_steps=8)
     again.fit(module(optim=optim), loader(), ckpt_path=path, weights_only=True)
     peaks = [group["initial_lr"] for group in again.optimizers[0].param_groups]
     assert 0.02 in peaks
@@ -334,27 +337,20 @@ def test_half_precision_loss_of_nan_stops_or_skips(nonfinite: Any, tmp_path: Pat
 
 
 def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
-    norms = []
+    norms, note = noted("on_train_batch_end", lambda trainer, module, *_: module.grad_norm)
     for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))]):
-        note = LambdaCallback(on_train_batch_end=lambda trainer, module, *_: norms.append(module.grad_norm))
         trainer(tmp_path, note, gradient_clip_val=1.0, plugins=plugins).fit(module(), loader())
     assert norms[4:] == pytest.approx(norms[:4], rel=0.02)
 
 
-def test_clipping_by_value_does_not_clip_the_norm(tmp_path: Path) -> None:
-    largest: list[float] = []
-
-    def note(trainer: Any, module: Any, *_: Any) -> None:
-        largest.append(max(p.grad.abs().max().item() for p in module.parameters()))
-
-    callback = LambdaCallback(on_train_batch_end=note)
-    trainer(tmp_path, callback, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module(), loader())
+def test_clipping_by_value_neither_clips_the_norm_nor_hides_an_infinite_gradient(tmp_path: Path) -> None:
+    largest, note = noted(
+        "on_train_batch_end", lambda trainer, module, *_: max(p.grad.abs().max().item() for p in module.parameters())
+    )
+    clipped = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
+    trainer(tmp_path, note, **clipped).fit(module(), loader())
     assert largest == pytest.approx([1e-3] * 4)
-
-
-def test_clipping_by_value_does_not_hide_an_infinite_gradient(tmp_path: Path) -> None:
     spoil = LambdaCallback(on_after_backward=lambda trainer, module: module.net.embed.weight.grad.fill_(torch.inf))
-    clipped = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
     with pytest.raises(RunError, match="finite"):
         trainer(tmp_path, spoil, **clipped).fit(module(), loader())
 
@@ -387,10 +383,7 @@ def test_interrupted_step_is_not_part_of_the_next_fit(tmp_path: Path) -> None:
 
 
 def test_second_fit_of_a_trainer_continues_the_rates(tmp_path: Path) -> None:
-    rates: list[float] = []
-    note = LambdaCallback(
-        on_train_batch_end=lambda trainer, *_: rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-    )
+    rates, note = noted("on_train_batch_end", lambda trainer, *_: trainer.optimizers[0].param_groups[0]["lr"])
     run, made = trainer(tmp_path, note, **EPOCHS | {"max_epochs": 1}), module()
     run.fit(made, loader())
     run.fit_loop.max_epochs = 2
@@ -409,10 +402,8 @@ def test_logger_prefix_is_in_all_tags(tmp_path: Path) -> None:
 
 
 def test_weight_averaging_averages_weights(tmp_path: Path) -> None:
-    made, starts = module(), []
-    note = LambdaCallback(
-        on_train_epoch_start=lambda trainer, module: starts.append(parameters_to_vector(module.parameters()).detach())
-    )
+    made = module()
+    starts, note = noted("on_train_epoch_start", lambda _, module: parameters_to_vector(module.parameters()).detach())
     trainer(tmp_path, StochasticWeightAveraging(0.01, 0.5), note, **EPOCHS | {"max_epochs": 4}).fit(made, loader())
     torch.testing.assert_close(parameters_to_vector(made.parameters()), torch.stack(starts[1:]).mean(0))
 
@@ -454,8 +445,13 @@ def test_sharpness_of_roles_that_a_strategy_lacks_logs_the_loss(data: TokenDataM
 
 
 class OwnClipping(PretrainModule):
+    """It also logs its own validation loss."""
+
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.clip_gradients(optimizer, 1.0, "norm")
+
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        self.log("val/loss", 2.0)
 
 
 class Manual(PretrainModule):
@@ -472,8 +468,10 @@ class Manual(PretrainModule):
 @pytest.mark.parametrize(("kind", "warning"), [(OwnClipping, "do not stop the run"), (Manual, "move_bias")])
 def test_own_optimization_logs_its_rates_and_losses(kind: type[PretrainModule], warning: str, tmp_path: Path) -> None:
     made = kind(replace(MIXTURE, router=RouterConfig(balance="bias")), lr=0.01)
+    run = trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor())
     with pytest.warns(UserWarning, match=warning):
-        trainer(tmp_path, TrainingMonitor(1), LearningRateMonitor()).fit(made, loader())
+        run.fit(made, loader(), loader())
+    assert (run.callback_metrics["val/loss"] == 2) == (kind is OwnClipping)
     rates = [[row[tag] for row in rows(tmp_path) if row[tag]] for tag in ("lr", "lr-AdamW/matrix")]
     assert rates[0] == rates[1] and len(rates[0]) == 4
     assert "train/loss" in tags(tmp_path) and "grad_norm" not in tags(tmp_path) and not made.nonfinite.losses
@@ -486,29 +484,6 @@ def test_graph_of_an_example_input_is_drawn(kind: str, tmp_path: Path) -> None:
     user.example_input_array = blocks(2)[:, :-1]
     logger = TensorBoardLogger(tmp_path, log_graph=True)
     trainer(tmp_path, logger=logger, enable_model_summary=True).fit(user, loader())
-
-
-class OwnValidation(PretrainModule):
-    """A subclass that logs its own validation loss."""
-
-    def validation_step(self, block: Tensor, batch_idx: int) -> None:
-        self.log("val/loss", 2.0)
-
-
-def test_own_validation_step_keeps_its_loss(tmp_path: Path) -> None:
-    run = trainer(tmp_path)
-    run.fit(OwnValidation(SIZES, lr=0.01), loader(), loader())
-    assert run.callback_metrics["val/loss"] == 2
-
-
-def test_probe_of_experts_leaves_their_biases(tmp_path: Path) -> None:
-    ends = []
-    for probes in (0, 1):
-        made = module(backbone=BIASED)
-        probe = Sharpness(("scale_input",), 2, lanczos_steps=2, loss=lambda m: m.training_step(blocks(), 0))
-        trainer(tmp_path, *[probe] * probes).fit(made, loader())
-        ends.append(made.state_dict())
-    assert all(value.equal(ends[1][key]) for key, value in ends[0].items())
 
 
 def test_skipped_steps_leave_weights_and_biases_of_experts(tmp_path: Path) -> None:
@@ -537,16 +512,17 @@ class Measured(PretrainModule):
 
 
 @pytest.mark.parametrize("method", ["exact", "difference"])
-def test_probe_leaves_the_metrics_of_a_training_step(method: Any, tmp_path: Path) -> None:
-    seen = []
+def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(method: Any, tmp_path: Path) -> None:
+    seen, ends = [], []
     loss: Any = lambda module: module.training_step(blocks(), 0)  # noqa: E731
     for name, probes in (("plain", 0), ("probed", 1)):
-        made = Measured(backbone=SIZES, lr=0.01, seed=0)
+        made = Measured(backbone=BIASED, lr=0.01, seed=0)
         probe = Sharpness(("scale_input",), 3, method=method, lanczos_steps=2, loss=loss)
         run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
         run.fit(made, loader())
         seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
-    assert seen[0] == seen[1] and len(seen[0]) == 8
+        ends.append(made.state_dict())
+    assert seen[0] == seen[1] and len(seen[0]) == 8 and differences(*ends) == []
 
 
 def test_probe_leaves_out_frozen_parameters(data: TokenDataModule, tmp_path: Path) -> None:
@@ -601,8 +577,7 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
 def test_data_module_epochs_repeat_batches_only_to_overfit(
     changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
 ) -> None:
-    seen: list[Any] = []
-    note = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, i: seen.append(str(batch.tolist())))
+    seen, note = noted("on_train_batch_start", lambda trainer, module, batch, i: str(batch.tolist()))
     trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(module(), data)
     assert len(seen) == 6 and len(set(seen)) == distinct
 
@@ -818,8 +793,7 @@ class Twice(Silent):
 
 
 def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
-    planned: list[int | None] = []
-    note = LambdaCallback(on_train_start=lambda trainer, _: planned.append(total_steps(trainer)))
+    planned, note = noted("on_train_start", lambda trainer, _: total_steps(trainer))
     preconditioner = Preconditioner(histograms=4, model="net")
     run = trainer(tmp_path, note, preconditioner, logger=TensorBoardLogger(tmp_path), **EPOCHS)
     run.fit(Twice(foreign("backbone")), loader())
