@@ -28,18 +28,13 @@ from tests.faults.conftest import Tally
 
 #: values that a key of JSON or YAML did not expect
 ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([-1, 0, 1 << 31, 1 << 63, 1 << 64, 10**400]),
-    st.floats(),
+    st.none(), st.booleans(), st.integers(), st.sampled_from([-1, 0, 1 << 31, 1 << 63, 1 << 64, 10**400]), st.floats(),
     st.text(max_size=12),
     st.sampled_from(
         ["", "..", "../x", "/etc/passwd", "C:\\x", "a\\..\\..\\b", "\0", "\ud800", "${oc.env:HOME}", "os:system"]
     ),
-    st.lists(st.integers(), max_size=3),
-    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
-)
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+)  # fmt: skip
 
 
 def few_and(n: int) -> pytest.MarkDecorator:
@@ -56,14 +51,9 @@ def fuzz(
     """
     act(good)
 
-    @settings(
-        max_examples=n,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        # a failing input is reported as found: to shrink it would count it many times
-        phases=(Phase.explicit, Phase.generate),
-    )
+    phases = (Phase.explicit, Phase.generate)  # a failing input is reported as found: shrinking would count it often
+
+    @settings(max_examples=n, derandomize=True, database=None, suppress_health_check=list(HealthCheck), phases=phases)
     @given(hostile)
     def run(value: Any) -> None:
         try:

@@ -49,20 +49,11 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return calls
 
 
-@pytest.mark.parametrize(
-    ("number", "environment", "workers", "group"),
-    [
-        (signal.SIGTERM, {}, 0, False),
-        (signal.SIGTERM, {}, 1, True),
-        (signal.SIGINT, {}, 1, True),
-        (signal.SIGUSR1, {}, 1, True),
-        (signal.SIGUSR1, BATCH, 0, False),
-        (signal.SIGUSR1, SRUN, 0, False),
-        (signal.SIGUSR1, ARRAY, 0, False),
-        (signal.SIGTERM, SRUN, 0, False),
-        (signal.SIGTERM, PREEMPTED, 0, False),
-    ],
-)
+@pytest.mark.parametrize(("number", "environment", "workers", "group"), [
+    (signal.SIGTERM, {}, 0, False), (signal.SIGTERM, SRUN, 0, False), (signal.SIGTERM, PREEMPTED, 0, False),
+    *((signal.SIGUSR1, environment, 0, False) for environment in (BATCH, SRUN, ARRAY)),
+    *((number, {}, 1, True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+])  # fmt: skip
 def test_fit_signalled_stops_or_requeues_and_resumes_exactly(
     number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
     scontrol: Path, tally: Tally,

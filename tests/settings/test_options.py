@@ -94,21 +94,15 @@ FIT = ["fit", *CONFIG]
 PLAN = ["plan", "--gpus", "1", *CONFIG]
 COMPARE = ["compare", "--a", "nop", "--b", "hg"]
 SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
+GENERATE = ["generate", "r"]
 #: key or option -> its value and the words before it
 OUT_OF_RANGE = [
-    ("--trainer.gradient_clip_val", ".inf", FIT),
-    ("--trainer.gradient_clip_val", "-1e-9", FIT),
-    ("--trainer.max_steps", "0", FIT),
-    ("--trainer.max_steps", "-2", FIT),
-    ("--gpu_memory", "inf", PLAN),
-    ("--data.seed", "-1", PLAN),
-    ("--model.seed", "1" + "0" * 20, PLAN),
-    ("--seeds", "1" + "0" * 20, COMPARE),
-    ("--jobs", "1" + "0" * 5000, COMPARE),
-    ("--seeds", "9" * 9, SWEEP),
-    ("--temperature", "nan", ["generate", "r"]),
-    ("--seed", "-1", ["generate", "r"]),
-]
+    *(("--trainer.gradient_clip_val", value, FIT) for value in (".inf", "-1e-9")),
+    *(("--trainer.max_steps", value, FIT) for value in ("0", "-2")),
+    ("--gpu_memory", "inf", PLAN), ("--data.seed", "-1", PLAN), ("--model.seed", "1" + "0" * 20, PLAN),
+    ("--seeds", "1" + "0" * 20, COMPARE), ("--jobs", "1" + "0" * 5000, COMPARE), ("--seeds", "9" * 9, SWEEP),
+    ("--temperature", "nan", GENERATE), ("--seed", "-1", GENERATE),
+]  # fmt: skip
 
 
 REFUSED = [([*PLAN, "--optimizer=AdamW"], "--optimizer=AdamW is "), *(([*FIT, *words], why) for words, why in WRONG)]
