@@ -330,12 +330,6 @@ def test_apply_strategy_refused_model_unchanged(case: str) -> None:
         apply_strategy(model, strategy)
 
 
-@pytest.mark.parametrize("call", [lambda model: apply_strategy(model, "hg"), fold_applied, weight_decay_roles])
-def test_interop_class_instead_of_module_refused(call: Callable[[Any], object]) -> None:
-    with pytest.raises(ConfigError, match="expected an nn.Module"):
-        call(nn.Linear)
-
-
 def test_difference_of_outputs_that_are_nan_is_infinite() -> None:
     assert _difference([torch.ones(2)], [torch.tensor([1.0, torch.nan])]) == torch.inf
 

@@ -165,6 +165,9 @@ def test_apply_strategy_in_other_modes_of_torch_trains() -> None:
         ("roles", lambda net: param_groups(net, 1e-3, 0.1, roles="iwd")),
         ("known", lambda net: apply_strategy(net, "hg", IDS, known=["head.weight"])),
         ("model", lambda net: apply_strategy(net.state_dict(), "hg", IDS)),
+        ("model", lambda net: apply_strategy(nn.Linear, "hg")),
+        ("model", lambda net: fold_applied(nn.Linear)),
+        ("model", lambda net: weight_decay_roles(nn.Linear)),
     ],
 )
 def test_wrong_type_of_an_argument_refused(key: str, call: Callable[[Net], object]) -> None:
@@ -172,19 +175,22 @@ def test_wrong_type_of_an_argument_refused(key: str, call: Callable[[Net], objec
         call(Net(plain))
 
 
-UNREAD: dict[str, Read] = {
-    "a reference": lambda net, x: F.linear(x, net.stored[0]),
-    "the parameters": lambda net, x: F.linear(x, net.matrix._parameters["weight"]),
-    "the state": lambda net, x: F.linear(x, net.matrix.state_dict(keep_vars=True)["weight"]),
+#: a weight that is not read as an attribute, and a layer that is not called
+REFUSED: dict[str, tuple[str, str, Read]] = {
+    "a reference": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.stored[0])),
+    "parameters": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.matrix._parameters["weight"])),
+    "state": ("hg+dp", "layers that read", lambda net, x: F.linear(x, net.matrix.state_dict(keep_vars=True)["weight"])),
+    "uncalled": ("hg+dnp", "without calling it", lambda net, x: F.linear(x, net.matrix.weight)),
 }
 
 
-@pytest.mark.parametrize("name", UNREAD)
-def test_apply_strategy_weight_not_read_as_an_attribute_refused(name: str) -> None:
-    net = Net(lambda net, x: net.head(torch.tanh(UNREAD[name](net, x))), D)
+@pytest.mark.parametrize("name", REFUSED)
+def test_apply_strategy_unfit_read_refused_model_unchanged(name: str) -> None:
+    strategy, why, read = REFUSED[name]
+    net = Net(lambda net, x: net.head(torch.tanh(read(net, x))), D)
     net.stored = [net.matrix.weight]
-    with unchanged(net), pytest.raises(ConfigError, match="expected layers that read"):
-        apply_strategy(net, "hg+dp", IDS)
+    with unchanged(net), pytest.raises(ConfigError, match=why):
+        apply_strategy(net, strategy, IDS)
 
 
 def test_apply_strategy_dnp_added_positions_refused_as_with_dp() -> None:
@@ -213,12 +219,6 @@ def test_apply_strategy_experts_by_one_hot_choices_have_vectors() -> None:
     net = Net(dispatched)
     net.experts, net.router, net.matrix = nn.Parameter(torch.randn(2, D, D)), nn.Parameter(torch.randn(D, 2)), None
     assert "norm.weight" in {row.name for row in weight_decay_roles(net, IDS).parameters if row.role == "input"}
-
-
-def test_apply_strategy_dnp_uncalled_layer_refused() -> None:
-    net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
-    with unchanged(net), pytest.raises(ValueError, match="without calling it"):
-        apply_strategy(net, "hg+dnp", IDS)
 
 
 def _attention(sizes: tuple[int, ...], order: tuple[int, ...]) -> Read:
@@ -319,6 +319,7 @@ ONE: dict[str, tuple[Read, int, int]] = {
     "a convolution before heads": (_queries(lambda y: F.silu(_depthwise(y)).view(2, 8, 4, 8)), V, 8),
     "a convolution of queries and keys": (_convolved_together, V, 8),
     "padding not read": (lambda net, x: net.head(x)[..., :8] * torch.sigmoid(net.matrix(x)[..., :8]), 12, 12),
+    "heads along the last axis": (_queries(lambda y: y.view(2, 8, 8, 4).mT), V, 0),  # dp instead of dnp
 }
 
 
@@ -327,13 +328,8 @@ def test_apply_strategy_one_matrix_is_not_split_and_its_heads_are_found(name: st
     read, outputs, width = ONE[name]
     net = Net(read, outputs)
     notes = apply_strategy(net, "hg+dnp", IDS).notes
-    assert "matrix.weight" not in dict(notes)
-    assert net.matrix.output_norm.width == width
-
-
-def test_apply_strategy_heads_along_the_last_axis_have_no_norm() -> None:
-    net = Net(_queries(lambda y: y.view(2, 8, 8, 4).mT))
-    assert "dp instead of dnp" in dict(apply_strategy(net, "hg+dnp", IDS).notes)["matrix.weight"]
+    assert ("matrix.weight" in dict(notes)) == (width == 0)
+    assert getattr(getattr(net.matrix, "output_norm", None), "width", 0) == width
 
 
 def _routed(net: Net, x: Tensor) -> Tensor:
@@ -511,19 +507,13 @@ def test_apply_strategy_tied_norms_train_and_fold(strategy: str) -> None:
     torch.testing.assert_close(fold_applied(model)(IDS), outputs)
 
 
-def test_fold_applied_holder_of_a_model_without_vectors_trains() -> None:
-    model = nn.Sequential(Net(plain))
-    apply_strategy(model[0], "nop", IDS)
-    assert all(parameter.requires_grad for parameter in fold_applied(model).parameters())
-
-
 @pytest.mark.parametrize("strategy", ["ap", "nop"])
 def test_fold_applied_layers_copied_after_the_strategy_train(strategy: str) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.RMSNorm(D), nn.Linear(D, D)) for _ in range(2)))
     model[0][0].weight.requires_grad_(False)
     apply_strategy(model, strategy, torch.randn(2, D))
     model.extend(copy.deepcopy(model))
-    fold_applied(model)
+    fold_applied(nn.Sequential(model))  # which holds it
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["0.0.weight", "2.0.weight"]
 
 
@@ -604,20 +594,15 @@ def assert_folded(model: nn.Module) -> None:
     assert not any("Parametrized" in type(module).__name__ for module in model.modules())
 
 
-def test_fold_applied_compiled_parts_fold() -> None:
-    net = applied()
+def test_apply_strategy_compiled_parts_and_models_fold() -> None:
+    net, part = applied(), Net(plain)
     with torch.no_grad():
         before = net(IDS)
         net.matrix, net.norm, net.head = compiled(net.matrix), compiled(net.norm), compiled(net.head)
-        fold_applied(net)
-        assert torch.equal(net(IDS), before)
+        assert torch.equal(fold_applied(net)(IDS), before)
     assert_folded(net)
-
-
-def test_apply_strategy_compiled_model_applies_and_folds() -> None:
-    net = Net(plain)
-    net.matrix = compiled(net.matrix)
-    for model in (net, compiled(Net(plain))):
+    part.matrix = compiled(part.matrix)
+    for model in (part, compiled(Net(plain))):
         apply_strategy(model, "hg+dp+or", IDS)
         assert fold_applied(model) is model
         assert_folded(model)

@@ -118,11 +118,6 @@ def test_export_refused_nothing_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
 
 
-def test_export_width_that_their_llama_lacks_refused() -> None:
-    with pytest.raises(ConfigError, match="d_model"):
-        to_hugging_face(Backbone(BackboneConfig(32, 1, 3, 64, d_head=10)))
-
-
 @pytest.mark.parametrize("sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}])
 def test_export_folder_has_version_4_keys(
     sizes: dict[str, Any], config: BackboneConfig, corpus: Path, tmp_path: Path

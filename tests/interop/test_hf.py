@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.nn import RouterConfig, router_loss
@@ -20,7 +21,9 @@ from tests.interop.wide import float64_throughout
 from tests.tolerances import assert_near
 
 
-def test_to_hugging_face_unknown_norms_refused(config: BackboneConfig) -> None:
+def test_to_hugging_face_unknown_norms_or_width_refused(config: BackboneConfig) -> None:
+    with pytest.raises(ConfigError, match="d_model"):
+        to_hugging_face(Backbone(BackboneConfig(32, 1, 3, 64, d_head=10)))
     with pytest.raises(ValueError, match="n_expert_shared"):
         to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
     with pytest.raises(ValueError, match="router.balance is bias"):
