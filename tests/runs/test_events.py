@@ -128,7 +128,7 @@ def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> 
     refused("expected a complete run")
     assert read_run(tmp_path, complete=False).label == tmp_path.name
     finish(tmp_path)
-    with pytest.raises(ConfigError, match=r"'val/lost'; it has val/loss"):
+    with pytest.raises(ConfigError, match="'val/lost'"):
         read_run(tmp_path).curve("val/lost")
     (tmp_path / "config.yaml").write_text("model: [")
     refused(r"config\.yaml is not valid YAML")
