@@ -14,12 +14,6 @@ from lightning_sv.curvature.hvp import DifferenceProduct, Estimate, HessianProdu
 from lightning_sv.curvature.spectrum import Moments, hutchinson, lanczos
 
 __all__ = [
-    "DifferenceProduct",
-    "Estimate",
-    "HessianProduct",
-    "Moments",
-    "Product",
-    "hutchinson",
-    "lanczos",
+    "DifferenceProduct", "Estimate", "HessianProduct", "Moments", "Product", "hutchinson", "lanczos",
     "twice_differentiable",
-]
+]  # fmt: skip

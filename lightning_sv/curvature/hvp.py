@@ -75,9 +75,7 @@ class HessianProduct:
         with twice_differentiable():
             self._gradient = _gradient(loss, self.parameters, create_graph=True)
         if _has_dead_end(self._gradient):
-            raise ConfigError(
-                "the loss has an autograd function marked once_differentiable; replace it, or use DifferenceProduct."
-            )
+            raise ConfigError("the loss has a once_differentiable function; replace it, or use DifferenceProduct.")
 
     def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
         """Return the product for a part of the subset, on the same graph.
@@ -87,9 +85,7 @@ class HessianProduct:
         """
         part, gradient = _subset(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
         if any(id(p) not in gradient for p in part):
-            raise ConfigError(
-                "parameters has tensors outside this subset; expected a part of it. Build a new HessianProduct."
-            )
+            raise ConfigError("parameters has tensors outside this subset; expected a part of it, or a new product.")
         product = copy.copy(self)
         product.parameters, product._gradient = part, tuple(gradient[id(p)] for p in part)
         return product
@@ -108,15 +104,12 @@ class HessianProduct:
             )
         except RuntimeError as error:
             if "modified by an inplace" in str(error):
-                raise ConfigError(
-                    "the model has changed since HessianProduct was built, by an optimizer step or a "
-                    "DifferenceProduct; build a new one."
-                ) from error
+                since = "since HessianProduct was built, by an optimizer step or a DifferenceProduct"
+                raise ConfigError(f"the model has changed {since}; build a new one.") from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise
-            raise ConfigError(
-                f"the loss has an operation without second derivative ({error}); replace it, or use DifferenceProduct."
-            ) from error
+            operation = f"an operation without second derivative ({error})"
+            raise ConfigError(f"the loss has {operation}; replace it, or use DifferenceProduct.") from error
 
 
 class DifferenceProduct:
@@ -209,9 +202,7 @@ def scalar_loss(loss: object) -> Tensor:
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:
     value = scalar_loss(loss())
     if not value.requires_grad:
-        raise ConfigError(
-            "the loss has no gradient; compute it from the parameters, without detach() and inference_mode."
-        )
+        raise ConfigError("the loss has no gradient; compute it from parameters, without detach() and inference_mode.")
     return torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
 
 

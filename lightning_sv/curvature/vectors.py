@@ -37,9 +37,8 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
 
 def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
     """Return independent signs, sampled on the generator's device; machine-independent for a CPU generator."""
-    return tuple(
-        (2 * torch.randint(0, 2, x.shape, generator=generator, device=generator.device) - 1).to(x) for x in like
-    )
+    device = generator.device
+    return tuple((2 * torch.randint(0, 2, x.shape, generator=generator, device=device) - 1).to(x) for x in like)
 
 
 def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
