@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import expect, expect_known
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -65,8 +65,7 @@ class CorpusConfig:
         expect(known, "source", repr(self.source), "'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'.")
         wanted = "a number between 0 and 1, both excluded, because training and validation need documents."
         expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, wanted)
-        if self.errors not in get_args(Errors):
-            raise ConfigError(unknown("errors", self.errors, get_args(Errors)))
+        expect_known("errors", self.errors, get_args(Errors))
         expect(self.max_bytes is None or self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1, or null.")
         for key, value in asdict(self).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
             valid = not re.search(r"[\ud800-\udfff]", str(value))

@@ -125,10 +125,8 @@ class Manifest:
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ConfigError(
-                f"{path} does not exist; expected a complete corpus in {dir}. Run `lightning-sv prepare` or "
-                "`make data`, or correct data.corpus.dir."
-            )
+            hint = "Run `lightning-sv prepare` or `make data`, or correct data.corpus.dir."
+            raise ConfigError(f"{path} does not exist; expected a complete corpus in {dir}. {hint}")
         data = read_json(path, f"delete {dir} and prepare it again.")
         version = data.get("version")
         again = f"{FORMAT_VERSION}. Delete {dir} and prepare it again."

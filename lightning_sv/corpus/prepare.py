@@ -63,9 +63,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
                 # Another process may have prepared it while this one waited.
                 manifest = _existing(config, target) or _build(config, target, progress)
     except OSError as error:
-        raise ConfigError(
-            f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
-        ) from error
+        raise ConfigError(f"preparing dir={config.dir} failed ({error}); check path, permissions and space.") from error
     return manifest
 
 
@@ -93,24 +91,16 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         for key, value in config.settings().items()
         if manifest.settings.get(key) != value
     ]
+    found, again = f"dir={config.dir} has a corpus", "delete it to prepare it again, or choose a different dir."
     if differing:
-        raise ConfigError(
-            f"dir={config.dir} has a corpus with other settings ({'; '.join(differing)}); "
-            "choose a different dir, or delete it."
-        )
+        raise ConfigError(f"{found} with other settings ({'; '.join(differing)}); {again}")
     check_corpus(manifest, target, checksums=False)
     file = tokenizer_file(config.tokenizer)
     if file is not None and file.is_file() and file_sha256(file) != manifest.tokenizer_sha256:
-        raise ConfigError(
-            f"dir={config.dir} has a corpus whose tokenizer {file} has changed since; delete it to prepare it again, "
-            "or choose a different dir."
-        )
+        raise ConfigError(f"{found} whose tokenizer {file} has changed since; {again}")
     if changes := changed_text(manifest):
-        raise ConfigError(
-            f"dir={config.dir} has a corpus whose text has changed since: {changes}. Delete it to prepare it again, or "
-            f"choose a different dir. To train on it unchanged, use fit --config {config.dir}/{LAYER} "
-            f"--data.corpus.dir {config.dir}."
-        )
+        hint = f"To train on it unchanged, use fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}."
+        raise ConfigError(f"{found} whose text has changed since ({changes}); {again} {hint}")
     return manifest
 
 
@@ -224,7 +214,5 @@ def _batches(documents: SplitDocuments) -> Iterator[list[tuple[Document, bool]]]
 
 def _check_lost(lost: int, n_bytes: int, tokenizer: str) -> None:
     if lost > MOST_LOST * n_bytes:
-        raise ConfigError(
-            f"tokenizer={tokenizer} drops {lost / n_bytes:.0%} of this text; expected at most {MOST_LOST:.0%}. Use one "
-            "that knows its characters, for example bpe:4096."
-        )
+        wanted = f"at most {MOST_LOST:.0%}. Use one that knows its characters, for example bpe:4096."
+        raise ConfigError(f"tokenizer={tokenizer} drops {lost / n_bytes:.0%} of this text; expected {wanted}")

@@ -14,7 +14,7 @@ from lightning_sv.atomic import atomic_path, file_sha256, locked, write_atomical
 from lightning_sv.corpus.manifest import FILENAME, SPLITS, Manifest
 from lightning_sv.corpus.progress import in_threads
 from lightning_sv.corpus.tokenizer import Tokenizer
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, expect_known
 
 SCHEMES = ("s3", "gs", "azure", "r2")
 
@@ -42,8 +42,7 @@ def local_folder(dir: str | Path) -> Path:
 @lru_cache
 def _download(url: str) -> Path:
     scheme, _, name = url.partition("://")
-    if scheme not in SCHEMES:
-        raise ConfigError(unknown("data.corpus.dir: scheme", scheme, SCHEMES))
+    expect_known("data.corpus.dir: scheme", scheme, SCHEMES)
     cache = Path(os.environ.get("LIGHTNING_SV_CACHE", "~/.cache/lightning_sv")).expanduser() / "corpora"
     cache.mkdir(parents=True, exist_ok=True)
     # Imported here, because litdata imports many cloud clients.

@@ -53,11 +53,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, n_sequences: int, share: RankShare, seed: int):
-        if n_sequences < share.global_batch:
-            raise ConfigError(
-                f"the training split has {n_sequences} sequences; expected at least data.global_batch, "
-                f"{share.global_batch}. Lower data.global_batch or data.seq_len, or prepare more text."
-            )
+        wanted = f"at least data.global_batch, {share.global_batch}. Lower it or data.seq_len, or prepare more text."
+        expect(n_sequences >= share.global_batch, "the number of training sequences", n_sequences, wanted)
         self.n_sequences, self.share, self.seed = n_sequences, share, seed
         self.epoch = 0
         #: micro-batches to skip in the epoch, because they were read before

@@ -14,7 +14,7 @@ from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard, SplitInfo
 from lightning_sv.corpus.remote import local_folder
 from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import expect_known
 
 Split = Literal["train", "val"]
 
@@ -82,8 +82,7 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     Raises:
         ConfigError: the corpus is missing or damaged, or no shard has a sequence of seq_len + 1 tokens
     """
-    if split not in SPLITS:
-        raise ConfigError(unknown("split", split, SPLITS))
+    expect_known("split", split, SPLITS)
     dir = local_folder(dir)
     manifest = Manifest.load(dir)
     # Setup checks the hashes once; sizes are checked here, which is fast.

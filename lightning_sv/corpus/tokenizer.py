@@ -70,10 +70,8 @@ class Tokenizer:
         names = _END_OF_TEXT_NAMES if eot is None else (eot,)
         eot_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if eot_id is None:
-            raise ConfigError(
-                f"{where} has no end-of-text token {' '.join(names)}; set data.corpus.eot to the name of one of its "
-                "tokens."
-            )
+            hint = "set data.corpus.eot to the name of one of its tokens."
+            raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
         self.eot = eot_id
 
     @classmethod
@@ -215,10 +213,8 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         try:
             path = Path(hf_hub_download(GPT2, Tokenizer.filename))
         except Exception as error:  # errors of the hub, of httpx or of a proxy
-            raise ConfigError(
-                f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); without a network, set tokenizer to "
-                f"the path of the tokenizer.json of {GPT2}."
-            ) from error
+            hint = f"without a network, set tokenizer to the path of the tokenizer.json of {GPT2}."
+            raise ConfigError(f"tokenizer=gpt2 could not be downloaded ({type(error).__name__}); {hint}") from error
     return Tokenizer(read_file(path), f"tokenizer={spec}", eot or _named_end(path.parent))
 
 

@@ -33,15 +33,10 @@ class Document:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
-            raise ConfigError(
-                f"{where}: the text has half of a surrogate pair, which is not valid Unicode; "
-                "repair or remove the document."
-            ) from None
+            raise ConfigError(f"{where}: the text has half of a surrogate pair; repair or remove it.") from None
         if len(raw) > MAX_DOCUMENT_BYTES:
-            raise ConfigError(
-                f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes per document. Split "
-                "it, or write its parts as lines of a .jsonl file."
-            )
+            hint = "Split it, or write its parts as lines of a .jsonl file."
+            raise ConfigError(f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes. {hint}")
         return cls(text, len(raw), hashlib.blake2b(raw, digest_size=24).digest(), where)
 
     def held_out(self, val_fraction: float) -> bool:

@@ -171,9 +171,7 @@ class _Reader:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if self.text_field not in names:
-                raise ConfigError(
-                    f"{path}: has no column {self.text_field!r} among {names}; set text_field to one of them."
-                )
+                raise ConfigError(f"{path} has no {self.text_field!r} among {names}; set text_field to one of them.")
             for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
                 column = batch.column(0)
                 kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
@@ -191,10 +189,8 @@ class _Reader:
             return raw.decode("utf-8", "replace" if self.errors == "replace" else "strict")
         except UnicodeDecodeError as error:
             if self.errors == "strict":
-                raise ConfigError(
-                    f"{where}: byte {error.start} is not UTF-8; convert it, or set data.corpus.errors to replace or "
-                    "skip."
-                ) from None
+                hint = "convert it, or set data.corpus.errors to replace or skip."
+                raise ConfigError(f"{where}: byte {error.start} is not UTF-8; {hint}") from None
         self.unreadable.add(where)
         return ""
 
