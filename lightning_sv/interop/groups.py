@@ -74,10 +74,9 @@ def decayed_names(
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     decays = _decays(trained, {parameter.name: parameter.decays(policy) for parameter in roles.parameters})
     if missing := [name for name in trained if name not in decays]:
-        raise ConfigError(
-            f"roles has no {missing[0]} ({len(missing)} of {len(trained)} names are missing); expected the roles of "
-            "this model. Call weight_decay_roles(model) before wrapping it."
-        )
+        found = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
+        hint = "Call weight_decay_roles(model) before wrapping it."
+        raise ConfigError(f"roles has no {found}; expected the roles of this model. {hint}")
     return [name for name in trained if decays[name]]
 
 

@@ -191,10 +191,8 @@ class Weights:
             with _opened(regular(path)) as file:
                 self.file_of |= dict.fromkeys(file.keys(), path)
         if not self.file_of:
-            raise ConfigError(
-                f"{folder} has no *.safetensors; expected a run directory, or a folder with config.json and "
-                "*.safetensors. Pickled weights (*.bin, *.pt) are not loaded, because they can run code."
-            )
+            hint = "Pickled weights (*.bin, *.pt) are not loaded, because they can run code."
+            raise ConfigError(f"{folder} has no *.safetensors; expected a run, or config.json and weights. {hint}")
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of a stored tensor."""
@@ -222,14 +220,9 @@ class Weights:
         names: Any = model.state_dict()
         pieces: dict[str, list[Piece]] = defaultdict(list)
         for key in sorted(self.file_of):
-            plain = unwrapped(key)
-            name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
-            operations = {
-                type(step).__name__
-                for converter in converters
-                if pattern in converter.source_patterns
-                for step in converter.operations
-            }
+            name, pattern = rename_source_key(unwrapped(key), renamings, converters, model.base_model_prefix, names)
+            used = [converter for converter in converters if pattern in converter.source_patterns]
+            operations = {type(step).__name__ for converter in used for step in converter.operations}
             pieces[name].append(Piece(key, pattern, operations <= _STACKED))
         return pieces
 
@@ -240,9 +233,7 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as safetensors ({error}); it is damaged or in a different format."
-        ) from error
+        raise ConfigError(f"{path} cannot be read as safetensors ({error}); use a different file.") from error
 
 
 class FoundVectors(NamedTuple):
@@ -285,10 +276,8 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
     """Return the key of a parameter that is stored unchanged."""
     stored = pieces.get(name, [])
     if len(stored) != 1 or stored[0].pattern is not None or weights.shape(stored[0].key) != shape:
-        raise ConfigError(
-            f"{name} of shape {list(shape)} is missing in the weights; expected the parameters of the configuration's "
-            f"model. A file is missing, or {_MISMATCH}."
-        )
+        wanted = f"the parameters of the configuration's model. A file is missing, or {_MISMATCH}."
+        raise ConfigError(f"{name} of shape {list(shape)} is missing in the weights; expected {wanted}")
     return stored[0].key
 
 

@@ -171,7 +171,7 @@ class _Reader:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if self.text_field not in names:
-                raise ConfigError(f"{path} has no {self.text_field!r} among {names}; set text_field to one of them.")
+                raise ConfigError(f"{path}: has no column {self.text_field!r} among {names}; set text_field to one.")
             for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
                 column = batch.column(0)
                 kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type

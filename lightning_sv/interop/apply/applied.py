@@ -101,11 +101,9 @@ def fold_applied(model: nn.Module) -> nn.Module:
         raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
-        raise ConfigError(
-            f"{vars(inners[0])[APPLIED].strategy.placement} normalizes the output of {normed[0]} ({len(normed)} such "
-            "layers), which cannot be folded into a weight. Save the model by its state_dict() instead, and LoRA's "
-            "adapters without a merge."
-        )
+        what = f"{vars(inners[0])[APPLIED].strategy.placement} normalizes the output of {normed[0]}"
+        hint = "Save the model by its state_dict() instead, and LoRA's adapters without a merge."
+        raise ConfigError(f"{what} ({len(normed)} such layers), which cannot be folded into a weight. {hint}")
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     kinds |= {type(parameter.data).__name__ for parameter in model.parameters()}
     if sharded := sorted(kinds & _SHARDED):
@@ -176,10 +174,8 @@ def check_complete(model: nn.Module, args: Any) -> None:
     for name in sorted(missing):
         module = modules.get(unwrapped(name.rpartition(".")[0]), nn.Identity())  # a stage of a pipeline lacks modules
         if next(module.parameters(), None) is not None and not any(isinstance(m, Scaled) for m in module.modules()):
-            raise ConfigError(
-                f"{name} has lost its scale vectors, because a new module replaced it, as in "
-                "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
-            )
+            hint = "as in resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
+            raise ConfigError(f"{name} has lost its scale vectors, because a new module replaced it, {hint}")
     for name in applied.constants:
         with suppress(AttributeError):  # gone, or a view of FSDP1
             trains = model.get_parameter(name).requires_grad

@@ -107,10 +107,8 @@ def apply_strategy(
             after = _outputs(traced)
         difference, moved = _difference(before, after), _difference(before, without_norms)
         if not moved <= _rounding(traced):
-            raise ConfigError(
-                f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}, because a "
-                "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
-            )
+            why = "because a matrix reads its scale vectors in a way that the trace does not show. It is unchanged"
+            raise ConfigError(f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}, {why}.")
         vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
         notes = (*change.notes, *_without_norm(traced, parsed, sites), *_unreached(traced))
         report = Report(parsed, tuple(vectors), notes, difference, not change.outputs)
@@ -133,29 +131,25 @@ def _outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Te
         return args[0] if isinstance(module, OutputNorm) else None  # replaces the result of the norm by its input
 
     added = [module for module in model.modules() if isinstance(module, Scaled)]
+    layers = "layers that read a weight as an attribute in forward, such as self.weight."
     with ExitStack() as hooks:
         for module in added:
             hooks.enter_context(module.register_forward_hook(note_call))
         try:
             outputs = _outputs(traced)
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-            raise ConfigError(
-                f"{type(model).__name__} fails with scale vectors ({type(error).__name__}: {error}); expected layers "
-                "that read a weight as an attribute, such as self.weight."
-            ) from error
+            why = f"{type(model).__name__} fails with scale vectors ({type(error).__name__}: {error})"
+            raise ConfigError(f"{why}; expected {layers}") from error
     for module in added:
         if module.site in called:
             continue
         if isinstance(module, OutputNorm) and f"{module.site}.weight" in traced.products:
-            raise ConfigError(
-                f"{strategy.placement} normalizes the output of {module.site}, but this model uses its weight without "
-                f"calling it. Use dp, or dp_at=({module.site.rpartition('.')[2]!r},)."
-            )
+            why = f"{strategy.placement} normalizes the output of {module.site}"
+            hint = f"Use dp, or dp_at=({module.site.rpartition('.')[2]!r},)."
+            raise ConfigError(f"{why}, but this model uses its weight without calling it. {hint}")
         if module.site in traced.products or module.site in traced.scaled:
-            raise ConfigError(
-                f"{module.site} is read by a stored reference, without its scale vectors; expected layers that read a "
-                "weight as an attribute in forward, such as self.weight."
-            )
+            why = f"{module.site} is read by a stored reference, without its scale vectors"
+            raise ConfigError(f"{why}; expected {layers}")
     return outputs
 
 
@@ -211,11 +205,9 @@ def _outputs(traced: TracedModel) -> list[Tensor]:
     leaves = tree_leaves(logits_of(out))
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not any(leaf.isfinite().any() for leaf in numbers):
-        raise ConfigError(
-            f"{type(model).__name__} returns {type(out).__name__}; expected finite floating-point numbers, to check "
-            "that its function is preserved. Initialize or load the weights first, and let forward return a tensor, "
-            "or a tuple, dict or dataclass of them."
-        )
+        wanted = "finite floating-point numbers, to check that its function is preserved"
+        hint = "Load the weights first, and let forward return a tensor, or a tuple, dict or dataclass of them."
+        raise ConfigError(f"{type(model).__name__} returns {type(out).__name__}; expected {wanted}. {hint}")
     return numbers
 
 

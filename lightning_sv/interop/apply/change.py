@@ -77,10 +77,8 @@ class Change:
                 continue
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
-        handles = [
-            model.register_forward_pre_hook(check_complete),
-            model.register_load_state_dict_pre_hook(check_state),
-        ]
+        handles = [model.register_forward_pre_hook(check_complete)]
+        handles.append(model.register_load_state_dict_pre_hook(check_state))
         for path, module in model.named_modules():
             start = f"{path}." if path else ""
             inside = (unwrapped(name.removeprefix(start)) for name in self._weights if name.startswith(start))
@@ -194,10 +192,8 @@ class Change:
         if site.bias is not None:
             bias = self.named[site.bias]
             if ((gamma == 0) & (bias != 0)).any():
-                raise ConfigError(
-                    f"{site.vector} has a zero entry at which {site.bias} is not zero; vectors behind the norm cannot "
-                    "represent that. Use a strategy without hg and ap."
-                )
+                why = f"{site.vector} has a zero entry at which {site.bias} is not zero"
+                raise ConfigError(f"{why}; vectors behind it cannot represent that. Use a strategy without hg and ap.")
             self._set(site.bias, torch.where(gamma == 0, bias, bias / gamma))
 
     def _branch(

@@ -298,6 +298,8 @@ def _meets_itself(product: Node) -> bool:
         splits = (user.moves or user.op in CHOICES_OF_ROWS) and math.prod(user.shape) < math.prod(value.shape)
         if splits or value in parts:
             parts.add(user)
+        last = (-1, len(user.shape) - 1)
+        joins = user.op == "mul" or (user.op == "cat" and int(user.scalars.get("dim", 0)) in last)
         if (user.op in PRODUCTS and "conv" not in user.op) or user.op in ATTENTION:
             if all(other.kind != PARAM for other in others):
                 arguments = met.setdefault((user.op, tuple(id(node) for _, node in user.inputs)), set())
@@ -306,16 +308,9 @@ def _meets_itself(product: Node) -> bool:
                     return True
                 walk.follow(user)  # unfused attention multiplies queries by keys, then the weights by values
         # A factor of other activations, such as a gate, counts as one matrix; so do channels joined with others.
-        elif not _is_joined(user) or all(other in walk.seen or other.kind != DATA for other in others):
+        elif not joins or all(other in walk.seen or other.kind != DATA for other in others):
             walk.follow(user)
     return False
-
-
-def _is_joined(user: Node) -> bool:
-    """Return True for a product, and for a concatenation along the channels."""
-    return user.op == "mul" or (
-        user.op == "cat" and int(user.scalars.get("dim", 0)) % len(user.shape) == len(user.shape) - 1
-    )
 
 
 def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
@@ -336,10 +331,8 @@ def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
         if like is not None and (not sites[like[0]].vector or _siblings(sites[like[0]].vector) not in own):
             extra[like[0]].append(like[1]._replace(weight=row.name))
         elif family(row.name) in families and row.name not in traced.known:
-            raise ConfigError(
-                f"no token of the example reached {row.name}, so its scale vector is unknown; "
-                "pass an example that reaches it, such as one with more tokens."
-            )
+            hint = "pass an example that reaches it, such as one with more tokens."
+            raise ConfigError(f"no token of the example reached {row.name}, so its scale vector is unknown; {hint}")
     return [site._replace(matrices=(*site.matrices, *extra[i])) for i, site in enumerate(sites)]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import expect
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.roles.fake import transformers
@@ -76,15 +76,12 @@ def target(config: BackboneConfig, folded: Folded) -> Target:
     normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
     usable = "loss or none, which transformers' mixtures of experts support."
     expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
-    if (config.post_norm and (not config.qk_norm or config.n_expert)) or (
-        config.qk_norm and config.n_expert and config.n_expert_shared
-    ):
-        raise ConfigError(
-            "transformers has no model with these norms; expected post_norm only with qk_norm and without n_expert "
-            "(Gemma 3), and qk_norm with n_expert only with n_expert_shared: 0 (Qwen3-MoE)."
-        )
     if config.post_norm:
+        wanted = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
+        expect(config.qk_norm and not config.n_expert, "model.backbone.post_norm", True, wanted)
         return Target("Gemma3", normalized)
+    lacks = not (config.qk_norm and config.n_expert and config.n_expert_shared)
+    expect(lacks, "model.backbone.qk_norm", True, "false, or true with n_expert_shared 0, as in Qwen3-MoE.")
     experts = "Moe" if config.n_expert else ""
     if config.qk_norm:
         return Target(f"Qwen3{experts}", normalized)

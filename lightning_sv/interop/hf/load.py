@@ -86,10 +86,8 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         return
     theirs = Tokenizer(read_file(path), str(path), tokenizer.eot_token)
     if theirs.encode(SAMPLE) != tokenizer.encode(SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
-        raise ConfigError(
-            f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
-            f"--data.corpus.tokenizer {path}."
-        )
+        hint = f"prepare the corpus with --data.corpus.tokenizer {path}."
+        raise ConfigError(f"the tokenizer of the corpus differs from that of {folder}; {hint}")
 
 
 @torch.no_grad()
@@ -177,7 +175,5 @@ def _open(folder: Path, family: str) -> Any:
         raise ConfigError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(key):
-            raise ConfigError(
-                f"{folder} is not a complete {family}ForCausalLM: {key.replace('_', ' ')} {sorted(info[key])[0]}."
-            )
+            raise ConfigError(f"{folder} is no complete {family}: {key.replace('_', ' ')} {sorted(info[key])[0]}.")
     return theirs.eval()

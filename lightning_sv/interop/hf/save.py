@@ -128,10 +128,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
     expected, actual = [tokenizer.eot, *tokenizer.encode(SAMPLE)], theirs(SAMPLE)["input_ids"]
-    if actual != expected:
-        raise ConfigError(
-            f"the tokenizer cannot be exported: in transformers, {SAMPLE!r} becomes {actual}; expected {expected}."
-        )
+    expect(actual == expected, f"the tokenizer's text {SAMPLE!r} in transformers", actual, f"{expected}.")
     return theirs
 
 
@@ -144,10 +141,9 @@ def checked_difference(model: Backbone, theirs: Any, context: int) -> float:
     ours, logits = model(tokens), theirs.eval()(tokens).logits.to(like.dtype)
     difference = float((logits - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
-        raise ConfigError(
-            f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm; "
-            f"expected at most {TOLERANCE:g}. Please report this with the model's sizes and strategy."
-        )
+        what = f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm"
+        hint = "Please report this with the model's sizes and strategy."
+        raise ConfigError(f"{what}; expected at most {TOLERANCE:g}. {hint}")
     return difference
 
 
