@@ -27,9 +27,8 @@ def import_name(name: str, key: str) -> Any:
         assert _NAME.fullmatch(name), "other characters"  # `modules_named` would miss the module
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module can raise anything on import
-        raise ConfigError(
-            f"{key} {name!r} cannot be imported ({error}); expected 'package.module:Name' of a package on PYTHONPATH."
-        ) from error
+        wanted = "'package.module:Name' of a package on PYTHONPATH."
+        raise ConfigError(f"{key} {name!r} cannot be imported ({error}); expected {wanted}") from error
 
 
 def find(table: Mapping[str, _T], name: str, key: str) -> _T:

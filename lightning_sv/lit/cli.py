@@ -61,6 +61,7 @@ from lightning_sv.runs.directory import (
 )
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
 from lightning_sv.runs.output import message_of
+from lightning_sv.runs.provenance import Segments
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run
@@ -350,7 +351,7 @@ class PretrainCLI(LightningCLI):
         given = [] if trainer.fast_dev_run else _several(self.config_init["trainer"]["logger"])  # type: ignore[attr-defined]
         trainer.loggers = [ours, *given]
         self._signals.listen(trainer)
-        self.model.segments.start()
+        self.model.segments = Segments()
 
     def _count_steps(self, accumulate: int) -> int:
         """Return the run's steps: trainer.max_steps, or fewer if max_epochs ends it before."""

@@ -76,9 +76,7 @@ def check_archive(path: str | Path) -> None:
             if altered := archive.testzip():
                 raise ConfigError(f"{altered!r} was altered")
     except Exception as error:  # zipfile raises various errors
-        raise ConfigError(
-            f"{path} is not a readable checkpoint: it is damaged ({error}); use a different one."
-        ) from error
+        raise ConfigError(f"{path} is not a readable checkpoint ({error}); use a different one.") from error
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -124,11 +122,8 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     described = read_model(path, allow)
     model, tokenizer = _built(described), Tokenizer.load(run_dir)
     _check_run(described, tokenizer, run_dir)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ConfigError(
-            f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
-            "they belong to different runs."
-        )
+    size, most = tokenizer.vocab_size, model.config.vocab_size
+    expect(size <= most, f"{run_dir}: the tokenizer's size", size, f"at most {most}. They belong to different runs.")
     return model, tokenizer
 
 
@@ -180,11 +175,8 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
 
 def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
     """Return the weights by their names in the backbone; reject unusual tensors, and sizes beyond the file's."""
-    weights = {
-        name.removeprefix(_PREFIX): value
-        for name, value in state.items()
-        if isinstance(name, str) and name.startswith(_PREFIX)
-    }
+    names = (name for name in state if isinstance(name, str) and name.startswith(_PREFIX))
+    weights = {name.removeprefix(_PREFIX): state[name] for name in names}
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
             raise ConfigError(f"{path}: the weight {name!r} is not a dense real tensor; use a different checkpoint.")

@@ -136,10 +136,8 @@ def contradiction(run: Run) -> str | None:
     # A run that was completed on different devices validated once more.
     if run.tokens == tokens and np.isclose(run.val_loss, stated, rtol=0, atol=1e-3, equal_nan=True):
         return None
-    return (
-        f"{run.dir}: the last {VAL_LOSS} is {run.val_loss:.4f} at {run.tokens:,} tokens, its summary has "
-        f"{stated:.4f} at {tokens:,}"
-    )
+    found = f"the last {VAL_LOSS} is {run.val_loss:.4f} at {run.tokens:,} tokens"
+    return f"{run.dir}: {found}, its summary has {stated:.4f} at {tokens:,}"
 
 
 class _Segment(NamedTuple):
@@ -165,9 +163,7 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
     """Return the curves without points that a resumed run repeated, and the event files whose end is missing."""
     segments = sorted(map(_read_segment, event_files(directory)), key=lambda segment: segment.began)
     if not any(segment.points for segment in segments):
-        raise ConfigError(
-            f"{directory} has no TensorBoard scalars (events.out.tfevents.*); expected a run that has logged a value."
-        )
+        raise ConfigError(f"{directory} has no TensorBoard scalars (events.out.tfevents.*); expected a run with some.")
     curves: dict[str, dict[int, float]] = {}
     cut = []
     for i, (file, began, start, reach, points, complete) in enumerate(segments):

@@ -88,18 +88,15 @@ class Job:
         unfinished = {LOCK, partial_of(record).name}  # left by a kill before the record
         if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:
             return "new"
+        hint = "choose a different output directory."
         if not record.is_file():
-            why = f"is not empty and not a run of this comparison (no {COMMAND})"
-            raise ConfigError(f"{self.run_dir} {why}; choose a different output directory.")
+            raise ConfigError(f"{self.run_dir} is not empty and not a run of this comparison (no {COMMAND}); {hint}")
         try:
             before = json.loads(record.read_text())
         except (ValueError, RecursionError):
             before = None
         if change := _change(before, self.record()):
-            raise ConfigError(
-                f"{self.run_dir} contains a run of a different command ({change}); remove it, or choose a "
-                "different output directory."
-            )
+            raise ConfigError(f"{self.run_dir} contains a run of a different command ({change}); remove it, or {hint}")
         return "complete" if is_complete(self.run_dir) else "resume"
 
 
@@ -155,9 +152,7 @@ def submit(script: Path) -> str:
     try:
         answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise ConfigError(
-            f"sbatch is not installed; copy {script} to a machine of the cluster and submit it."
-        ) from None
+        raise ConfigError(f"sbatch is not installed; copy {script} to the cluster and submit it there.") from None
     if answer.returncode:
         raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")
     return answer.stdout.strip()

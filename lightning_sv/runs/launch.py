@@ -3,13 +3,13 @@
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 
 import torch
 from rich.console import Console
@@ -86,14 +86,7 @@ class _Child:
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
         with job.log.open("ab") as log:  # a resumed run appends to its log
             # its own session: Ctrl-C reaches only this process, and stopping it reaches its workers
-            self.process = subprocess.Popen(
-                job.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
+            self.process = Popen(job.command, stdin=DEVNULL, stdout=log, stderr=STDOUT, env=env, start_new_session=True)
 
     def poll(self) -> bool:
         """Read the progress from the log; return True if the process has ended."""
@@ -126,7 +119,7 @@ def _end_of(path: Path) -> bytes:
         return file.read()
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:

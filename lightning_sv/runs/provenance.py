@@ -40,10 +40,6 @@ class Segments:
         self._before: list[dict[str, Any]] = []
         self._began = time.perf_counter()
 
-    def start(self) -> None:
-        """Begin the segment of this process."""
-        self._began = time.perf_counter()
-
     def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
         """Return all segments, including the current one."""
         steps = step - sum(segment["steps"] for segment in self._before)

@@ -119,7 +119,5 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _SAFE.get(module, ()):
-            raise ConfigError(
-                f"the checkpoint's index names {module}.{name}; expected tensors only. Use a different checkpoint."
-            )
+            raise ConfigError(f"the checkpoint's index has {module}.{name}; expected tensors. Use a different one.")
         return super().find_class(module, name)

@@ -60,9 +60,7 @@ def _expanded(text: str) -> Path:
 def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[str]) -> None:
     """Raise `ConfigError` if a file names a module that is not allowed."""
     if foreign := sorted(set(modules) - set(allow)):
-        raise ConfigError(
-            f"{file} would import {foreign[0]}; if you trust that module, allow it (--trust_module {foreign[0]})."
-        )
+        raise ConfigError(f"{file} would import {foreign[0]}; if you trust it, add --trust_module {foreign[0]}.")
 
 
 def modules_of(config: Path) -> set[str]:

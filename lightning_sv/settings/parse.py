@@ -83,9 +83,6 @@ class Parser(ArgumentParser):
             self.error(f"a value cannot be read ({error!r})", None)
         except ValueError as error:  # from OmegaConf, for an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
-        for section in SECTIONS:
-            found = config.get(section)
-            expect(isinstance(found, Namespace | dict | None), section, found, "keys and values.")
         _check_values(self, config)
         for key in (*PATHS, *WITH_PATHS):
             if isinstance(value := config.get(key), str):
@@ -174,10 +171,10 @@ def _expected(hint: Any) -> str:
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:
     """Reject values that jsonargparse accepts: a value for a section, null, numbers out of range."""
-    for group in parser._action_groups:
-        section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
-        value = config.get(section) if section else None
-        expect(value is None or isinstance(value, dict | Namespace), str(section), repr(value), "keys and values.")
+    classes = {group.dest for group in parser._action_groups if getattr(group, "group_class", None)}
+    for section in sorted(SECTIONS | classes):
+        value = config.get(section)
+        expect(isinstance(value, dict | Namespace | None), section, value, "keys and values.")
     seed = config.get("seed_everything")
     fits = not isinstance(seed, int) or 0 <= seed <= MAX_SEED
     expect(fits, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")

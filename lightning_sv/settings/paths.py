@@ -43,9 +43,7 @@ def expand_variables(text: str, key: str) -> str:
     path = os.path.expandvars(text)
     unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
     if unset and not os.path.lexists(path.removeprefix("files:")):
-        raise ConfigError(
-            f"{key} is {text}; expected a path, but the variable {unset[0]} is not set. Set it, or write the path."
-        )
+        raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it, or write the path.")
     return path
 
 

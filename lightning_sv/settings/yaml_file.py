@@ -141,9 +141,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
         try:  # OmegaConf, as for config files: 1e-3 is a number
             keys[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
         except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(
-                f"{command}: --{key} {text!r} is not valid YAML: {' '.join(str(error).split())}"
-            ) from error
+            raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {_problem(error)}") from error
     return files, keys
 
 
@@ -151,9 +149,7 @@ def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
     """Return (key, value) of words such as `--key value` and `--key=value`."""
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
-        raise ConfigError(
-            f"{command}: {' '.join(words)} is neither an option nor a key of fit, e.g. --data.corpus.dir DIR."
-        )
+        raise ConfigError(f"{command}: {' '.join(words)} is neither an option nor a key of fit; expected --KEY VALUE.")
     return [(key.removeprefix("--"), value) for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
