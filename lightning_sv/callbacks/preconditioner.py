@@ -195,14 +195,13 @@ class Preconditioner(BranchCallback):
     def _write_histograms(self, trainer: L.Trainer) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
-        for where, weight, sides, _ in _scaled(self._model):
-            gammas = {side: full_tensor(vector()).detach().double().cpu() for side, vector in sides.items()}
-            values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
-            if weight is not None:
-                quantiles = [g.abs().flatten().quantile(at).log10() for g in gammas.values()]
+        for branch in _scaled(self._model):
+            values = {f"gamma_{side}": gamma.detach().double().cpu() for side, gamma in branch.gammas().items()}
+            if branch.weight is not None:
+                quantiles = [gamma.abs().flatten().quantile(at).log10() for gamma in values.values()]
                 values["field"] = sum(torch.meshgrid(*quantiles, indexing="ij"), torch.zeros(()))
             for key, value in values.items():
                 finite = value[value.isfinite()]
                 for logger in loggers if len(finite) else ():
-                    tag = tag_of(logger, f"preconditioner/{where}/{key}")
+                    tag = tag_of(logger, f"preconditioner/{branch.name}/{key}")
                     logger.experiment.add_histogram(tag, finite, axis(logger, trainer))

@@ -106,9 +106,7 @@ def parameter_subsets(model: nn.Module) -> Subsets:
                 owned = vector.parameters() if isinstance(vector, nn.Module) else getattr(vector, "args", ())[:1]
                 sites[path.rpartition(".")[2]] += owned
     subsets = subsets | sites | subsets  # 'router' keeps its meaning as a role
-    trained = {
-        name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in subsets.items()
-    }
+    trained = {name: tuple({id(p): p for p in each if p.requires_grad}.values()) for name, each in subsets.items()}
     return {name: members for name, members in trained.items() if members or name in always}
 
 
@@ -353,10 +351,9 @@ class Sharpness(L.Callback):
         try:
             scalars = self._of_copy(trainer, pl_module) if self.loss is None else self._of_model(pl_module)
         except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"method of Sharpness is {self.method}, for which the memory of {pl_module.device} is too small; "
-                "expected a smaller measurement. Set method: difference, or a lower number of sequences."
-            ) from error
+            found = f"{self.method}, for which the memory of {pl_module.device} is too small"
+            hint = "Set method: difference, or a lower number of sequences."
+            raise ConfigError(f"method of Sharpness is {found}; expected a smaller measurement. {hint}") from error
         scalars |= {"seconds": self.clock() - start, "skipped": self._state.skipped}
         scalars = trainer.strategy.broadcast(scalars)  # callbacks of all ranks must monitor the same values
         self._state.done += 1

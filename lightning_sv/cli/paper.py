@@ -75,9 +75,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)
     if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
-        raise ConfigError(
-            f"paper: {out} has no run of these figures. Remove --no_train, or set --out to the folder with their runs."
-        )
+        raise ConfigError(f"paper: {out} has no run of these figures. Remove --no_train, or set --out to their folder.")
     check_replaceable(out, [out / "runs"])
     log = [] if options.no_log else read_log()  # an invalid log is refused before hours of runs
     failed: dict[str, str] = {}
@@ -172,10 +170,8 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
             for text in (*why_not, *panel.warnings):
                 say(f"{'':20} {text}")
     left = [(run_spec, seed) for run_spec, seed in total if run_spec.key(seed) in missing]
-    say(
-        f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
-        "with 100 tokens per parameter."
-    )
+    say(f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}.")
+    say("The paper trains with 100 tokens per parameter.")
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:

@@ -28,14 +28,7 @@ from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
-from lightning_sv.lit.distributed import (
-    StopSignals,
-    check_same_start,
-    end_at_once,
-    exit_code,
-    join_ranks,
-    leave_group,
-)
+from lightning_sv.lit.distributed import StopSignals, check_same_start, end_at_once, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import LOSSES, PretrainModule

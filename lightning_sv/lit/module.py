@@ -176,9 +176,7 @@ class PretrainModule(L.LightningModule):
     def net(self) -> Backbone:
         """The backbone, which exists from `configure_model` on."""
         if self.backbone is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no weights; expected those of configure_model(). Call it first."
-            )
+            raise ConfigError(f"{type(self).__name__} has no weights; expected a call of configure_model() first.")
         return self.backbone
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -325,9 +323,7 @@ class PretrainModule(L.LightningModule):
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
         trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
-            log.warning(
-                "%s is not trained, because the optimizer does not have it; override configure_optimizers", left[0]
-            )
+            log.warning("%s is not trained, because the optimizer lacks it; override configure_optimizers", left[0])
         steps = total_steps(self.trainer)
         if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
@@ -359,9 +355,7 @@ class PretrainModule(L.LightningModule):
         """Check strategy and weights, clear the values that Lightning's finders logged, and give SWA the weights."""
         check_strategy(self.trainer.strategy)
         if not self.automatic_optimization and self.settings.backbone.router.balance == "bias":
-            rank_zero_warn(
-                "router.balance is 'bias', but in manual optimization nothing calls move_bias of the experts"
-            )
+            rank_zero_warn("router.balance is 'bias', but in manual optimization nothing calls the experts' move_bias")
         epoch = self.trainer.fit_loop.epoch_loop
         for logged in (epoch._results, epoch.val_loop._results):
             logged.clear()

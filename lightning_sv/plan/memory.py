@@ -245,7 +245,5 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         divides = replicas >= 1 and gpus % replicas == 0
         expect(divides, "trainer.strategy.init_args.replicas", replicas, f"a divisor of {gpus}, the number of GPUs.")
         return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
-    raise ConfigError(
-        f"trainer.strategy is {spec!r}; expected auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy. Or pass "
-        f"--strategy {' or '.join(STRATEGIES)}."
-    )
+    wanted = f"auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy. Or pass --strategy {' or '.join(STRATEGIES)}."
+    raise ConfigError(f"trainer.strategy is {spec!r}; expected {wanted}")

@@ -119,8 +119,7 @@ def make_plan(
     expect(parallel.kind != "single" or gpus == 1, "--gpus", gpus, "1 with --strategy single. Use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
     flops = run.flops_per_token(data.seq_len)
-    hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
-
+    times = [train_hours(tokens, flops, gpus, gpu.peak(precision), mfu) for mfu in mfus]
     step, memory = _memory(run, data, parallel, precision, gpus)
     fitting = _largest(memory, run, data, share, gpu.memory)
     micro = data.micro_batch or fitting or 1
@@ -145,7 +144,7 @@ def make_plan(
         fits=memory(micro).peak <= int(USABLE * gpu.memory),
         largest_micro_batch=fitting,
         flops=tokens * flops,
-        hours=tuple((mfu, time, time * gpus) for mfu, time in hours),
+        hours=tuple((mfu, time, time * gpus) for mfu, time in zip(mfus, times, strict=True)),
         checkpoint=weights + state,
         reads=_reads(data, run.backbone.vocab_size, share, steps),
         device_counts=tuple(divisors(data.global_batch)),
@@ -163,11 +162,10 @@ def fitting_micro_batch(
         raise ConfigError(f"data.micro_batch is null and cannot be chosen: {error} Or set data.micro_batch.") from error
     if fitting := _largest(memory_of, run, data, data.share(devices).micro_batch, memory):
         return fitting
-    raise ConfigError(
-        f"{run.backbone.name} does not fit: one sequence of {data.seq_len} tokens takes "
-        f"{memory_of(1).peak / 2**30:.1f} GiB; expected at most {USABLE:.0%} of {memory / 2**30:.1f} GiB. "
-        "Use a smaller model or data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
-    )
+    found = f"one sequence of {data.seq_len} tokens takes {memory_of(1).peak / 2**30:.1f} GiB"
+    wanted = f"at most {USABLE:.0%} of {memory / 2**30:.1f} GiB"
+    hint = "Use a smaller model or data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
+    raise ConfigError(f"{run.backbone.name} does not fit: {found}; expected {wanted}. {hint}")
 
 
 def _memory(
@@ -250,7 +248,5 @@ def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> floa
     """Return the harmonic mean of throughput/mfu (N,) after 10% of the tokens (N,), which gives the run's time."""
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():
-        raise ConfigError(
-            "--run has too few positive values of throughput/mfu; expected a run on a GPU. Pass --mfu instead."
-        )
+        raise ConfigError("--run has too few positive throughput/mfu; expected a run on a GPU. Pass --mfu instead.")
     return float(len(warm) / (1 / warm).sum())

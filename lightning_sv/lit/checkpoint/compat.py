@@ -169,10 +169,8 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(
-            f"the checkpoint's optimizer state is damaged or of different parameters ({what}); train the same "
-            "parameters as then, or resume from a different checkpoint."
-        ) from error
+        hint = "train the same parameters as then, or use a different checkpoint."
+        raise ConfigError(f"the checkpoint's optimizer state is damaged or does not fit ({what}); {hint}") from error
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
