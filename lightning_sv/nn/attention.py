@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import expect
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
@@ -35,12 +35,9 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
         if self.qk_norm:
             normalized = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
-            if normalized:
-                raise ConfigError(
-                    f"model.backbone.qk_norm is true; expected false, because the strategy {str(build.strategy)!r} "
-                    f"already normalizes {' and '.join(normalized)}. Use dp instead of dnp, or "
-                    "model.scale_options.placement_at {q_proj: dp, k_proj: dp}."
-                )
+            why = f"because the strategy {str(build.strategy)!r} already normalizes {' and '.join(normalized)}"
+            hint = "Use dp instead of dnp, or model.scale_options.placement_at {q_proj: dp, k_proj: dp}."
+            expect(not normalized, "model.backbone.qk_norm", "true", f"false, {why}. {hint}")
             self.q_norm = build.norm("q_norm", self.d_head)
             self.k_norm = build.norm("k_norm", self.d_head)
 

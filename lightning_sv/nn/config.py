@@ -151,10 +151,8 @@ class BackboneConfig:
         if not self.n_expert and self.router != RouterConfig():
             raise ConfigError(f"{prefix}.router is set, but n_expert is 0; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
-            raise ConfigError(
-                f"{prefix}.n_expert_active is 1; expected 2 or more with router.renormalize, because one "
-                "renormalized weight is always 1 and has no gradient. Set router.renormalize to false."
-            )
+            why = "because one renormalized weight is always 1 and has no gradient. Set router.renormalize to false."
+            raise ConfigError(f"{prefix}.n_expert_active is 1; expected 2 or more, {why}")
         if self.router.gate_shared and not self.n_expert_shared:
             raise ConfigError(f"{prefix}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
         wanted = f"more than n_expert_active {self.n_expert_active}, or 0 for a dense FFN."

@@ -61,10 +61,8 @@ class OptimConfig:
         expect_known("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES)
         for key in ("undecayed", "muon_roles"):
             if unknown_roles := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
-                raise ConfigError(
-                    f"model.optim.{key} is {getattr(self, key)!r}; expected roles of "
-                    f"{' '.join(MATRIX_ROLES)}, not {unknown_roles[0]!r}. model.scale sets the decay of scale vectors."
-                )
+                wanted = f"roles of {' '.join(MATRIX_ROLES)}. model.scale sets the decay of scale vectors."
+                raise ConfigError(f"model.optim.{key} has {unknown_roles[0]!r}; expected {wanted}")
         for key in ("lr_factor_by_role", "weight_decay_by_role", "clip_by_role"):
             for role, value in getattr(self, key).items():
                 expect_known(f"role in model.optim.{key}", role, PARAMETER_ROLES)
@@ -74,9 +72,8 @@ class OptimConfig:
         if "matrix" in self.lr_factor_by_role:
             raise ConfigError("model.optim.lr_factor_by_role has matrix; set model.optim.lr instead.")
         if conflicts := set(self.undecayed) & set(self.weight_decay_by_role):
-            raise ConfigError(
-                f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
-            )
+            both = "model.optim.undecayed and model.optim.weight_decay_by_role"
+            raise ConfigError(f"{both} have {min(conflicts)}; remove it from one of them.")
         expect(len(self.muon_roles) > 0, "model.optim.muon_roles", [], "a role, or model.optim.name adamw.")
         expect(self.lr is None or self.lr > 0, "model.optim.lr", self.lr, "a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):
@@ -137,9 +134,8 @@ def configured_groups(groups: list[ParameterGroup], config: OptimConfig, lr: flo
         ("clip_by_role", config.clip_by_role),
     ):
         if absent := [role for role in named if role not in roles]:
-            raise ConfigError(
-                f"model.optim.{key} names {absent[0]!r}; expected roles with trained parameters: {' '.join(roles)}."
-            )
+            wanted = f"roles with trained parameters: {' '.join(roles)}."
+            raise ConfigError(f"model.optim.{key} names {absent[0]!r}; expected {wanted}")
     return [_by_role(group, config, lr) for group in groups]
 
 
@@ -167,9 +163,7 @@ def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> Parameter
         overrides["lr"] = lr * config.lr_factor_by_role[role]
     if role in config.weight_decay_by_role:
         if not group.decays:
-            raise ConfigError(
-                f"model.optim.weight_decay_by_role has {role}, but these scale vectors do not decay under model.scale. "
-                "Add wd to the strategy, or remove the entry."
-            )
+            why = "but these scale vectors do not decay under model.scale. Add wd to it, or remove the entry."
+            raise ConfigError(f"model.optim.weight_decay_by_role has {role}, {why}")
         overrides["weight_decay"] = config.weight_decay_by_role[role]
     return replace(group, decays=group.decays and role not in config.undecayed, own=overrides)

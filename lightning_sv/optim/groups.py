@@ -54,10 +54,8 @@ def _role(full: str, module: nn.Module, name: str) -> ParameterRole:
         return module.role
     if isinstance(module, nn.Linear) and name == "weight":
         return "matrix"
-    raise ConfigError(
-        f"parameter {full} of {type(module).__name__} has no role; make it part of a ScaleVector, "
-        "ScaledLinear, nn.Linear (no bias) or nn.Embedding, or extend optim/groups.py."
-    )
+    classes = "ScaleVector, ScaledLinear, nn.Linear (no bias) or nn.Embedding"
+    raise ConfigError(f"parameter {full} of {type(module).__name__} has no role; make it part of a {classes}.")
 
 
 @dataclass(frozen=True)

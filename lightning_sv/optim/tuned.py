@@ -71,6 +71,5 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     if (model, optimizer, schedule) in NOT_REPORTED:
         case += f" ({NOT_REPORTED[model, optimizer, schedule]})"
-    raise ConfigError(
-        f"model.optim.lr is not set and no tuned value is known for {case}; set model.optim.lr, or use one of: {rows}."
-    )
+    hint = f"set model.optim.lr, or use one of: {rows}."
+    raise ConfigError(f"model.optim.lr is not set and no tuned value is known for {case}; {hint}")

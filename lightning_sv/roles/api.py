@@ -84,10 +84,9 @@ class TracedModel:
         rule = first_rule(use)
         if rule is None:
             if not all(name in self._declared for name in names):
-                raise ConfigError(
-                    f"parameter {', '.join(sorted(names))} is combined with activations in {use.node.op!r}, an unknown "
-                    "operation; trace a plain model (no quantization, no fused kernel), or give its role in `known`."
-                )
+                found = f"{', '.join(sorted(names))} is combined with activations in {use.node.op!r}"
+                hint = "trace a plain model (no quantization, no fused kernel), or give its role in `known`."
+                raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
         elif rule.role == "scale vector":
             for name in names | factors:
                 self.scaled[name] += [(scaled, use.value) for scaled in use.scaled]
@@ -171,11 +170,9 @@ class TracedModel:
             elif not every and max(shape, default=1) == parameter.numel():
                 rows.append(ModelParameter(name, shape, "other"))
             else:
-                raise ConfigError(
-                    f"parameter {name} is not used in the traced forward pass, and its siblings have no common role; "
-                    f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
-                    f"known={{{name!r}: ...}}."
-                )
+                why = "is not used in the traced forward pass, and its siblings have no common role"
+                hint = f"pass an example that reaches it, freeze it, or give its role in known={{{name!r}: ...}}."
+                raise ConfigError(f"parameter {name} {why}; {hint}")
         return tuple(rows)
 
 

@@ -67,10 +67,9 @@ def consumers(
             reached[user] = after
             continue
         if user.op in ops.QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
-            raise UnknownConsumerError(
-                f"{name} scales a value read by {user.op!r}, and it is unknown whether that is a linear "
-                "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
-            )
+            why = f"{name} scales a value read by {user.op!r}, and it is unknown whether that is a linear map"
+            hint = "trace a plain model (no quantization, no fused kernel), or give the role in `known`."
+            raise UnknownConsumerError(f"{why}; {hint}")
         yield Consumer(user)
     yield from (Consumer(value) for value in reached if value in outputs)
 

@@ -22,10 +22,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """Return (args, kwargs) of the traced call, from the example or the model's config."""
     check_module(model)
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
-        raise ConfigError(
-            "the model is on the meta device, which does not support tracing; build it with "
-            "fake_model(lambda: ...) instead, which needs no memory either."
-        )
+        raise ConfigError("the model is on the meta device, without a trace; build it with fake_model(lambda: ...).")
     for name, parameter in model.named_parameters():
         kind = type(parameter.data)
         wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
@@ -40,10 +37,8 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
     kwargs = _from_config(model)
     if kwargs is None:
-        raise ConfigError(
-            f"{type(model).__name__} has no config that describes its inputs; pass example=, the tensor, tuple or "
-            "dict of keywords of its forward. Commands support only models with a config."
-        )
+        hint = "pass example=, the tensor, tuple or dict of keywords of its forward. Commands need a config."
+        raise ConfigError(f"{type(model).__name__} has no config that describes its inputs; {hint}")
     return (), kwargs
 
 

@@ -46,11 +46,9 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
                 tie()
         return model
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ConfigError(
-            "fake_model: the model reads a tensor's values while it is built, and a fake tensor has none. Compute them "
-            "from Python numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), or pass the real model to "
-            "weight_decay_roles."
-        ) from error
+        why = "the model reads a tensor's values while it is built, and a fake tensor has none"
+        hint = "Compute them from Python numbers, or pass the real model to weight_decay_roles."
+        raise ConfigError(f"fake_model: {why}. {hint}") from error
     finally:
         torch.set_default_dtype(before)
 
@@ -60,9 +58,8 @@ def transformers() -> ModuleType:
     try:
         return import_module("transformers")
     except ImportError as error:
-        raise ConfigError(
-            f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
-        ) from error
+        hint = "run make install-hf, or pip install 'transformers>=5'."
+        raise ConfigError(f"transformers is not installed ({error}); {hint}") from error
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
@@ -74,10 +71,8 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     module = transformers()
     foreign = kind not in module.CONFIG_MAPPING
     if foreign and "auto_map" in written and not trust_remote_code:
-        raise ConfigError(
-            f"{file}: model type {kind!r} needs custom code, which is not run; read that code, then pass "
-            "--trust_remote_code."
-        )
+        hint = "read that code, then pass --trust_remote_code."
+        raise ConfigError(f"{file}: model type {kind!r} needs custom code, which is not run; {hint}")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code} if foreign else {}
     try:
         config = module.AutoConfig.from_pretrained(file.parent if foreign else file, **options)

@@ -4,13 +4,7 @@ from lightning_sv.scale.branch import BranchGroup, Output, ScaledLinear, output_
 from lightning_sv.scale.build import Branch, ScaleBuilder, ScaleOptions
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
-from lightning_sv.scale.vector import (
-    DirectScale,
-    ExponentialScale,
-    OffsetScale,
-    OriginalSpaceScale,
-    ScaleVector,
-)
+from lightning_sv.scale.vector import DirectScale, ExponentialScale, OffsetScale, OriginalSpaceScale, ScaleVector
 
 __all__ = [
     "Branch",

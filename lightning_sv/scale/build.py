@@ -111,19 +111,15 @@ class ScaleBuilder:
         owned = {name for names in shared_out for name in names}
         has_in = {row.scale_in for row in rows.values()}
         if not own_in and len(has_in) == 2:
-            raise ConfigError(
-                f"scale_options.placement_at gives only some branches of {site} an input-side scale "
-                "vector, but the strategy shares one between them; add 'hg' to the strategy."
-            )
+            found = f"gives only some branches of {site} an input-side scale vector"
+            raise ConfigError(f"scale_options.placement_at {found}, but the strategy shares one; add 'hg' to it.")
         self._shared_groups |= len(branches) > 1 and True in has_in
         norm_scale = self._vector(site, "scale", d_in, "input") if not own_in and True in has_in else None
         built = {}
         for name, branch in branches.items():
             row = rows[name]
             if name in self.options.placement_at and row.norm_out and branch.norm_width is None:
-                raise ConfigError(
-                    f"scale_options.placement_at normalizes the output of {name}, which is never normalized; use dp."
-                )
+                raise ConfigError(f"scale_options.placement_at normalizes {name}, which is never normalized; use dp.")
             if row.scale_out and branch.n_head is not None:
                 self._with_heads.add(name)
             norm_width = branch.norm_width if row.norm_out else None
@@ -207,10 +203,8 @@ class ScaleBuilder:
         ):
             for key in getattr(self.options, option):
                 if key not in known:
-                    raise ConfigError(
-                        f"scale_options.{option} names {key!r}; expected a {kind}. "
-                        f"This model has: {' '.join(sorted(known)) or 'none'}."
-                    )
+                    hint = f"This model has: {' '.join(sorted(known)) or 'none'}."
+                    raise ConfigError(f"scale_options.{option} names {key!r}; expected a {kind}. {hint}")
         for option, wanted in (
             ("share_scale_out", "False, because no norm has several output-side scale vectors of equal width."),
             ("freeze_input_beta", "False, because no input-side scale vector with a beta has a normalized output."),
@@ -221,9 +215,8 @@ class ScaleBuilder:
             expect(not idle, f"scale_options.{option}", value, wanted)
         canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
         if canonical != self.strategy:
-            warnings.warn(
-                f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}.", stacklevel=3
-            )
+            same = f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}."
+            warnings.warn(same, stacklevel=3)
         return canonical
 
     def _row(self, site: str) -> Placement:

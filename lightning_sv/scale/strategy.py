@@ -128,9 +128,8 @@ class ScaleStrategy:
         for word in words:
             axis = _axis_of(word, text)
             if axis in chosen:
-                raise ConfigError(
-                    f"the strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {word!r}; keep one."
-                )
+                both = f"{chosen[axis]!r} and {word!r}"
+                raise ConfigError(f"the strategy {text!r} sets {axis} twice, to {both}; keep one.")
             chosen[axis] = word
         return cls(**chosen)
 
@@ -229,10 +228,8 @@ def _axis_of_row(row: Any) -> str:
         return "decay"
     if isinstance(row, type) and issubclass(row, ScaleVector):
         return "parameterization"
-    raise ConfigError(
-        f"{row!r} is not supported in a scale strategy; expected 'package.module:Name' of a Placement, "
-        "a Decay or a subclass of ScaleVector."
-    )
+    wanted = "'package.module:Name' of a Placement, a Decay or a subclass of ScaleVector."
+    raise ConfigError(f"{row!r} is not supported in a scale strategy; expected {wanted}")
 
 
 def _known() -> str:

@@ -144,9 +144,7 @@ class OriginalSpaceScale(ScaleVector):
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); gamma must not be zero."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
-            raise ConfigError(
-                "'or' cannot represent a zero scale vector, because it has no direction; convert to 'direct'."
-            )
+            raise ConfigError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 
@@ -179,10 +177,8 @@ class ExponentialScale(ScaleVector):
     def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
         if (gamma <= 0).any():
-            raise ConfigError(
-                "'er' cannot represent a scale vector with an entry <= 0; "
-                "convert to 'direct' or 'or', or flip the signs of the adjacent weight."
-            )
+            hint = "convert to 'direct' or 'or', or flip the signs of the adjacent weight."
+            raise ConfigError(f"'er' cannot represent a scale vector with an entry <= 0; {hint}")
         log_gamma = gamma.log()
         self.beta.copy_(log_gamma.mean(-1, keepdim=True))
         self.alpha.copy_(log_gamma - self.beta)
@@ -215,9 +211,7 @@ class HeadShared(ScaleVector):
         """Set g; gamma must be equal for all heads."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
         if (g != g[..., :1, :]).any():
-            raise ConfigError(
-                "scale vectors differ between heads, but share_heads allows one for all; remove share_heads."
-            )
+            raise ConfigError("scale vectors differ between heads, which share_heads excludes; remove share_heads.")
         self.vector.set_gamma(g[..., 0, :])
 
 
@@ -247,10 +241,8 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
     except ValueError:  # unsupported width; the error is raised when the model is built
         return
     except Exception as error:
-        raise ConfigError(
-            f"{name} cannot be built ({error}); expected an __init__(d, role, batch_dims=()) that passes them to "
-            "super().__init__."
-        ) from error
+        wanted = "an __init__(d, role, batch_dims=()) that passes them to super().__init__."
+        raise ConfigError(f"{name} cannot be built ({error}); expected {wanted}") from error
     # FSDP2 and copies of a model would leave constant tensors without values.
     state = {**dict(vector.named_buffers()), **vars(vector)}
     constants = [key for key, value in state.items() if isinstance(value, Tensor)]
@@ -260,18 +252,14 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
     if not trainable:
         raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")
     if scalars := [key for key, parameter in trainable.items() if parameter.ndim == 0]:
-        raise ConfigError(
-            f"{name} has the scalar {scalars[0]}; expected shape (*batch_dims, 1), which FSDP2 can shard."
-        )
+        raise ConfigError(f"{name} has the scalar {scalars[0]}; expected shape (*batch_dims, 1), for FSDP2.")
     _check_gamma(name, vector, torch.ones(*batch_dims, D_CHECKED))
     gamma = vector()
     if gamma.requires_grad:
         gamma.sum().backward()
     if unused := [key for key, parameter in trainable.items() if parameter.grad is None]:
-        raise ConfigError(
-            f"{name} gives {', '.join(unused)} no gradient; compute gamma in forward from the parameter itself, "
-            "without detach() or .data."
-        )
+        hint = "compute gamma in forward from the parameter itself, without detach() or .data."
+        raise ConfigError(f"{name} gives {', '.join(unused)} no gradient; {hint}")
     _check_gamma(name, vector, torch.linspace(0.5, 1.5, D_CHECKED).expand(*batch_dims, D_CHECKED))
 
 
@@ -285,19 +273,14 @@ def _check_gamma(name: str, vector: ScaleVector, target: Tensor) -> None:
             raise
         return
     except Exception as error:
-        raise ConfigError(
-            f"{name} fails in set_gamma or forward with batch_dims {vector.batch_dims} ({error}); write under "
-            "@torch.no_grad() and let the shape of each parameter begin with batch_dims."
-        ) from error
+        hint = "write under @torch.no_grad() and let the shape of each parameter begin with batch_dims."
+        found = f"fails in set_gamma or forward with batch_dims {vector.batch_dims} ({error})"
+        raise ConfigError(f"{name} {found}; {hint}") from error
     if gamma.shape != target.shape:
-        raise ConfigError(
-            f"{name} returns a gamma of shape {tuple(gamma.shape)}; expected (*batch_dims, d), here "
-            f"{tuple(target.shape)}: each expert has its own vector."
-        )
+        wanted = f"(*batch_dims, d), here {tuple(target.shape)}: each expert has its own vector."
+        raise ConfigError(f"{name} returns a gamma of shape {tuple(gamma.shape)}; expected {wanted}")
     off = (gamma - target).abs().nan_to_num(torch.inf).flatten()
     if off.max() > 1e-3:
-        wrong = off.argmax()
-        raise ConfigError(
-            f"{name} returns {gamma.flatten()[wrong]:.4g} after set_gamma({target.flatten()[wrong]:.4g}); "
-            "set_gamma must set the parameters so that forward returns gamma."
-        )
+        returned, given = (values.flatten()[off.argmax()] for values in (gamma, target))
+        hint = "set_gamma must set the parameters so that forward returns gamma."
+        raise ConfigError(f"{name} returns {returned:.4g} after set_gamma({given:.4g}); {hint}")
