@@ -6,16 +6,6 @@ from lightning_sv.nn.cross_entropy import next_token_loss
 from lightning_sv.nn.moe import MixtureOfExperts, Routing, router_loss
 
 __all__ = [
-    "Backbone",
-    "BackboneConfig",
-    "MixtureOfExperts",
-    "RopeScalingConfig",
-    "RouterConfig",
-    "Routing",
-    "activated_parameters",
-    "document_ids",
-    "flops_per_token",
-    "meta_backbone",
-    "next_token_loss",
-    "router_loss",
-]
+    "Backbone", "BackboneConfig", "MixtureOfExperts", "RopeScalingConfig", "RouterConfig", "Routing",
+    "activated_parameters", "document_ids", "flops_per_token", "meta_backbone", "next_token_loss", "router_loss",
+]  # fmt: skip

@@ -85,13 +85,8 @@ class OptimConfig:
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> AdamW:
     """Build AdamW with decoupled decay (arXiv:1711.05101), which is 0 for groups that do not decay."""
-    return AdamW(
-        [group.options("adamw", config.weight_decay) for group in groups],
-        lr=lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+    options = [group.options("adamw", config.weight_decay) for group in groups]
+    return AdamW(options, lr=lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
 def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> CompositeOptimizer:

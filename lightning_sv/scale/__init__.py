@@ -7,22 +7,7 @@ from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
 from lightning_sv.scale.vector import DirectScale, ExponentialScale, OffsetScale, OriginalSpaceScale, ScaleVector
 
 __all__ = [
-    "Branch",
-    "BranchGroup",
-    "Decay",
-    "DirectScale",
-    "ExponentialScale",
-    "OffsetScale",
-    "OriginalSpaceScale",
-    "Output",
-    "Placement",
-    "RMSNorm",
-    "ScaleBuilder",
-    "ScaleOptions",
-    "ScaleStrategy",
-    "ScaleVector",
-    "ScaledLinear",
-    "normalize",
-    "output_norms",
-    "scaled_linears",
-]
+    "Branch", "BranchGroup", "Decay", "DirectScale", "ExponentialScale", "OffsetScale", "OriginalSpaceScale",
+    "Output", "Placement", "RMSNorm", "ScaleBuilder", "ScaleOptions", "ScaleStrategy", "ScaleVector", "ScaledLinear",
+    "normalize", "output_norms", "scaled_linears",
+]  # fmt: skip

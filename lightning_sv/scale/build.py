@@ -127,15 +127,9 @@ class ScaleBuilder:
             scale_in = self._vector(name, "scale_in", d_in, "input", branch.batch_dims) if own else None
             scale_out = self._out(name, name, branch) if row.scale_out and name not in owned else None
             built[name] = ScaledLinear(
-                d_in,
-                branch.d_out,
-                scale_in=scale_in,
-                scale_out=scale_out,
-                norm_width=norm_width,
-                eps=self.eps,
-                batch_dims=branch.batch_dims,
-                role=branch.role,
-            )
+                d_in, branch.d_out, scale_in=scale_in, scale_out=scale_out, norm_width=norm_width, eps=self.eps,
+                batch_dims=branch.batch_dims, role=branch.role,
+            )  # fmt: skip
         if self.options.freeze_input_beta:
             normed = [branch.scale_in for branch in built.values() if branch.norm_width is not None]
             for vector in [*normed, norm_scale] if len(normed) == len(built) else normed:
