@@ -16,12 +16,9 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, train, print the result; return the exit code."""
-    parser = PlainParser(
-        "compare",
-        "Train a baseline A and other strategies on the same seeds and data order, and compare each of them with A in "
-        "pairs. All other arguments are passed to `fit` of each arm (--config, any key).",
-        json="Print the numbers as JSON on stdout.",
-    )
+    text = "Compare strategies with a baseline A in pairs of runs with the same seed and data order. "
+    text += "Other arguments are passed to `fit` of each arm (--config, any key)."
+    parser = PlainParser("compare", text, json="Print the numbers as JSON on stdout.")
     parser.add_argument("--baseline", "--a", dest="a", required=True, help="Strategy A, usually llama.")
     parser.add_argument("--arms", "--b", dest="b", required=True, nargs="+", help="Strategies B, each compared with A.")
     parser.add_argument("--seeds", type=number(int, 1, 1000), default=3, help="Runs per arm, on seeds 0, 1, ...")

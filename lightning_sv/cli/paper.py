@@ -31,12 +31,9 @@ from lightning_sv.settings.yaml_file import parse_overrides
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, train, evaluate and report; return the exit code."""
-    parser = PlainParser(
-        "paper",
-        "Train the experiments of the paper under a budget and evaluate its claims. All other arguments are keys of "
-        "`fit` of each run, e.g. --data.corpus.dir DIR.",
-        json="Print the verdicts as JSON on stdout, and the rest on stderr.",
-    )
+    text = "Train the experiments of the paper under a budget and evaluate its claims. "
+    text += "Other arguments are keys of `fit` of each run, e.g. --data.corpus.dir DIR."
+    parser = PlainParser("paper", text, json="Print the verdicts as JSON on stdout, and the rest on stderr.")
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_places("Output directory; runs/paper/BUDGET by default.")

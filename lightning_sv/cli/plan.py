@@ -18,12 +18,8 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, print the plan, return the exit code."""
-    parser = PlainParser(
-        "plan",
-        "Estimate GPU memory, hours, checkpoint size and data of a run before it starts. Other arguments are those of "
-        "`fit` (--config, any key).",
-        json="Print the plan as JSON.",
-    )
+    text = "Estimate GPU memory, hours, checkpoint size and data of a run. Other arguments are those of `fit`."
+    parser = PlainParser("plan", text, json="Print the plan as JSON.")
     parser.add_argument("--gpus", type=number(int, 1, 1_000_000), required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}.")
     parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu.")

@@ -26,12 +26,9 @@ AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `sweep`, train, print losses and optima; return the exit code."""
-    parser = PlainParser(
-        "sweep",
-        "Train strategies at all combinations of some learning rates and initial standard deviations, and fit the "
-        "optimum of each. All other arguments are passed to `fit` of each run (--config, any key).",
-        json="Print the numbers as JSON on stdout.",
-    )
+    text = "Train strategies at all combinations of learning rates and initial stds, and fit the optimum of each. "
+    text += "Other arguments are passed to `fit` of each run (--config, any key)."
+    parser = PlainParser("sweep", text, json="Print the numbers as JSON on stdout.")
     parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with its own optimum.")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; an optimum needs three.")
     parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; an optimum needs three.")

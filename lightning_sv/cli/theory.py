@@ -20,11 +20,8 @@ _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bol
 def run(argv: list[str]) -> int:
     """Parse the arguments, check, print the results; return 1 if a claim is contradicted, else 0."""
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
-    parser = PlainParser(
-        "theory",
-        "Check the paper's theorems by exact power series, accurate integration and a simulated SDE.",
-        json="Print the results as JSON.",
-    )
+    text = "Check the paper's theorems by exact power series, accurate integration and a simulated SDE."
+    parser = PlainParser("theory", text, json="Print the results as JSON.")
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"Any of: {' '.join(names)}; all by default.")
     parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of pictures and theory.json.")
     options = parser.parse_args(argv)

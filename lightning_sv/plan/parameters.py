@@ -148,16 +148,13 @@ def count_parameters(
 ) -> ParameterCount:
     """Count the parameters of a model on the meta device."""
     model = meta_backbone(config, scale, options)
-    decayed = model.strategy.decayed_roles
+    vectors = model.strategy.decayed_roles
     sizes: dict[str, list[int]] = {}
     for named in parameter_roles(model):  # including frozen parameters
         sizes.setdefault(named.role, []).append(named.parameter.numel())
     label = f"{model.strategy}{(options or ScaleOptions()).label()}"
-    roles = tuple(
-        (role, len(sizes[role]), sum(sizes[role]), role not in SCALE_ROLES or role in decayed)
-        for role in PARAMETER_ROLES
-        if role in sizes
-    )
+    decays = {role: role not in SCALE_ROLES or role in vectors for role in PARAMETER_ROLES if role in sizes}
+    roles = tuple((role, len(sizes[role]), sum(sizes[role]), decayed) for role, decayed in decays.items())
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     activated = activated_parameters(model, config)
     return ParameterCount(config.name, label, str(model.canonical), roles, baseline, activated)
