@@ -50,15 +50,9 @@ class RunProgress(ProgressBar):
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
             return
-        self._bar = Progress(
-            TextColumn(f"[bold]{escape(type(pl_module).__name__ if settings is None else settings.label)}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-        )
+        name = TextColumn(f"[bold]{escape(type(pl_module).__name__ if settings is None else settings.label)}")
+        columns = name, BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[text]}")
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, expand=True)
         self._task = self._bar.add_task("fit", total=self._clock.last, completed=trainer.global_step, text="")
         self._bar.start()
 

@@ -180,10 +180,8 @@ def _write_splits(
             encoded = tokenizer.encode_batch([document.text for document, _ in batch])
             for (document, is_val), ids in zip(batch, encoded, strict=True):
                 if (ids == tokenizer.eot).any():
-                    raise ConfigError(
-                        f"{document.where}: the text contains {tokenizer.eot_token!r}, the end-of-text token; set "
-                        "data.corpus.eot to a token that is in no text, or remove it from the text."
-                    )
+                    found = f"{document.where}: the text contains {tokenizer.eot_token!r}, the end-of-text token"
+                    raise ConfigError(f"{found}; remove it, or set data.corpus.eot to a token that is in no text.")
                 n_bytes = document.n_bytes
                 if is_val:
                     n_bytes -= round(n_bytes * tokenizer.lost_share(document.text, ids.tolist()))

@@ -87,7 +87,6 @@ def _fetch(store: Any, url: str, name: str, folder: Path) -> None:
         with atomic_path(folder / name) as path, path.open("wb") as file:
             store.download_fileobj(f"{url}/{name}", file)
     except Exception as error:  # each store's client has errors of its own
-        raise ConfigError(
-            f"data.corpus.dir is {url}, whose {name} cannot be read ({type(error).__name__}: {error}); expected the "
-            "address of a folder written by lightning-sv prepare. Check the credentials."
-        ) from error
+        found = f"{url}, whose {name} cannot be read ({type(error).__name__}: {error})"
+        wanted = "the address of a folder written by lightning-sv prepare. Check the credentials."
+        raise ConfigError(f"data.corpus.dir is {found}; expected {wanted}") from error

@@ -125,10 +125,9 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
     if totals != (split.tokens, split.documents):
         raise ConfigError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
     if not 0 <= max(split.largest_token, manifest.eot) < manifest.vocab_size <= np.iinfo(manifest.dtype).max + 1:
-        raise ConfigError(
-            f"{root}/manifest.json: token {split.largest_token} of {name} or the end-of-text token {manifest.eot} "
-            f"is outside the vocabulary of {manifest.vocab_size}; {_again(root)}"
-        )
+        found = f"token {split.largest_token} of {name} or the end-of-text token {manifest.eot}"
+        outside = f"is outside the vocabulary of {manifest.vocab_size}"
+        raise ConfigError(f"{root}/manifest.json: {found} {outside}; {_again(root)}")
 
 
 def _check_contents(manifest: Manifest, root: Path) -> None:

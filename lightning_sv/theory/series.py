@@ -93,10 +93,8 @@ def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> Non
     ahead, behind = value(theta + 1e-5 * direction), value(theta - 1e-5 * direction)
     error, size = np.linalg.norm(slope - (ahead - behind) / 2e-5), np.linalg.norm(slope)
     if error > 1e-5 * size + 1e-9 * np.linalg.norm(ahead):
-        raise ConfigError(
-            "the function of the parameters is not analytic; expected one without np.abs, np.linalg.norm and "
-            "assignments into real arrays."
-        )
+        wanted = "one without np.abs, np.linalg.norm and assignments into real arrays."
+        raise ConfigError(f"the function of the parameters is not analytic; expected {wanted}")
 
 
 def exact(values: Any) -> Array:

@@ -54,7 +54,5 @@ def _hub_revision(config: CorpusConfig) -> str | None:
 
 def _unreadable(config: CorpusConfig, where: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(
-        f"{config.source} ({where}) cannot be read: {reason} Check the name, hf_subset, hf_split, HF_TOKEN "
-        "and the network; without a network use files:PATH."
-    )
+    hint = "Check the name, hf_subset, hf_split, HF_TOKEN and the network; without a network use files:PATH."
+    return ConfigError(f"{config.source} ({where}) cannot be read: {reason} {hint}")

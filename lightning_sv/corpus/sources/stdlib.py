@@ -66,11 +66,8 @@ def _read(path: Path, roots: Iterable[Path]) -> Document:
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if path.is_file() and not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
-    ]
+    found = (path for path in sorted(root.rglob("*.py")) if path.is_file())
+    paths = [path for path in found if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
     packages = {"python": platform.python_version()}
     licences = {"python": "PSF-2.0"}
     for name in names:

@@ -41,10 +41,8 @@ def _computed(weight: Tensor) -> Tensor:
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:
-    raise RunError(
-        "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
-        "fold_applied(model) before LoRA's merge and other changes of weights."
-    )
+    hint = "Call fold_applied(model) before LoRA's merge and other changes of weights."
+    raise RunError(f"cannot assign to this weight, because it is computed from a matrix and scale vectors. {hint}")
 
 
 def _view(method: Callable[..., Any]) -> Callable[..., Any]:
