@@ -177,8 +177,7 @@ class DifferenceProduct:
 def _subset(parameters: Sequence[Tensor]) -> Vector:
     expect(not isinstance(parameters, Tensor), "parameters", "a tensor", "a sequence of tensors, such as [tensor].")
     subset = tuple(parameters)
-    if not subset:
-        raise ConfigError("parameters is empty; expected at least one tensor.")
+    expect(len(subset) > 0, "parameters", "empty", "at least one tensor.")
     if len({id(p) for p in subset}) < len(subset):
         raise ConfigError("parameters has a duplicate tensor; expected each once.")
     if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:

@@ -76,7 +76,4 @@ def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> f
 
 
 #: name -> factor(step, total_steps, config) after warm-up
-SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {
-    "cos": cosine,
-    "wsd": stable_then_linear,
-}
+SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {"cos": cosine, "wsd": stable_then_linear}

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config
 
@@ -67,8 +67,7 @@ def modules_of(config: Path) -> set[str]:
     """Return the foreign modules that parsing a recorded config would import; refuse interpolations, which none has."""
     texts = list(_texts(read_config(config.parent, config.name), ()))
     for path, value in texts:
-        if "${" in value:
-            raise ConfigError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
+        expect("${" not in value, f"{config}: {'.'.join(path)}", repr(value), "a value. The file was edited.")
     return _foreign(texts)
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path
 
 #: section of a callback of every run -> its class, which only `fit` imports
@@ -70,8 +70,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         content = _parse(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
         raise ConfigError(f"{where} is not valid YAML: {_problem(error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{where} is a {type(content).__name__}; expected keys and values.")
+    expect(isinstance(content, dict), where, f"a {type(content).__name__}", "keys and values.")
     return deepcopy(content)
 
 
@@ -133,8 +132,8 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
             files.append(Path(config_path(text, "--config")))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
-        if key.endswith("+") and key in keys:
-            raise ConfigError(f"{command}: --{key} is set twice; expected one. Put the others into a YAML file.")
+        twice = key.endswith("+") and key in keys
+        expect(not twice, f"{command}: --{key}", "set twice", "one. Put the others into a YAML file.")
         if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
             keys[key] = text
             continue

@@ -113,14 +113,9 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     model.double()
     others = [p for p in model.parameters() if all(p is not weight for weight in scaled)]
     rate, decay = 0.006, 0.1
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": scaled, "lr": factor * rate, "weight_decay": decay / factor},
-            {"params": others, "lr": rate, "weight_decay": decay},
-        ],
-        betas=(0.9, 0.95),
-        eps=1e-30,
-    )
+    groups = [{"params": scaled, "lr": factor * rate, "weight_decay": decay / factor}]
+    groups += [{"params": others, "lr": rate, "weight_decay": decay}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-30)
     return np.array([take_step(model, optimizer, batch) for batch in batches(steps)])
 
 

@@ -129,11 +129,10 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     if isclose(then, now, rel_tol=1e-6):
         return
     length = f" of {segments.length}" if segments.length else ""
-    raise ConfigError(
-        f"the checkpoint is at step {step}{length} of its {module.schedule.name} schedule, with learning rate "
-        f"{then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}. Resume with the same trainer.max_steps, "
-        "start a new run (a wsd one can be extended until it decays), or take the jump with --allow_lr_jump."
-    )
+    place = f"step {step}{length} of its {module.schedule.name} schedule"
+    jump = f"with learning rate {then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}"
+    ways = "Use the same trainer.max_steps, a new run (a wsd one can be extended until it decays), or --allow_lr_jump."
+    raise ConfigError(f"the checkpoint is at {place}, {jump}. {ways}")
 
 
 def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
