@@ -45,11 +45,9 @@ class RouterMonitor(MetricAccumulator):
         """Find the mixtures of experts; raise ConfigError if a module other than `PretrainModule` has none."""
         modules = model_of(pl_module, self.model).named_modules()
         mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
-        counts = Counter(place_of(path) for path in mixtures)
-        self._mixtures = {
-            place_of(path) if counts[place_of(path)] == 1 else unique_place(path): module
-            for path, module in mixtures.items()
-        }
+        counts = Counter(map(place_of, mixtures))
+        names = [place_of(path) if counts[place_of(path)] == 1 else unique_place(path) for path in mixtures]
+        self._mixtures = dict(zip(names, mixtures.values(), strict=True))
         fits, name = bool(self._mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
         expect(fits, "the model of RouterMonitor", name, "one with a MixtureOfExperts.")
 

@@ -35,11 +35,8 @@ class MetricAccumulator(L.Callback):
         self._open = {}
         if trainer.global_step == 0:  # after an earlier fit
             self._sums = {}
-        device = trainer.strategy.root_device
-        self._sums = {
-            key: value.to(device) if trainer.is_global_zero else torch.zeros_like(value, device=device)
-            for key, value in self._sums.items()
-        }
+        sums = {key: value.to(trainer.strategy.root_device) for key, value in self._sums.items()}
+        self._sums = sums if trainer.is_global_zero else {key: torch.zeros_like(each) for key, each in sums.items()}
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
         """Add a micro-batch's sums over its sequences, always with the same keys; return True if a write is due.

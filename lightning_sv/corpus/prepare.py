@@ -86,11 +86,9 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     wanted = "a new folder. Choose a different one, or delete it."
     expect((target / FILENAME).is_file(), "dir", value, wanted)
     manifest = Manifest.load(target)
-    differing = [
-        f"{key}={json.dumps(manifest.settings.get(key))}, expected {json.dumps(value)}"
-        for key, value in config.settings().items()
-        if manifest.settings.get(key) != value
-    ]
+    then = manifest.settings
+    changed = {key: value for key, value in config.settings().items() if then.get(key) != value}
+    differing = [f"{key}={json.dumps(then.get(key))}, expected {json.dumps(now)}" for key, now in changed.items()]
     found, again = f"dir={config.dir} has a corpus", "delete it to prepare it again, or choose a different dir."
     if differing:
         raise ConfigError(f"{found} with other settings ({'; '.join(differing)}); {again}")

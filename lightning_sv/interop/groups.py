@@ -3,9 +3,10 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
@@ -42,11 +43,8 @@ def param_groups(
         ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
-        try:
-            usable = 0 <= value < math.inf
-        except TypeError:
-            usable = False
-        expect(usable, name, f"{value!r:.40}", "a finite number of at least 0.")
+        usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
+        expect(bool(usable), name, f"{value!r:.40}", "a finite number of at least 0.")
     decayed = set(decayed_names(model, policy, example, roles))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
