@@ -140,7 +140,7 @@ class TokenDataModule(L.LightningDataModule):
         loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
-            seed=seed % 2**31,
+            seed=seed,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             # reload_dataloaders_every_n_epochs calls this again

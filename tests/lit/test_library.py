@@ -593,9 +593,11 @@ def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pyt
 
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     assert order() == order()
-    first = order()
-    monkeypatch.setenv("PL_GLOBAL_SEED", "7")  # as seed_everything does
-    assert order() != first
+    orders = [order()]
+    for seed in (7, 7 + 2**31):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))  # as seed_everything does
+        orders.append(order())
+    assert len(set(map(tuple, orders))) == 3
 
 
 def test_validation_of_devices_with_unequal_shares_has_equal_batches(
