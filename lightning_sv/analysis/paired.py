@@ -118,10 +118,8 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     assert first.ndim == 1 and first.shape == second.shape and first.size, (first.shape, second.shape)
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise NotTestableError(
-            f"A paired difference needs finite numbers, got A {first.tolist()} and B "
-            f"{second.tolist()}; leave out or repair the runs that diverged."
-        )
+        found = f"A {first.tolist()} and B {second.tolist()}"
+        raise NotTestableError(f"A paired difference needs finite numbers, got {found}; leave out runs that diverged.")
     difference = second - first
     mean, n = float(difference.mean()), difference.size
     se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
@@ -178,10 +176,8 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
     """
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
-        raise NotTestableError(
-            f"The runs share no part of training: one has its first validation after {first:,} tokens, a different one "
-            f"ends at {last:,}; compare runs of one budget."
-        )
+        apart = f"one has its first validation after {first:,} tokens, a different one ends at {last:,}"
+        raise NotTestableError(f"The runs share no part of training: {apart}; compare runs of one budget.")
     grids = [c.tokens[(first <= c.tokens) & (c.tokens <= last)] for c in curves]
     tokens = min((grid for grid in grids if grid.size), key=len)
     return tokens, np.stack([np.interp(tokens, *c) for c in curves])

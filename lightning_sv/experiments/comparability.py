@@ -29,9 +29,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
-            raise ConfigError(
-                f"{run.dir / SUMMARY} has no {missing[0]}, so that its corpus is unknown. Train the run again."
-            )
+            raise ConfigError(f"{run.dir / SUMMARY} has no {missing[0]}: its corpus is unknown. Train the run again.")
         facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 

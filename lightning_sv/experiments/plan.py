@@ -63,10 +63,8 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         assert arm.run_spec is not None
         other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
-            raise ConfigError(
-                f"{where}: {other!r} and {arm.label!r} resolve to the same configuration; expected different arms. "
-                "Remove one."
-            )
+            same = f"{other!r} and {arm.label!r} resolve to the same configuration"
+            raise ConfigError(f"{where}: {same}; expected different arms. Remove one.")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope needs four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]

@@ -172,10 +172,8 @@ class RunResolver:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
             cost = train_hours(tokens, module.flops_per_token(data.seq_len), 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
-            raise ConfigError(
-                f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
-                "add those of one core for 1,000 steps of llama."
-            )
+            hint = "add those of one core for 1,000 steps of llama."
+            raise ConfigError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; {hint}")
         else:
             slower = self.budget.relative_step_time
             cost = model.seconds_per_1000_steps * steps / 1000

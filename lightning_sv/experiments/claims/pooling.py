@@ -42,10 +42,8 @@ class LossAt:
             return run.val_loss
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
         if at < curve.tokens[0]:
-            raise NotTestableError(
-                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
-                f"{curve.tokens[-1]:,}; set data.validations, or a different share in the claim."
-            )
+            hint = f"only from {curve.tokens[0]:,} on; set data.validations, or a different share in the claim."
+            raise NotTestableError(f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}")
         return float(np.interp(at, curve.tokens, curve.values))
 
 

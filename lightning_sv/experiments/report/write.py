@@ -57,11 +57,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     for name, page in zip(tables.PAGES, (text, html_page(text, out)), strict=True):
         write_atomically(out / name, page)
     write_tuned(figures, out)
-    for name, rows in (
-        (RESULTS, tables.run_rows),
-        ("differences.csv", tables.difference_rows),
-        ("verdicts.csv", tables.verdict_rows),
-    ):
+    differences, verdicts = ("differences.csv", tables.difference_rows), ("verdicts.csv", tables.verdict_rows)
+    for name, rows in ((RESULTS, tables.run_rows), differences, verdicts):
         tables.write_csv(out / name, rows(figures))
 
 

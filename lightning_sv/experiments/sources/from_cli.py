@@ -137,10 +137,8 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
                 wanted = f"{of} for all arms. Remove it, or set it for all arms."
                 expect(not differs, f"{key} of {label!r}", arm.overrides[key], wanted)
         if tokens % own:
-            raise ConfigError(
-                f"{of} are not a whole number of steps of {label!r}, {own:,} tokens each; set trainer.max_steps "
-                f"{-(-tokens // whole) * whole // size} for all arms."
-            )
+            hint = f"set trainer.max_steps {-(-tokens // whole) * whole // size} for all arms."
+            raise ConfigError(f"{of} are no multiple of the {own:,} tokens of a step of {label!r}; {hint}")
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
         settled.append((label, replace(arm, overrides={**arm.overrides, **more})))
         others += f"; {tokens // own:,} steps of {label}" * (own != size)

@@ -60,10 +60,8 @@ def own_figure(
             name = run.dir.name
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
-            raise ConfigError(
-                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; remove one, or name the arms with "
-                "--labels."
-            )
+            hint = "remove one, or name the arms with --labels."
+            raise ConfigError(f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; {hint}")
     first = baseline or next(iter(arms))
     expect(first in arms, "--baseline", repr(first), f"one of {', '.join(arms)}.")
     checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
