@@ -21,13 +21,13 @@ class TextSamples(L.Callback):
         tokens: maximum number of tokens per sample, each a forward pass over at most `data.seq_len` tokens; 0 for none
         prompt: text to continue; empty for the start of a document
         temperature: sampling temperature; 0 for the most likely token
-        top_k: number of most likely tokens to sample from
+        top_k: number of most likely tokens to sample from; None for all
 
     Raises:
         ConfigError: a number out of range
     """
 
-    def __init__(self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
+    def __init__(self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int | None = 50):
         expect(tokens >= 0, "tokens of TextSamples", tokens, "the number of tokens per sample, or 0 for none.")
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
