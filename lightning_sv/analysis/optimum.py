@@ -29,7 +29,7 @@ class Optimum:
 
     Attributes:
         values: settings, in the order of the axes
-        errors: standard errors of their natural logarithms; 0 for an axis of one value, nan without degrees of freedom
+        errors: standard errors of their natural logarithms; 0 for an axis of one value, nan if unknown
         loss: mean over the seeds, nats per token
         se: standard error of the loss without the offsets of the seeds; None without degrees of freedom
         why_not: why there is no fit; then `values` and `loss` are those of the lowest point
@@ -43,7 +43,11 @@ class Optimum:
     why_not: str = ""
 
 
-def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> Optimum:
+def fit_optimum(
+    points: Sequence[Sequence[float]],
+    losses: Sequence[Sequence[float]],
+    planned: Sequence[Sequence[float]] = (),
+) -> Optimum:
     """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
 
     The fit has the lowest point and its neighbours along all axes, without those above `CLIFF`. The errors of z* follow
@@ -52,14 +56,16 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     Args:
         points: (N, K) positive values of the axes; a full grid, one with points left out, or a cross
         losses: (N, S) losses of the runs, nats per token; the same S seeds at every point
+        planned: (M, K) points of the grid with those that diverged; by default `points`
     """
     x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
     means = y.mean(axis=1)
     best = int(np.argmin(means))
-    without = partial(Optimum, tuple(map(float, points[best])), (0.0,) * x.shape[1], float(means[best]), None, 0)
+    without = partial(Optimum, tuple(map(float, points[best])), (math.nan,) * x.shape[1], float(means[best]), None, 0)
     places = np.stack([np.unique(column, return_inverse=True)[1] for column in x.T], axis=1)
     last = places.max(axis=0)
-    if any(top and place in (0, top) for place, top in zip(places[best], last, strict=True)):
+    swept = np.ptp(np.asarray(planned or points, dtype=np.float64), axis=0) > 0
+    if any(varied and place in (0, top) for varied, place, top in zip(swept, places[best], last, strict=True)):
         return without("the lowest loss is at the end of the grid")
     near = (abs(places - places[best]) <= 1).all(axis=1) & (means <= means[best] + CLIFF)
     free = [k for k in range(x.shape[1]) if last[k]]

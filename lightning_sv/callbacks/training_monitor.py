@@ -98,6 +98,7 @@ class TrainingMonitor(MetricAccumulator):
         self.idle = 0.0
         self._validation_began = 0.0
         self._tokens: float | None = None  # of a micro-batch on all devices
+        self._batches = 0  # micro-batches since the last write
         self._flops = self._peak = 0.0
         #: learning rate of the last step, because schedulers have stepped at the end of a batch
         self.lr: float | None = None
@@ -110,7 +111,7 @@ class TrainingMonitor(MetricAccumulator):
         """Write the chart layout of all callbacks, and start the clock."""
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
-        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
+        self._since, self.idle, self._batches = (time.perf_counter(), trainer.global_step), 0.0, 0
         data, settings = data_of(trainer), settings_of(pl_module)
         self._tokens = None if data is None else data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
@@ -124,6 +125,7 @@ class TrainingMonitor(MetricAccumulator):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
+        self._batches += 1
         n = len(batch) if isinstance(batch, Tensor) else 1
         given = outputs if isinstance(outputs, dict) else {"loss": outputs}
         loss = given.get("nats", given.get("loss"))
@@ -136,15 +138,14 @@ class TrainingMonitor(MetricAccumulator):
 
     def _write(self, trainer: L.Trainer, module: Any) -> None:
         sums, n = self.take()
-        now, steps = time.perf_counter(), trainer.global_step - self._since[1]
-        speed = steps / max(1e-9, now - self._since[0] - self.idle)
+        seconds = max(1e-9, time.perf_counter() - self._since[0] - self.idle)
         scalars = {} if self.lr is None else {"lr": self.lr}
         if isinstance(norm := getattr(module, "grad_norm", None), float | Tensor):
             scalars["grad_norm"] = float(norm)
         if self._tokens is None:
-            scalars["throughput/steps_per_s"] = speed
+            scalars["throughput/steps_per_s"] = (trainer.global_step - self._since[1]) / seconds
         else:
-            tokens = speed * self._tokens * trainer.accumulate_grad_batches
+            tokens = self._batches * self._tokens / seconds
             self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens
             if self._peak:
                 scalars["throughput/mfu"] = tokens * self._flops / self._peak
@@ -155,7 +156,7 @@ class TrainingMonitor(MetricAccumulator):
             scalars["skipped_steps"] = skipped
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same values
         write_scalars(trainer, trainer.strategy.broadcast(scalars))
-        self._since, self.idle = (time.perf_counter(), trainer.global_step), 0.0
+        self._since, self.idle, self._batches = (time.perf_counter(), trainer.global_step), 0.0, 0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the throughput clock."""

@@ -51,7 +51,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     panel = sweep(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:
         arms_json = [_arm_json(panel, series) for series in panel.series]
-        print(json.dumps({"unit": "nats per token", "arms": arms_json, "report": str(out / "report.html")}, indent=2))
+        more = {"warnings": list(panel.warnings), "report": str(out / "report.html")}
+        print(json.dumps({"unit": "nats per token", "arms": arms_json, **more}, indent=2))
         return 0
     console = Console()
     for series in panel.series:

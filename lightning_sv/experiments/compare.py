@@ -52,11 +52,11 @@ def compare(
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
-    if failed or panel.why_not is not None:
-        raise RunError(next(iter(failed.values()), panel.why_not))
+    if failed or panel.why_not is not None or len(panel.arms) < 2:
+        raise RunError(next(iter(failed.values()), panel.why_not or panel.warnings[-1]))
     found = [
         (seed, letter, run, runs.job(*request))
-        for letter, arm in zip(ascii_lowercase, panel.every, strict=False)
+        for letter, arm in zip(ascii_lowercase, panel.arms, strict=False)
         for request, (seed, run) in zip(arm.requests, arm.by_seed.items(), strict=True)
     ]
     named = [(f"{letter}-seed{seed}", run, job) for seed, letter, run, job in sorted(found, key=lambda made: made[:2])]
@@ -68,12 +68,13 @@ def compare(
     write_report([result], out, "a comparison of your own")
     numbers = {
         "unit": "nats per token",
-        "seeds": list(panel.arms[0].seeds),
+        "seeds": sorted(set(panel.arms[0].seeds).intersection(*(arm.seeds for arm in panel.arms))),
         "arms": [
             {
                 "label": arm.label,
                 "scale": panel.spec.arms[arm.label].scale,
                 "args": to_args(panel.spec.arms[arm.label].overrides),
+                "seeds": list(arm.seeds),
                 "val_loss": float(np.mean(arm.losses)),
                 "val_loss_per_seed": arm.losses.tolist(),
             }
@@ -124,5 +125,6 @@ def sweep(
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), f"{panel.why_not}; give other values."))
-    write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
+    report = replace(figure, panels=(panel,), warnings=panel.warnings, command=command)
+    write_report([report], out, "a sweep of your own")
     return panel

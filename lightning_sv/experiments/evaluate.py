@@ -28,7 +28,10 @@ def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
 
 
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
-    """Load the runs of a panel, on the seeds for which all are available; a grid lacks points with a diverged run."""
+    """Load the runs of a panel, without arms or points of a grid that diverged.
+
+    Curves have all runs of each arm; other panels have the seeds for which all runs are available.
+    """
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
     unfinished, every = {job.name for job in missing}, []
     for arm in panel.arms:
@@ -36,29 +39,27 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
         ended = {seed: run for seed, run in read.items() if math.isfinite(run.val_loss)}
         diverged = tuple(run for seed, run in read.items() if seed not in ended)
         every.append(replace(arm, runs=tuple(ended.values()), seeds=tuple(ended), diverged=diverged))
-    kept, lost, warnings = every, [], list(panel.warnings)
-    if panel.kind == "grid":
-        kept = [arm for arm in every if not arm.diverged]
-        warnings += [
-            f"{panel.title}: {arm.label} diverged in {len(arm.diverged)} of its runs and is left out."
-            for arm in every
-            if arm.diverged
-        ]
-        for series in panel.series:
-            if not any(arm.series == series.label for arm in kept):
-                return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
-    elif n := sum(len(arm.diverged) for arm in every):
-        lost.append(f"{n} of its runs diverged")
+    planned = {arm.label: len(arm.seeds) for arm in panel.arms}
+    counts = {arm.label: f"{len(arm.diverged)} of {planned[arm.label]}" for arm in every if arm.diverged}
+    lost = [f"{count} runs of {label} diverged" for label, count in counts.items()]
     if missing:
         lost.append(f"{len(missing)} of its runs did not finish, the first being {missing[0].title} ({missing[0].log})")
-    reasons = "; ".join(lost)
-    if lost:
-        warnings.append(f"{panel.title} has only the seeds for which all runs are available: {reasons}.")
-    panel = replace(panel, warnings=tuple(warnings), every=tuple(every))
+    panel = replace(panel, every=tuple(every))
+    grid, reasons = panel.kind == "grid", "; ".join(lost)
+    kept = [arm for arm in every if (not arm.diverged if grid else arm.runs or not arm.diverged)]
+    for series in panel.series if grid else ():
+        if not any(arm.series == series.label for arm in kept):
+            return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
+    no_baseline = any(arm.baseline for arm in every) and not any(arm.baseline for arm in kept)
+    if panel.kind in ("scaling", "lengths") or no_baseline:
+        kept = every  # a law needs all points, and a difference the baseline
+    rule = "Such points are left out" if grid else "Arms are compared on the seeds that they share"
+    warnings = [f"{panel.title} lacks runs: {reasons}. {rule}."] * bool(lost)
+    panel = replace(panel, warnings=(*panel.warnings, *warnings))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in kept)] if kept else []
-    if kept and not seeds:
+    if every and not seeds:
         return replace(panel, arms=(), why_not=reasons)
-    arms, table = tuple(arm.on(seeds) for arm in kept), None
+    arms, table = tuple(arm if panel.kind == "curves" else arm.on(seeds) for arm in kept), None
     if panel.kind == "table" and panel.why_not is None:
         table = Table.read(Path(panel.spec.file)) if panel.spec.file else Table.of_throughput(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
@@ -85,7 +86,9 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     for figure in figures:
         panels = [replace(panel, pool=pool) for panel in figure.panels]
         claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
-        available = tuple(panel for panel in panels if panel.why_not is None)
+        available = tuple(
+            panel for panel in panels if panel.why_not is None or any(arm.seeds or arm.diverged for arm in panel.every)
+        )
         evaluated.append(replace(figure, panels=available, verdicts=one_primary(claims)))
     return corrected(evaluated)
 
@@ -97,6 +100,9 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
         reasons = [reason[figure.budget] for reason in (claim.skip_under, *skipped) if figure.budget in reason]
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
+        for arm in panel.every:
+            if arm.label in (claim.a, claim.b) and not arm.runs:
+                raise NotTestableError(f"all runs of {arm.label} diverged")
         results = verdicts(claim, panel, figure.paper_scale)
     except NotTestableError as why:  # the other claims are still decided
         results = [not_testable(claim, str(why).rstrip("."))]

@@ -86,10 +86,11 @@ class Arm:
 
 @dataclass(frozen=True)
 class Series:
-    """One strategy at all points of a grid, of sizes or of lengths."""
+    """One strategy at all points of a grid, of sizes or of lengths; `planned` includes points that diverged."""
 
     label: str
     arms: tuple[Arm, ...]
+    planned: tuple[tuple[float, ...], ...] = ()
 
     @property
     def baseline(self) -> bool:
@@ -109,7 +110,7 @@ class Series:
     @property
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
-        return fit_optimum([arm.point for arm in self.arms], [arm.losses.tolist() for arm in self.arms])
+        return fit_optimum([arm.point for arm in self.arms], [arm.losses.tolist() for arm in self.arms], self.planned)
 
 
 @lru_cache(maxsize=100)
@@ -248,7 +249,8 @@ class Panel:
     def series(self) -> tuple[Series, ...]:
         """Strategies of a grid, of sizes or of lengths; empty for other panels."""
         names = dict.fromkeys(arm.series for arm in self.arms if arm.series)
-        return tuple(Series(name, tuple(arm for arm in self.arms if arm.series == name)) for name in names)
+        planned = {name: tuple(arm.point for arm in self.every if arm.series == name) for name in names}
+        return tuple(Series(n, tuple(arm for arm in self.arms if arm.series == n), planned[n]) for n in names)
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
         wanted = "the folder of a report, e.g. results/cpu."
         expect(path.is_file(), "--results_from", f"{path}, which does not exist", wanted)
         columns, rows = read_csv(path)
-        if lacking := [name for name in _NEEDED if name not in columns]:
+        if columns and (lacking := [name for name in _NEEDED if name not in columns]):
             raise ConfigError(f"--results_from: {path} has no column {lacking[0]}; expected a report of this version.")
         for line, row in rows.items():
             run = _run(row, f"--results_from: {path}, line {line}")

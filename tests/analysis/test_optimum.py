@@ -98,3 +98,12 @@ def test_fit_optimum_errors_equal_repeated_experiments() -> None:
     scatter = np.std([(*np.log(each.values), each.loss) for each in found], axis=0)
     assert scatter == pytest.approx(stated, rel=0.15)
     assert np.mean([each.loss for each in found]) == pytest.approx(3.5, abs=3 * stated[2] / math.sqrt(n))
+
+
+def test_fit_optimum_lowest_point_below_diverged_ones_is_an_end_of_the_grid() -> None:
+    found = fit_optimum(
+        [(0.01, 0.03), (0.01, 0.06), (0.01, 0.12)],
+        [[6.05, 6.06], [6.0, 6.02], [6.05, 6.05]],
+        [(rate, std) for rate in (0.01, 0.05) for std in (0.03, 0.06, 0.12)],
+    )
+    assert "end of the grid" in found.why_not and all(math.isnan(error) for error in found.errors)

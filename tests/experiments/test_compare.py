@@ -21,6 +21,7 @@ import yaml
 from rich.console import Console
 
 from lightning_sv.cli import compare as command
+from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
@@ -176,9 +177,20 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
     (lost / "nonfinite.jsonl").write_text('{"step": 5}\n')
     found, _ = run(tmp_path, seeds=3, arms=arms)
     assert [pair["difference"]["seeds"] for pair in found["differences"]] == [[0, 1, 2], [1, 2]]
-    assert len(found["runs"]) == 8 and any("1 of its runs diverged" in warning for warning in found["warnings"])
-    again = [pair.to_dict() for pair in pairs_of(own_figure([tmp_path]).panels[0])[0]]
-    assert [pair["difference"] for pair in again] == [pair["difference"] for pair in found["differences"]]
+    assert len(found["runs"]) == 8 and any("1 of 3 runs of nop diverged" in warning for warning in found["warnings"])
+    assert [arm["seeds"] for arm in found["arms"]] == [[0, 1, 2], [0, 1, 2], [1, 2]] and found["seeds"] == [1, 2]
+    again = own_figure([tmp_path]).panels[0]
+    pairs = [pair.to_dict()["difference"] for pair in pairs_of(again)[0]]
+    assert pairs == [pair["difference"] for pair in found["differences"]]
+    assert [arm.losses.tolist() for arm in again.arms] == [arm["val_loss_per_seed"] for arm in found["arms"]]
+    for seed in (1, 2):
+        lost = run_dir(tmp_path, "nop", seed)
+        (lost / "summary.json").unlink()
+        (lost / "nonfinite.jsonl").write_text('{"step": 5}\n')
+    found, _ = run(tmp_path, seeds=3, arms=arms)
+    assert [pair["b"] for pair in found["differences"]] == ["unified"] and len(found["arms"]) == 2
+    with pytest.raises(RunError, match="3 of 3 runs of nop diverged"):
+        run(tmp_path, seeds=3, arms=(LLAMA, arms[2]))
 
 
 def test_compare_run_keys_equal_those_of_a_figure() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
     found = judged(figure, runs)
     (verdict,), (warning,) = found.verdicts, found.warnings
-    assert verdict.n == 2 and "seeds for which all runs are available: 3 of its runs did not finish" in warning
+    assert verdict.n == 2 and "3 of its runs did not finish" in warning
     for summary in tmp_path.glob("runs/*/summary.json"):
         summary.unlink()
     found = judged(figure, runs)
@@ -226,10 +227,10 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"val_loss": float("nan")}))
     write_scalars(ended, "val/loss", [(10_000, float("nan"))], wall_time=3.0)
     found, other_one = (judged(figure, runs) for figure in figures)
-    assert "unified, lr 0.004, init_std 0.02 diverged in 1 of its runs" in found.warnings[1]
-    assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
+    for rate in ("0.002", "0.004"):
+        assert f"runs of unified, lr {rate}, init_std 0.02 diverged" in found.warnings[0]
     assert len(found.panels[0].series[1].arms) == 7
-    assert any("1 of its runs diverged." in w for w in other_one.warnings)
+    assert any("1 of 3 runs of hg diverged." in w for w in other_one.warnings)
     (verdict,) = other_one.verdicts
     assert verdict.n == 2 and "diverged runs of hg, which are left out: 1" in verdict.sentence
     before = evaluate(figures, runs)
@@ -239,6 +240,13 @@ def test_evaluate_diverged_points_of_a_grid_left_out(conf: Path, tmp_path: Path)
     for figure, was in zip(evaluate(figures, recorded), before, strict=True):
         assert figure.warnings == was.warnings
         assert [asdict(verdict) for verdict in figure.verdicts] == [asdict(verdict) for verdict in was.verdicts]
+    for seed in (1, 2):
+        diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, seed)
+    lost = judged(figures[1], runs)
+    assert lost.verdicts[0].sentence == "Not testable here: all runs of hg diverged."
+    write_report([lost], tmp_path / "lost", "cpu")
+    rows = read_recorded([tmp_path / "lost"]).values()
+    assert len(rows) == 9 and sum(math.isnan(run.val_loss) for run in rows) == 3
 
 
 @pytest.mark.parametrize("named", [
