@@ -843,10 +843,19 @@ def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
     assert run.validate(module(), loader(), verbose=False)
 
 
+class TwoSteps(Manual):
+    """Takes two optimizer steps per batch."""
+
+    def training_step(self, block: Tensor, batch_idx: int) -> None:
+        super().training_step(block, batch_idx)
+        self.optimizers().step()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [PretrainModule, TwoSteps])
 def test_training_monitor_speed_leaves_out_validation(
-    data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[PretrainModule], data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 tokens per step of one second; a batch of validation takes 1,000 seconds."""
+    """16 tokens per batch of one second; a batch of validation takes 1,000 seconds."""
     clock = SimpleNamespace(seconds=0.0, perf_counter=lambda: clock.seconds)
     monkeypatch.setattr("lightning_sv.callbacks.training_monitor.time", clock)
 
@@ -854,7 +863,8 @@ def test_training_monitor_speed_leaves_out_validation(
         return lambda *_: setattr(clock, "seconds", clock.seconds + seconds)
 
     waits = LambdaCallback(on_train_batch_start=wait(1), on_validation_batch_start=wait(1000))
-    trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(module(), data)
+    made = kind(SIZES, lr=0.01)
+    trainer(tmp_path, TrainingMonitor(2), waits, val_check_interval=1).fit(made, data)
     speeds = [float(speed) for row in rows(tmp_path) if (speed := row["throughput/tokens_per_s"])]
     assert speeds == pytest.approx([16, 16])
 
