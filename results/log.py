@@ -4,6 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 
@@ -59,7 +60,8 @@ def rows(folder: Path) -> Iterator[tuple[str, str]]:
         when = max(run["date"] for run in arms[arm])
         cells = [when[:10], arm[0], model, f"`{strategy.partition('_')[0]}`{note}", f"{float(first['lr']):g}"]
         cells += [f"{int(first['tokens']):,}", str(len(arms[arm]))]
-        cells += [f"{mean(float(run['val_loss']) for run in arms[arm]):.4f}"]
+        loss = mean(float(run["val_loss"]) for run in arms[arm])
+        cells += [f"{loss:.4f}" if isfinite(loss) else "diverged"]
         cells += compared(found[arm]) if arm in found else ["", ""]
         cells += [" ".join(sorted({f"`{run['commit'][:7]}`" for run in arms[arm]}))]
         yield when, f"| {' | '.join(cells)} |"
