@@ -209,15 +209,21 @@ def test_tables_of_the_larger_std_equal_the_recording() -> None:
 
 
 def test_tables_of_the_parts_equal_the_recording() -> None:
-    verdicts, runs = recorded("cpu-100-parts/verdicts.csv"), recorded("cpu-100-parts/results.csv")
-    losses = runs.drop_duplicates(["arm", "seed"]).pivot(index="arm", columns="seed", values="val_loss")
-    rows = table(page("cpu-100-parts"), "| strategy | seed")
-    assert rows == losses.loc[[name for name, *_ in rows]].map("{:.4f}".format).reset_index().to_numpy().tolist()
-    assert len(rows) == len(losses)
+    for folder in ("cpu-100-parts", "cpu-mini"):
+        runs = recorded(f"{folder}/results.csv").drop_duplicates(["arm", "seed"])
+        losses = runs.pivot(index="arm", columns="seed", values="val_loss")
+        rows = table(page(folder), "| strategy | seed")
+        assert rows == losses.loc[[name for name, *_ in rows]].map("{:.4f}".format).reset_index().to_numpy().tolist()
+        assert len(rows) == len(losses)
+    verdicts = recorded("cpu-100-parts/verdicts.csv")
     text = " ".join(page("results").partition("**Which part of")[2].partition("\n\n")[0].split())
     for arm, word in (("without or", "higher"), ("dp at the lm_head", "lower"), ("dp at gate and up", "lower")):
         (row,) = verdicts[verdicts.claim.str.endswith(arm)].itertuples()
         assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")
+    or_, hg = intervals(recorded("cpu-mini/verdicts.csv").dropna(subset="low"))
+    assert f"{or_.replace('(', '(90% interval ')} and {hg}." in text
+    below = intervals(recorded("cpu-mini/differences.csv", arm="unified", quantity="final loss"))[0]
+    assert "{1} ({3} to {2}, a 95%".format(*re.split(r"[ (]*-| to -|\)", below)) in page("cpu-mini")
 
 
 def test_tables_of_copying_runs_equal_both_recordings() -> None:
@@ -261,7 +267,7 @@ def test_proxy_tables_equal_the_recording() -> None:
         assert formed == " ".join(f"{at / 1e6:.1f}" for at in times if at)
 
 
-@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-largest-rate"])
+@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-mini", "cpu-largest-rate"])
 def test_claims_tables_equal_the_recording(folder: str) -> None:
     verdicts = recorded(f"{folder}/verdicts.csv").dropna(subset="low")
     shown = [cells[1:3] for cells in table(page(folder), "| claim")]
