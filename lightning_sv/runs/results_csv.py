@@ -5,6 +5,7 @@ A row has validation losses, copying measurements and their provenance, but no o
 """
 
 import csv
+import logging
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
+
+log = logging.getLogger(__name__)
 
 #: file of a report with one row per run
 RESULTS = "results.csv"
@@ -48,7 +51,9 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
             corpus = run.summary["corpus_hash"]
             wanted = f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
             expect(corpus_hash in (None, corpus), f"--results_from: the corpus of {path}", corpus[:12], wanted)
-            found.setdefault(run.dir.name, run)
+            loss, other = run.val_loss, found.setdefault(run.dir.name, run).val_loss
+            if loss != other and not isnan(loss + other):
+                log.warning("%s: the loss of %s is %.4f; an earlier recording counts: %.4f", path, run.dir, loss, other)
     return found
 
 

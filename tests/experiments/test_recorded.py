@@ -32,12 +32,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
     return runs.out / "report", found
 
 
-def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+def test_recorded_runs_have_the_same_verdicts(
+    trained: tuple[Path, Figure], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
     assert here.missing(figure.requests()) == [] and len(here.recorded) == 9
-    assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys()
+    assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys() and not caplog.records
     (found,) = evaluate([figure], here)
     assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]
     assert found.warnings == before.warnings == ()
@@ -47,6 +49,9 @@ def test_recorded_runs_have_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     write_report([found], tmp_path / "report", "cpu")
     read = [(path / "results.csv").read_text() for path in (report, tmp_path / "report")]
     assert read[0].replace(str(report.parent), "") == read[1].replace(str(tmp_path / "here"), "")
+    (other := tmp_path / "other.csv").write_text(read[0].replace("10000:3", "10000:9").replace(",3.", ",9."))
+    first = next(iter(here.recorded))
+    assert read_recorded([report, other])[first].val_loss == here.recorded[first].val_loss and first in caplog.text
 
 
 def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_path: Path) -> None:
