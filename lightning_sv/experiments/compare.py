@@ -92,6 +92,7 @@ def compare(
             }
             for name, run, job in named
         ],
+        "diverged": {arm.label: len(arm.diverged) for arm in panel.every if arm.diverged},
         "warnings": list(result.warnings),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

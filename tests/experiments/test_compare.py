@@ -179,7 +179,9 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
     assert [pair["difference"]["seeds"] for pair in found["differences"]] == [[0, 1, 2], [1, 2]]
     assert len(found["runs"]) == 8 and any("1 of 3 runs of nop diverged" in warning for warning in found["warnings"])
     assert [arm["seeds"] for arm in found["arms"]] == [[0, 1, 2], [0, 1, 2], [1, 2]] and found["seeds"] == [1, 2]
-    again = own_figure([tmp_path]).panels[0]
+    report = own_figure([tmp_path])
+    assert "Diverged runs of nop, which are left out: 1." in report.warnings
+    again = report.panels[0]
     pairs = [pair.to_dict()["difference"] for pair in pairs_of(again)[0]]
     assert pairs == [pair["difference"] for pair in found["differences"]]
     assert [arm.losses.tolist() for arm in again.arms] == [arm["val_loss_per_seed"] for arm in found["arms"]]

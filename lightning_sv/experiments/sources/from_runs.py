@@ -43,7 +43,7 @@ def own_figure(
     Raises:
         ConfigError: a directory without events, two runs of one label and seed, or runs that cannot be compared
     """
-    named, unfinished = _expand(dirs)
+    named, lost = _expand(dirs)
     if labels and len(labels) != len(named):
         raise ConfigError(f"--labels has {len(labels)} names; expected {len(named)}, one per run.")
     arms: dict[str, dict[int, Run]] = {}
@@ -76,8 +76,7 @@ def own_figure(
             warnings.append(
                 f"{name} and {first} are paired on {_numbers_of(shared)}; only one of them has {_numbers_of(alone)}."
             )
-    if unfinished:
-        warnings.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
+    warnings += lost
     results = []
     for name in sorted(arms, key=lambda name: name != first):
         own, runs = zip(*sorted(arms[name].items()), strict=True)
@@ -94,9 +93,9 @@ def _numbers_of(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
-def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], list[Path]]:
-    """Return each directory, or the completed runs in it, with a comparison's labels; and the unfinished runs."""
-    found, unfinished = list[tuple[Path, str | None]](), list[Path]()
+def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], list[str]]:
+    """Return each directory, or the completed runs in it, with a comparison's labels; and sentences on other runs."""
+    found, unfinished, lost = list[tuple[Path, str | None]](), list[Path](), list[str]()
     for path in map(Path, dirs):
         complete, begun = runs_in(path)
         if complete and not event_files(path):
@@ -107,11 +106,15 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
             try:  # run directories are relative to that of the comparison; a name begins with the letter of its arm
                 labels = {letter: arm["label"] for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)}
                 found += ((path / run["dir"], labels[run["name"][0]]) for run in content["runs"])
-            except (LookupError, TypeError) as error:
+                diverged = content.get("diverged", {})
+                lost += (f"Diverged runs of {arm}, which are left out: {n}." for arm, n in diverged.items())
+            except (LookupError, TypeError, AttributeError) as error:
                 raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
         else:
             found.append((path, None))
-    return found, unfinished
+    if unfinished:
+        lost.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
+    return found, lost
 
 
 def described(figure: Figure) -> Figure:
