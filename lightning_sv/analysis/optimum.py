@@ -21,6 +21,7 @@ FAR = 2.0
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.intp]
+Rows = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,7 @@ class Optimum:
     why_not: str = ""
 
 
-def fit_optimum(
-    points: Sequence[Sequence[float]],
-    losses: Sequence[Sequence[float]],
-    planned: Sequence[Sequence[float]] = (),
-) -> Optimum:
+def fit_optimum(points: Rows, losses: Rows, planned: Rows = ()) -> Optimum:
     """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
 
     The fit has the lowest point and its neighbours along all axes, without those above `CLIFF`. The errors of z* follow

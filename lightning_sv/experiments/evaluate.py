@@ -1,7 +1,7 @@
 """Evaluation of figures: load runs, pool their scatter, decide claims, correct for the number of claims."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,26 +33,19 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
     Curves have all runs of each arm; other panels have the seeds for which all runs are available.
     """
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
-    unfinished, every = {job.name for job in missing}, []
-    for arm in panel.arms:
-        read = {seed: runs.read(spec, seed) for spec, seed in arm.requests if spec.key(seed) not in unfinished}
-        ended = {seed: run for seed, run in read.items() if math.isfinite(run.val_loss)}
-        diverged = tuple(run for seed, run in read.items() if seed not in ended)
-        every.append(replace(arm, runs=tuple(ended.values()), seeds=tuple(ended), diverged=diverged))
-    planned = {arm.label: len(arm.seeds) for arm in panel.arms}
-    counts = {arm.label: f"{len(arm.diverged)} of {planned[arm.label]}" for arm in every if arm.diverged}
-    lost = [f"{count} runs of {label} diverged" for label, count in counts.items()]
+    unfinished = {job.name for job in missing}
+    every = tuple(_with_runs(arm, runs, unfinished) for arm in panel.arms)
+    lost = [f"{n} of {n + len(arm.runs)} runs of {arm.label} diverged" for arm in every if (n := len(arm.diverged))]
     if missing:
         lost.append(f"{len(missing)} of its runs did not finish, the first being {missing[0].title} ({missing[0].log})")
-    panel = replace(panel, every=tuple(every))
-    grid, reasons = panel.kind == "grid", "; ".join(lost)
+    panel, grid, reasons = replace(panel, every=every), panel.kind == "grid", "; ".join(lost)
     kept = [arm for arm in every if (not arm.diverged if grid else arm.runs or not arm.diverged)]
     for series in panel.series if grid else ():
         if not any(arm.series == series.label for arm in kept):
             return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
     no_baseline = any(arm.baseline for arm in every) and not any(arm.baseline for arm in kept)
     if panel.kind in ("scaling", "lengths") or no_baseline:
-        kept = every  # a law needs all points, and a difference the baseline
+        kept = list(every)  # a law needs all points, and a difference the baseline
     rule = "Such points are left out" if grid else "Arms are compared on the seeds that they share"
     warnings = [f"{panel.title} lacks runs: {reasons}. {rule}."] * bool(lost)
     panel = replace(panel, warnings=(*panel.warnings, *warnings))
@@ -64,6 +57,14 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
         table = Table.read(Path(panel.spec.file)) if panel.spec.file else Table.of_throughput(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
     return replace(panel, arms=arms, table=table, notes=notes)
+
+
+def _with_runs(arm: Arm, runs: RunStore, unfinished: Collection[str]) -> Arm:
+    """Return an arm with its runs that ended, on their seeds, and those that diverged."""
+    read = [(seed, runs.read(spec, seed)) for spec, seed in arm.requests if spec.key(seed) not in unfinished]
+    ended = {seed: run for seed, run in read if math.isfinite(run.val_loss)}
+    diverged = tuple(run for seed, run in read if seed not in ended)
+    return replace(arm, runs=tuple(ended.values()), seeds=tuple(ended), diverged=diverged)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -86,9 +87,7 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     for figure in figures:
         panels = [replace(panel, pool=pool) for panel in figure.panels]
         claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
-        available = tuple(
-            panel for panel in panels if panel.why_not is None or any(arm.seeds or arm.diverged for arm in panel.every)
-        )
+        available = tuple(p for p in panels if p.why_not is None or any(x.runs or x.diverged for x in p.every))
         evaluated.append(replace(figure, panels=available, verdicts=one_primary(claims)))
     return corrected(evaluated)
 

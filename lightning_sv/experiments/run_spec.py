@@ -144,9 +144,8 @@ class RunResolver:
         layered = OmegaConf.merge({}, *(read_yaml(path, f"--config {path}") for path in paths))
         for key in keys:  # their order is lost, so that it is unknown which one counts
             inner = next((other for other in keys if other.startswith(f"{key}.")), None)
-            expect(
-                inner is None, f"--{key}", keys[key], f"no value, because --{inner} is set. Set its entries instead."
-            )
+            wanted = f"no value, because --{inner} is set. Set its entries instead."
+            expect(inner is None, f"--{key}", keys[key], wanted)
         # values that equal those of the files are dropped, so that one configuration has one command
         changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k, default=_ABSENT) != v}
         module, data, trainer = parse_run([*_args(paths, changes), "--model.scale", arm.scale], check_corpus=False)

@@ -8,17 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from lightning_sv.atomic import read_json
-from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import COMMAND, NONFINITE, SUMMARY_TYPES, config_value, is_complete, read_config
+from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_diverged, read_config, read_stop
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -62,7 +60,7 @@ class RunStore:
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
         if self.context is not None:
             jobs = [job for job in jobs if job.state() != "complete"]
-        return [job for job in jobs if not is_complete(job.run_dir) and not diverged(job)]
+        return [job for job in jobs if not is_complete(job.run_dir) and not is_diverged(job.run_dir)]
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged; the last loss of a diverged run is NaN."""
@@ -71,33 +69,15 @@ class RunStore:
         if self.is_recorded(run_spec, seed):
             config = {"data": data, "seed_everything": seed}
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
-        if not diverged(job):
+        if not is_diverged(job.run_dir):
             return read_run(job.run_dir)
-        event, context = _stop(job.run_dir), read_json(job.run_dir / COMMAND, "train the run again.")["context"]
+        event, context = read_stop(job.run_dir), read_json(job.run_dir / COMMAND, "train the run again.")["context"]
         tokens = (event["step"] + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that failed
         summary = {key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES}
         summary |= {"seed": seed, "steps": event["step"], "tokens": tokens, "val_loss": math.nan}
         summary |= {"lr": identity["model"]["optim"]["lr"], "activated_parameters": run_spec.parameters}
         losses = Curve(np.array([tokens]), np.array([math.nan]))
         return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses})
-
-
-def _stop(run_dir: Path) -> dict[str, Any]:
-    """Return the event that stopped a run."""
-    path = run_dir / NONFINITE
-    try:
-        event: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
-        event["step"] = int(event["step"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} has no step; remove {run_dir} and train the run again.") from error
-    return event
-
-
-def diverged(job: Job) -> bool:
-    """Return whether the run stopped at a loss or gradient that was not finite; resuming it would repeat that."""
-    if is_complete(job.run_dir) or not (job.run_dir / NONFINITE).is_file():
-        return False
-    return bool(config_value(read_config(job.run_dir), "model.nonfinite") != "skip")  # else it was interrupted later
 
 
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
@@ -113,13 +93,13 @@ def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, co
     where = f", {recorded} of them as recorded" if recorded else ""
     console.print(f"{len(requests) - len(jobs)} of {len(requests)} runs are complete{where}", markup=False)
     for job in (runs.job(*run) for run in requests if not runs.is_recorded(*run)):
-        if diverged(job):
+        if is_diverged(job.run_dir):
             console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
     if not jobs:
         return {}
     try:
         failed = run_jobs(jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console)
-        return {job.name: failed[job.name] for job in jobs if job.name in failed and not diverged(job)}
+        return {job.name: failed[job.name] for job in jobs if job.name in failed and not is_diverged(job.run_dir)}
     except KeyboardInterrupt:
         console.print("Stopped. Finished runs are kept. The same command reuses them and resumes the others.")
         raise

@@ -6,6 +6,7 @@ checkpoints/step-<n>.ckpt (if they are kept)
 train.log  command.json (if `compare` or `paper` started the run)
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def is_complete(run_dir: Path) -> bool:
     return (run_dir / SUMMARY).is_file()
 
 
+def is_diverged(run_dir: Path) -> bool:
+    """Return True if the run stopped at a loss or gradient that was not finite; resuming it would repeat that."""
+    if is_complete(run_dir) or not (run_dir / NONFINITE).is_file():
+        return False
+    return bool(config_value(read_config(run_dir), "model.nonfinite") != "skip")  # else it was interrupted later
+
+
 def is_begun(run_dir: Path) -> bool:
     """Return True if the run wrote its config."""
     return (run_dir / CONFIG).is_file()
@@ -82,6 +90,16 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
             raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
     return printable(summary)
+
+
+def read_stop(run_dir: Path) -> dict[str, Any]:
+    """Return the last step of a run that was not finite, see `NONFINITE`."""
+    path = run_dir / NONFINITE
+    try:
+        event: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        return event | {"step": int(event["step"])}
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} has no step; remove {run_dir} and train the run again.") from error
 
 
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:

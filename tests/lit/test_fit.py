@@ -115,7 +115,7 @@ def test_load_backbone_wrong_format_is_refused(written: object, run: Path, tmp_p
         load_backbone(str(later))
 
 
-#: what is done to the state of the optimizer and to its first group; other damages replace the entry of their name
+#: functions that damage the state of the optimizer or its first group; other damages replace the entry of their name
 DAMAGES: dict[str, Callable[[dict[int, Any], dict[str, Any]], object]] = {
     "number": lambda state, group: group["params"].__setitem__(1, group["params"][0]),
     "shape": lambda state, group: state[1].update(exp_avg=torch.zeros(1)),

@@ -293,9 +293,7 @@ KINDS: dict[str, ClaimType] = {
         directed,
         ("scalar",),
     ),
-    "slope": ClaimType(
-        "the loss of {a} falls faster with size than that of {b}", slope, _not_below, panels=("scaling",)
-    ),
+    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", slope, _not_below, ("scaling",)),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below, panels=("grid",)),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",

@@ -117,9 +117,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     for arm, (colour, line_style), pair in pairs:
         end = panel.difference(arm, base, confidence=TWO_SIDED)  # as in the table
         if abs(end.mean - pair.mean[-1]) > 5e-5:
-            notes.append(
-                f"{arm.name}: the line is the mean of its pairs; the number at its end also uses pairs of other arms."
-            )
+            notes.append(f"{arm.name}: the line is the mean of its pairs; the number at its end also uses other pairs.")
         label = f"{arm.name}  {end.mean:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         word = direction(end)

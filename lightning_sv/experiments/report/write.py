@@ -63,9 +63,9 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
 
 
 def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
-    drawn: list[Plot]
     if panel.why_not is not None:
         return [Section(panel.title, [], [], [], [f"Not testable here: {panel.why_not}."])]
+    drawn: list[Plot]
     try:
         drawn, notes = _PLOTS[panel.kind](panel)
     except NotTestableError as error:  # the other panels are still drawn

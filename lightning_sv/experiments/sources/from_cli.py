@@ -124,7 +124,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     first, first_data, _ = made[0]
     steps, size = plan_steps(*made[0]), first_data.tokens_per_step
     tokens, of = steps * size, f"{arms[0][0]}'s {steps * size:,} tokens"
-    whole = math.lcm(*(data.tokens_per_step for _, data, _ in made))
+    multiple = math.lcm(*(data.tokens_per_step for _, data, _ in made))
     settled, others = list[Asked](), ""
     for (label, arm), (model, data, trainer) in zip(arms, made, strict=True):
         label += model.scale_options.label() * (label == arm.scale)  # options of all arms
@@ -137,7 +137,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
                 wanted = f"{of} for all arms. Remove it, or set it for all arms."
                 expect(not differs, f"{key} of {label!r}", arm.overrides[key], wanted)
         if tokens % own:
-            hint = f"set trainer.max_steps {-(-tokens // whole) * whole // size} for all arms."
+            hint = f"set trainer.max_steps {-(-tokens // multiple) * multiple // size} for all arms."
             raise ConfigError(f"{of} are no multiple of the {own:,} tokens of a step of {label!r}; {hint}")
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
         settled.append((label, replace(arm, overrides={**arm.overrides, **more})))

@@ -107,8 +107,9 @@ def apply_strategy(
             after = _outputs(traced)
         difference, moved = _difference(before, after), _difference(before, without_norms)
         if not moved <= _rounding(traced):
-            why = "because a matrix reads its scale vectors in a way that the trace does not show. It is unchanged"
-            raise ConfigError(f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}, {why}.")
+            why = "because a matrix reads its scale vectors in a way that the trace does not show"
+            found = f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}"
+            raise ConfigError(f"{found}, {why}. The model is unchanged.")
         vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
         notes = (*change.notes, *_without_norm(traced, parsed, sites), *_unreached(traced))
         report = Report(parsed, tuple(vectors), notes, difference, not change.outputs)

@@ -77,8 +77,8 @@ class Change:
                 continue
             self._note_matrices(site)
             (self._site if site.vector else self._bare_site)(site)
-        handles = [model.register_forward_pre_hook(check_complete)]
-        handles.append(model.register_load_state_dict_pre_hook(check_state))
+        hooks = model.register_forward_pre_hook(check_complete), model.register_load_state_dict_pre_hook(check_state)
+        handles = [*hooks]
         for path, module in model.named_modules():
             start = f"{path}." if path else ""
             inside = (unwrapped(name.removeprefix(start)) for name in self._weights if name.startswith(start))

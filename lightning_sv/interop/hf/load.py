@@ -175,5 +175,5 @@ def _open(folder: Path, family: str) -> Any:
         raise ConfigError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(key):
-            raise ConfigError(f"{folder} is no complete {family}: {key.replace('_', ' ')} {sorted(info[key])[0]}.")
+            raise ConfigError(f"{folder} is not a complete {family}: {key.replace('_', ' ')} {sorted(info[key])[0]}.")
     return theirs.eval()
