@@ -110,7 +110,7 @@ def valueless_device() -> Iterator[list[Waits]]:
         patch.setattr(PretrainCLI, "instantiate_trainer", instantiate_trainer)
         patch.setattr(L.Trainer, "fit", counted_fit)
         patch.setattr(PretrainModule, "training_step", counted_step)
-        # What torch keeps for devices with values.
+        # torch supports these operations only on devices with values
         patch.setattr(torch, "is_autocast_enabled", lambda device="cpu": is_enabled(known(device)))
         patch.setattr(torch.autocast, "__init__", lambda self, device, *a, **k: autocast(self, known(device), *a, **k))
         patch.setattr("torch.nn.utils.clip_grad._device_has_foreach_support", lambda device: True)
