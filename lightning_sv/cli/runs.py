@@ -12,7 +12,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.runs.directory import config_value, is_begun, is_complete, printable, read_config, read_summary
+from lightning_sv.runs.directory import (
+    config_value,
+    is_begun,
+    is_complete,
+    is_diverged,
+    printable,
+    read_config,
+    read_summary,
+)
 from lightning_sv.settings.plain_parser import PlainParser
 
 log = logging.getLogger(__name__)
@@ -37,7 +45,7 @@ def run(argv: list[str]) -> int:
     numbers = (Column(name, justify="right") for name in ("rate", "steps", "validation loss"))
     table = Table("run", "data", "strategy", *numbers, box=None)
     for row in rows:
-        loss = row["val_loss"] if row["complete"] else "not complete"
+        loss = row["val_loss"] if row["complete"] else "diverged" if row["diverged"] else "not complete"
         table.add_row(*map(_cell, (*(row[key] for key in ("run", "data", "strategy", "lr", "steps")), loss)))
     Console().print(table)
     return 0
@@ -63,6 +71,7 @@ def _row(run_dir: Path) -> dict[str, Any]:
         "steps": summary.get("steps") or config_value(config, "trainer.max_steps"),
         "val_loss": summary.get("val_loss"),
         "complete": is_complete(run_dir),
+        "diverged": is_diverged(run_dir),
     }
 
 

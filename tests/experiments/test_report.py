@@ -154,12 +154,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_command_numbers_are_those_of_the_event_files(
     runs: Path, tmp_path: Path, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = runs / "begun"
-    begun.mkdir()
-    (begun / "config.yaml").touch()
+    for name in ("begun", "exploded"):
+        (runs / name).mkdir()
+        (runs / name / "config.yaml").touch()
+    (runs / "exploded/nonfinite.jsonl").touch()
     out = told("report", str(runs), "--baseline", "llama", "--out", str(tmp_path))
-    assert "Left out because they are not complete:" in out
-    shutil.rmtree(begun)
+    assert "complete:" in out and "diverged:" in out
+    listed = {row["run"]: (row["complete"], row["diverged"]) for row in json.loads(told("runs", str(runs), "--json"))}
+    assert listed[str(runs / "begun")] == (False, False) and listed[str(runs / "exploded")] == (False, True)
+    assert listed[str(runs / "llama0")] == (True, False)
+    for name in ("begun", "exploded"):
+        shutil.rmtree(runs / name)
     assert "unified is lower than llama by 0.030 nats" in out and "report.html" in out
     found = rows(tmp_path / "results.csv")
     assert len(found) == 6 and [row["arm"] for row in found] == ["llama"] * 3 + ["unified"] * 3

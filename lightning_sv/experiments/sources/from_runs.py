@@ -14,7 +14,7 @@ from lightning_sv.experiments.comparability import check_same_corpus, comparabil
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
-from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
+from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 #: results of `compare`, in its output directory
@@ -112,8 +112,9 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
                 raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
         else:
             found.append((path, None))
-    if unfinished:
-        lost.append(f"Left out because they are not complete: {', '.join(map(str, unfinished))}.")
+    for diverged, why in ((False, "are not complete"), (True, "diverged")):
+        if runs := [str(run) for run in unfinished if is_diverged(run) == diverged]:
+            lost.append(f"Left out because they {why}: {', '.join(runs)}.")
     return found, lost
 
 
