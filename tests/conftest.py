@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from lightning_sv import Backbone, BackboneConfig
+from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.log import start_logging
@@ -123,6 +123,11 @@ def config() -> BackboneConfig:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepare forty modules of the standard library, about 200,000 tokens."""
     return make_corpus(tmp_path_factory.mktemp("corpus"), max_bytes=400_000)
+
+
+@pytest.fixture
+def data(corpus: Path) -> TokenDataModule:
+    return TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=8, seed=0)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ from lightning_sv.settings.parse import _keys, _parser
 from lightning_sv.settings.trainer import REFUSED_CALLBACKS, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
 from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import ROOT, Refused, Told
-from tests.lit.test_library import OwnStep, rows
+from tests.lit.own_trainer import rows
+from tests.lit.test_module import OwnStep
 
 
 def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_init_from_records_its_origin_and_resumes_without_it(
 def test_init_from_with_a_different_model_is_refused(
     source: Path, run_args: list[str], tmp_path: Path, refused: Refused
 ) -> None:
-    """Other keys are those of `load_from_checkpoint`, in test_library.py."""
+    """Other keys are those of `load_from_checkpoint`, in test_module.py."""
     here = tmp_path / "refused"
     start = ["--model.init_from", str(source), "--run_dir", str(here), "--model.optim.lr", "1e-3"]
     error = refused("fit", *run_args, *start, "--model.scale", "hg+dnp+er")  # of the same shapes

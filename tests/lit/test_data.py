@@ -1,0 +1,93 @@
+"""The data module in a plain `lightning.Trainer`."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.tuner.tuning import Tuner
+
+from lightning_sv import PretrainModule, TokenDataModule
+from lightning_sv.callbacks import TrainingMonitor
+from lightning_sv.corpus import RankShare
+from lightning_sv.errors import ConfigError
+from tests.lit.own_trainer import loader, module, noted, trainer
+
+#: Lightning warns about few workers, full folders and missing seeds
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_data_module_takes_the_accumulation_of_the_trainer(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+    run = trainer(tmp_path, accumulate_grad_batches=3, val_check_interval=6)
+    run.fit(module(), data)
+    assert run.accumulate_grad_batches == 3 and run.val_check_interval == 6 and data.batches is not None
+    assert data.batches.global_batch == 6
+    wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
+    with pytest.raises(ConfigError, match="accumulate_grad_batches"):
+        trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+
+
+def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: TokenDataModule, tmp_path: Path) -> None:
+    run, made = trainer(tmp_path, TrainingMonitor(1), default_root_dir=tmp_path), module()
+    Tuner(run).scale_batch_size(made, datamodule=data, max_trials=3, steps_per_trial=1)
+    Tuner(run).lr_find(made, data, num_training=20)
+    assert data.batch_size == 8 and made.lr != 0.01 and made.hparams["optim"]["lr"] == made.lr
+    run.fit(made, data)
+    other = module(lr=made.lr)
+    trainer(tmp_path).fit(other, TokenDataModule(corpus, seq_len=8, batch_size=8, val_sequences=8, seed=0))
+    assert all(value.equal(other.state_dict()[key]) for key, value in made.state_dict().items())
+    again, monitor = module(), TrainingMonitor(1)
+    finder = L.pytorch.callbacks.LearningRateFinder(num_training_steps=20)
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    trainer(tmp_path, monitor, finder, keep, default_root_dir=tmp_path).fit(again, loader())
+    last = again.lr * again.settings.schedule.factor(3, 4)
+    assert again.lr != 0.01 and monitor.lr == pytest.approx(last)
+    saved, resumed = str(tmp_path / "step=2.ckpt"), TrainingMonitor(1)
+    trainer(tmp_path, resumed).fit(PretrainModule.load_from_checkpoint(saved), loader(), ckpt_path=saved)
+    assert resumed.lr == pytest.approx(last)
+    with pytest.raises(ConfigError, match="^a callback is LearningRateFinder"):
+        trainer(tmp_path, finder, default_root_dir=tmp_path).fit(module(lr=again.lr), loader(), ckpt_path=saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "distinct"),
+    [({"overfit_batches": 2}, 2), ({"limit_train_batches": 2, "reload_dataloaders_every_n_epochs": 1}, 6)],
+)
+def test_data_module_epochs_repeat_batches_only_to_overfit(
+    changes: dict[str, Any], distinct: int, data: TokenDataModule, tmp_path: Path
+) -> None:
+    seen, note = noted("on_train_batch_start", lambda trainer, module, batch, i: str(batch.tolist()))
+    trainer(tmp_path, note, max_steps=-1, max_epochs=3, val_check_interval=None, **changes).fit(module(), data)
+    assert len(seen) == 6 and len(set(seen)) == distinct
+
+
+def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def order() -> list[int]:
+        torch.seed()  # as in a new process
+        data = TokenDataModule(str(corpus), seq_len=8, batch_size=2)
+        data.setup("fit")
+        assert next(iter(data.val_dataloader())).shape[1:] == (9,)
+        return data.train_dataloader().order.sequences(0, 0)
+
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    assert order() == order()
+    orders = [order()]
+    for seed in (7, 7 + 2**31):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))  # as seed_everything does
+        orders.append(order())
+    assert len(set(map(tuple, orders))) == 3
+
+
+def test_validation_of_devices_with_unequal_shares_has_equal_batches(
+    data: TokenDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 1)
+    data.batches.val_sequences = 3
+    shares = []
+    for rank in range(2):
+        data._share = RankShare(2, 1, rank, 2)
+        shares.append(list(data.val_dataloader()))
+    assert [[len(batch) for batch in batches] for batches in shares] == [[2], [1]]
+    assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
