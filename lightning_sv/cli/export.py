@@ -35,8 +35,9 @@ def run(argv: list[str]) -> int:
     trained = read_run(options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
     name, end = f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot])
-    text = model_card(name, end, _facts(trained, model), foldable(model))
-    done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text)
+    masked = bool(config_value(trained.config, "model.mask_documents"))
+    text = model_card(name, end, _facts(trained, model), foldable(model), masked)
+    done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text, masked=masked)
     if options.json:
         print(json.dumps({"dir": str(options.dir), **done._asdict()}))
         return 0

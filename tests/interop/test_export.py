@@ -161,6 +161,7 @@ def test_fast_tokenizer_any_text_same_ids(tmp_path: Path) -> None:
         ids = theirs(words)["input_ids"]
         assert ids == [tokenizer.eot, *tokenizer.encode(words)]
         assert theirs.decode(ids, skip_special_tokens=True) == words
+    assert fast_tokenizer(tokenizer, 64, masked=True)(text)["input_ids"] == tokenizer.encode(text)
     assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
 
 
@@ -188,6 +189,15 @@ def test_fit_from_exported_same_loss(runs: dict[str, Path], corpus: Path, tmp_pa
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
     assert main(["fit", *again]) == 0 and Tokenizer.load(run).eot_token == "!"
+
+
+def test_export_of_masked_documents_starts_without_the_end_of_a_text(runs: dict[str, Path], tmp_path: Path) -> None:
+    masked, out = shutil.copytree(runs["plain"], tmp_path / "masked"), tmp_path / "out"
+    config = (masked / "config.yaml").read_text()
+    (masked / "config.yaml").write_text(config.replace("mask_documents: false", "mask_documents: true"))
+    assert main(["export", str(masked), str(out)]) == 0
+    assert AutoTokenizer.from_pretrained(out)("def f")["input_ids"] == Tokenizer.load(masked).encode("def f")
+    assert "attends to one text only" in (out / "README.md").read_text()
 
 
 def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:

@@ -40,7 +40,7 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder"{{load}})
 print(tokenizer.decode(model.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=40)[0]))
 ```
 
-A text begins and ends with `{end}`, as in training.
+{texts}
 
 | | |
 | --- | --- |
@@ -72,11 +72,13 @@ def check_unused(folder: Path) -> None:
     expect(unused, str(folder), "not empty", "a new or an empty folder.")
 
 
-def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
+def export(
+    model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str, masked: bool = False
+) -> Exported:
     """Write a folder for transformers atomically, after comparing its logits with the model's.
 
     The model is in float32. `context` is the sequence length of the training. `card` is the text of README.md, with
-    {kind} for the class and {load} for the argument that loads its code.
+    {kind} for the class and {load} for the argument that loads its code. `masked` is `fast_tokenizer`'s.
 
     Raises:
         ConfigError: the folder is not empty, or the model or its tokenizer cannot be exported
@@ -88,7 +90,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
     finally:
         model.float()
-    theirs_tokenizer = fast_tokenizer(tokenizer, context)
+    theirs_tokenizer = fast_tokenizer(tokenizer, context, masked)
     settings = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
     theirs.generation_config = transformers().GenerationConfig(**settings)
     own_code = type(theirs).is_remote_code()
@@ -112,12 +114,16 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     return Exported(type(theirs).__name__, own_code, difference)
 
 
-def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
-    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training."""
+def fast_tokenizer(tokenizer: Tokenizer, context: int, masked: bool = False) -> Any:
+    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training.
+
+    With `masked` they do not, because no token of a document attended to the end of the document before it.
+    """
     converted = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     end = converted.id_to_token(tokenizer.eot)
     ends = [(end, tokenizer.eot)]
-    pieces = processors.TemplateProcessing(single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=ends)
+    start = "" if masked else f"{end} "
+    pieces = processors.TemplateProcessing(single=f"{start}$A", pair=f"{start}$A {end} $B", special_tokens=ends)
     converted.post_processor = pieces
     converted.no_truncation()
     converted.no_padding()
@@ -127,7 +133,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
         tokenizer_object=converted, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
-    expected, actual = [tokenizer.eot, *tokenizer.encode(SAMPLE)], theirs(SAMPLE)["input_ids"]
+    expected, actual = [tokenizer.eot] * (not masked) + tokenizer.encode(SAMPLE), theirs(SAMPLE)["input_ids"]
     expect(actual == expected, f"the tokenizer's text {SAMPLE!r} in transformers", actual, f"{expected}.")
     return theirs
 
@@ -147,10 +153,15 @@ def checked_difference(model: Backbone, theirs: Any, context: int) -> float:
     return difference
 
 
-def model_card(name: str, end: str, facts: Mapping[str, object], foldings: Sequence[Folding]) -> str:
+def model_card(
+    name: str, end: str, facts: Mapping[str, object], foldings: Sequence[Folding], masked: bool = False
+) -> str:
     """Return the text of README.md for `export`, which fills in {kind} and {load}; facts that are None are omitted."""
+    texts = f"A text begins and ends with `{end}`, as in training."
+    if masked:
+        texts = f"A text ends with `{end}`, and the model attends to one text only, as in training."
     rows = "\n".join(f"| {key} | {_shown(value)} |" for key, value in facts.items() if value is not None)
-    return _CARD.format(name=name, end=end, rows=rows, folding=_folding(foldings))
+    return _CARD.format(name=name, texts=texts, rows=rows, folding=_folding(foldings))
 
 
 def _shown(value: object) -> str:
