@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
@@ -48,8 +49,9 @@ def shard(
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
     Parameters are gathered and gradients reduced in float32: autocast casts the inputs of a product,
     as on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
-    A backbone on the meta device is initialized from `seed`, one block at a time. `mesh` has one dimension, or two,
-    replicas x shards (hybrid sharding). `keep_gathered` frees a block in backward alone.
+    A backbone on the meta device is initialized from `seed`, one block at a time; otherwise the weights of rank 0 are
+    used. `mesh` has one dimension, or two, replicas x shards (hybrid sharding). `keep_gathered` frees a block in
+    backward alone.
     """
     blocks = {f"layers.{index}.": layer for index, layer in enumerate(backbone.layers)}
     for prefix, part in {**blocks, "embed.": backbone.embed, "head.": backbone.head}.items():
@@ -60,6 +62,8 @@ def shard(
             init_weights(part, backbone.config, seed, prefix=prefix)
         else:
             part.to(device)
+            for tensor in (*part.parameters(), *part.buffers()):
+                distributed.broadcast(tensor.data, 0)
         if prefix in blocks:
             fully_shard(part, mesh=mesh, reshard_after_forward=not keep_gathered)
     fully_shard(backbone, mesh=mesh)
@@ -113,6 +117,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
+        for callback in self.lightning_module.trainer.callbacks:  # type: ignore[union-attr]
+            copies = isinstance(callback, WeightAveraging | StochasticWeightAveraging)
+            wanted = "none that copies the model, because sharded weights cannot be copied."
+            expect(not copies, "a callback", type(callback).__name__, wanted)
         self._failed = self._ended = False
         devices = self._data_parallel_size = self.check_replicas()
         super().setup_environment()

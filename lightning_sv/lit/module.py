@@ -19,6 +19,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import SumMetric
@@ -204,26 +205,26 @@ class PretrainModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
-        if self.backbone is not None:
-            return
-        settings, seed = self.settings, self.init_seed
-        # `shard` initializes a new sharded model one block at a time.
-        meta = self.device_mesh is not None and self._start is None
-        # Tensors of inference mode could not be trained later.
-        with torch.inference_mode(False), torch.device("meta") if meta else nullcontext():
-            self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
-        if self._start is not None:
-            self._start.load(self.backbone)
-            self._start = None
-        self.backbone.activation_checkpointing = settings.activation_checkpointing
-        self.backbone.narrow_residual = settings.residual == "narrow"
-        if self.device_mesh is not None:
-            assert settings.compile != "model"  # rejected by the command line
+        settings, seed, is_new = self.settings, self.init_seed, self.backbone is None
+        if self.backbone is None:
+            # `shard` initializes a new sharded model one block at a time.
+            meta = self.device_mesh is not None and self._start is None
+            # Tensors of inference mode could not be trained later.
+            with torch.inference_mode(False), torch.device("meta") if meta else nullcontext():
+                self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
+            if self._start is not None:
+                self._start.load(self.backbone)
+                self._start = None
+            self.backbone.activation_checkpointing = settings.activation_checkpointing
+            self.backbone.narrow_residual = settings.residual == "narrow"
+        if self.device_mesh is not None and not isinstance(self.backbone, FSDPModule):
+            expect(settings.compile != "model", "compile", "model", "block or none for a sharded model.")
             strategy: Any = self.trainer.strategy
             check_strategy(strategy)
+            seed = strategy.broadcast(seed)  # without a seed each rank has its own
             shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
-        # In place, so that the checkpoint's keys do not change.
-        compile_backbone(self.backbone, settings.compile)
+        if is_new:  # in place, so that the checkpoint's keys do not change
+            compile_backbone(self.backbone, settings.compile)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""

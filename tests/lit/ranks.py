@@ -84,6 +84,31 @@ def own_trainer(out: str, corpus: str) -> None:
     assert predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2  # of five sequences
 
 
+def own_weights(corpus: str) -> None:
+    """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's on all devices."""
+    for replicas, exist in ((1, True), (int(str(RANKS)), True), (int(str(RANKS)), False)):
+        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+        weights: list[Any] = []
+        if exist:
+            module.configure_model()
+            weights.append(module.net.embed.weight.detach().clone())
+
+        def look(trainer: Any, module: Any, weights: list[Any] = weights) -> None:
+            weights.append(module.net.embed.weight.detach().full_tensor().clone())
+
+        L.Trainer(
+            max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)], accelerator="cpu",
+            devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas), use_distributed_sampler=False,
+        ).fit(module, TokenDataModule(corpus, seq_len=16, batch_size=1))  # fmt: skip
+        ranks: list[Any] = [None] * int(str(RANKS))
+        distributed.all_gather_object(ranks, weights)
+        trained = [each[exist:] for each in ranks]
+        assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), (replicas, exist)
+        assert not exist or torch.equal(ranks[0][0], ranks[0][1])
+        assert not torch.equal(*trained[0])
+
+
 def sharded_checkpoints(die_at: str, *args: str) -> int:
     """Fit from the weights of one process, with sharded checkpoints; the last rank is killed before that step."""
     start = PretrainModule.on_train_start

@@ -14,6 +14,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule
@@ -111,6 +112,14 @@ def test_sharding_of_lightning_is_refused() -> None:
             module.on_fit_start()
 
 
+def test_averages_of_sharded_weights_are_refused() -> None:
+    trainer = L.Trainer(accelerator="cpu", strategy=FullyShardedStrategy(), callbacks=[EMAWeightAveraging()])
+    trainer.strategy.connect(PretrainModule.from_preset("tiny"))
+    trainer.strategy.lightning_module._trainer = trainer
+    with pytest.raises(ConfigError, match="^a callback is EMAWeightAveraging"):
+        trainer.strategy.setup_environment()
+
+
 def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +187,10 @@ def test_validate_as_under_nccl_equals_one_process(
 
 def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
+
+
+def test_own_weights_fully_sharded_are_those_of_rank_0(short_corpus: Path, tmp_path: Path) -> None:
+    launch("tests.lit.ranks", "own_weights", str(short_corpus), logs=tmp_path)
 
 
 def fsdp(args: list[str], run: Path, ranks: int, *more: str) -> list[str]:
