@@ -80,8 +80,8 @@ def target(config: BackboneConfig, folded: Folded) -> Target:
         wanted = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
         expect(config.qk_norm and not config.n_expert, "model.backbone.post_norm", True, wanted)
         return Target("Gemma3", normalized)
-    lacks = not (config.qk_norm and config.n_expert and config.n_expert_shared)
-    expect(lacks, "model.backbone.qk_norm", True, "false, or true with n_expert_shared 0, as in Qwen3-MoE.")
+    fits = not (config.qk_norm and config.n_expert and config.n_expert_shared)
+    expect(fits, "model.backbone.qk_norm", True, "false, or true with n_expert_shared 0, as in Qwen3-MoE.")
     experts = "Moe" if config.n_expert else ""
     if config.qk_norm:
         return Target(f"Qwen3{experts}", normalized)
@@ -213,16 +213,13 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     """
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)
-    module = transformers()
-    if to.output_norms:  # that module imports transformers
-        module = import_module("lightning_sv.interop.hf.modeling_scaled")
-    prefix = f"Scaled{to.family}" if to.output_norms else to.family
-    config_of = getattr(module, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
-    model_of = getattr(module, f"{prefix}ForCausalLM")
+    model_of = getattr(transformers(), f"{to.family}ForCausalLM")
     if to.output_norms:
-        config_of.register_for_auto_class()
+        own_code = import_module("lightning_sv.interop.hf.modeling_scaled")  # here, because it imports transformers
+        model_of = getattr(own_code, f"Scaled{to.family}ForCausalLM")
+        model_of.config_class.register_for_auto_class()
         model_of.register_for_auto_class("AutoModelForCausalLM")
-    theirs = model_of(config_of(**arguments(model.config, to, max_positions, eot)))
+    theirs = model_of(model_of.config_class(**arguments(model.config, to, max_positions, eot)))
     # Gemma's embedding factor, sqrt(d_model) in float32
     scale = theirs.model.embed_tokens.embed_scale.item() if to.family == "Gemma3" else 1.0
     for parameter in theirs.parameters():  # not the buffers: the frequencies of RoPE stay in float32
