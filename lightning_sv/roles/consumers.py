@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.errors import ConfigError
@@ -335,8 +336,6 @@ def channels_of_result(node: Node, channels: frozenset[int]) -> frozenset[int] |
     The operation f is run on random x and y, and on both with random channel factors g. It is linear if
     f(2x + y) = 2 f(x) + f(y), and keeps channels separate if f(gx) = h f(x) and f(gy) = h f(y) for the same h.
     """
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
     if node.pointwise:  # linear pointwise operations are in the tables
         return None
     shape = node.inputs[0][1].shape

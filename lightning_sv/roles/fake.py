@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
@@ -26,8 +27,6 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
     Raises:
         ConfigError: `build` reads the values of a tensor
     """
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-
     before = torch.get_default_dtype()
     try:
         with ExitStack() as stack:

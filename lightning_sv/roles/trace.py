@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -147,8 +148,6 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` and record it."""
-        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-
         op, kwargs = _operation(func), kwargs or {}
         if not op.recorded:
             return func(*args, **kwargs)
@@ -255,8 +254,6 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
     A module that replaced or added a buffer, such as a cache, also gets its attributes back, because some describe the
     buffer. Other attributes stay: in one of them transformers records that its hooks are registered.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-
     before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     values = [(buffer, buffer.clone()) for buffer in model.buffers() if not isinstance(buffer, FakeTensor)]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
@@ -291,8 +288,6 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
 
 def copied(example: Any) -> Any:
     """Return an example with copies of its tensors, because models can write into their inputs."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
     copies: dict[int, Tensor] = {}  # the same tensor stays the same, because attention compares its inputs
 
     def copy(tensor: Tensor) -> Tensor:
@@ -315,8 +310,6 @@ def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str
 @contextmanager
 def _conditions(model: nn.Module) -> Iterator[None]:
     """Apply `tracing_state` without kernels for complete layers, in the parameters' fake mode if any."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
     log = logging.getLogger("torch._subclasses.fake_tensor")  # logs tracebacks of caught exceptions
     unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
