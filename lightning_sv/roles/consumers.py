@@ -52,15 +52,16 @@ def consumers(
             continue
         if user.output and user.op in ops.ATTENTION | frozenset(ops.NORMS):  # statistics
             continue
-        linear_inputs = [(argument, value) for argument, value in user.inputs if value in reached]
-        for argument, value in list(linear_inputs):
-            matrix = _matrix(argument, user, reached)
-            if matrix is not None:
-                axis = contraction(user, argument, value)
-                batch = {0} if len(value.shape) == 3 and user.op in _BATCHED else set()
-                along = axis in reached[value] and reached[value] <= {axis} | batch
-                yield Consumer(user, matrix, along)
-                linear_inputs.remove((argument, value))
+        linear_inputs = []  # without the operands of linear maps
+        for argument, value in user.inputs:
+            if value not in reached:
+                continue
+            if (matrix := _matrix(argument, user, reached)) is None:
+                linear_inputs.append((argument, value))
+                continue
+            axis = contraction(user, argument, value)
+            batch = {0} if len(value.shape) == 3 and user.op in _BATCHED else set()
+            yield Consumer(user, matrix, axis in reached[value] and reached[value] <= {axis} | batch)
         if not linear_inputs:
             continue
         after = _after(user, linear_inputs, reached, through_gates)
@@ -92,42 +93,42 @@ def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
     return next((other for other in others if other.kind == PARAM), None)
 
 
-def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
+def _after(user: Node, linear_inputs: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
     """Return the axes of the channels in `user`; None if it is not linear in the vector, channel by channel.
 
-    `given` are its inputs that are linear in the vector. With `gates` their coefficients may be any data.
+    With `gates` the coefficients of its `linear_inputs` may be any data.
     """
     op = user.op
     if user.moves:
-        value = given[0][1]
+        value = linear_inputs[0][1]
         return moved(value, user, reached[value])
     if op in ops.ATTENTION or op in ops.PRODUCTS:
-        (argument, value), *more = given
+        (argument, value), *more = linear_inputs
         if more or not _averages(user, argument, value, reached[value], gates):
             return None
         return reached[value]
     if op in ops.ROWS:
         row_arguments = (*ops.ROWS[op], *(() if op in ops.CHOICES_OF_ROWS else ("self",)))
-        if any(argument not in row_arguments for argument, _ in given):
+        if any(argument not in row_arguments for argument, _ in linear_inputs):
             return None
         if op in ops.ADDING_ROWS and not all(
             value in reached or value.kind == CONST for argument, value in user.inputs if argument in row_arguments
         ):
             return None
-        return _agreed(user, given, reached)
+        return _agreed(user, linear_inputs, reached)
     if op in ops.TERMS:
-        after = _agreed(user, given, reached)
+        after = _agreed(user, linear_inputs, reached)
         linear = after is not None and all(_is_linear(user, term, reached, after, gates) for term in ops.TERMS[op])
         return after if linear else None
-    return channels_of_result(user, reached[given[0][1]]) if is_measurable(user) else None
+    return channels_of_result(user, reached[linear_inputs[0][1]]) if is_measurable(user) else None
 
 
-def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> frozenset[int] | None:
-    """Return the axes of the channels of all `given` in an elementwise result; None if they differ."""
-    places = {moved(value, user, reached[value]) for _, value in given}
+def _agreed(user: Node, linear_inputs: list[tuple[str, Node]], reached: Reached) -> frozenset[int] | None:
+    """Return the axes of the channels of all `linear_inputs` in an elementwise result; None if they differ."""
+    places = {moved(value, user, reached[value]) for _, value in linear_inputs}
     if user.op == "stack":
         new = int(user.scalars.get("dim", 0)) % len(user.shape)
-        places = {frozenset(axis + (axis >= new) for axis in reached[value]) for _, value in given}
+        places = {frozenset(axis + (axis >= new) for axis in reached[value]) for _, value in linear_inputs}
     return places.pop() if len(places) == 1 else None
 
 
