@@ -83,7 +83,7 @@ class TracedModel:
         names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
         rule = first_rule(use)
         if rule is None:
-            if not all(name in self._declared for name in names):
+            if not names <= self._declared.keys():
                 found = f"{', '.join(sorted(names))} is combined with activations in {use.node.op!r}"
                 hint = "trace a plain model (no quantization, no fused kernel), or give its role in `known`."
                 raise ConfigError(f"parameter {found}, an unknown operation; {hint}")

@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
             out = func(*args, **kwargs)
         common = {
             "scalars": {name: value for name, value in arguments.items() if name not in tensors},
-            "kind": _joined(op.name, inputs),
+            "kind": _kind_of_result(op.name, inputs),
             "call": func,
         }
 
@@ -214,8 +214,8 @@ def _node(tensor: Tensor, op: str, inputs: list[tuple[str, Node]], **attributes:
     return Node(op, inputs, tuple(tensor.shape), _strides(tensor), tensor.dtype, **attributes)
 
 
-def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
-    """Return the dependence of the result of `op`."""
+def _kind_of_result(op: str, inputs: list[tuple[str, Node]]) -> int:
+    """Return CONST, PARAM, INPUT or DATA for the result of `op`."""
     if op.startswith(("new_", "empty", "sym_")) or op.endswith("_like"):
         return CONST
     if op in LOOKUPS:
