@@ -97,6 +97,11 @@ class Manifest:
         """Validation split."""
         return self.splits["val"]
 
+    @property
+    def shards(self) -> list[Shard]:
+        """Shards of both splits."""
+        return [shard for name in SPLITS for shard in self.splits[name].shards]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest as plain JSON types with a checksum, as in manifest.json."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -138,7 +143,7 @@ class Manifest:
             raise ConfigError(f"{path} is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         if any(not isinstance(state, dict) for state in manifest.sources.values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
-        for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
+        for name in (manifest.tokenizer_file, *(shard.file for shard in manifest.shards)):
             if not _inside(name):
                 raise ConfigError(f"{path} names the file {name!r} outside {dir}; do not use this corpus.")
         if data.get(CHECKSUM) != checksum(data):

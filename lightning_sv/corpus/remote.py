@@ -62,10 +62,10 @@ def _download(url: str) -> Path:
 
 
 def _fetch_all(store: Any, url: str, manifest: Manifest, folder: Path) -> None:
-    shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
-    hashes = {shard.file: shard.sha256 for shard in shards} | {manifest.tokenizer_file: manifest.tokenizer_sha256}
+    hashes = {shard.file: shard.sha256 for shard in manifest.shards}
+    hashes[manifest.tokenizer_file] = manifest.tokenizer_sha256
     names = [f"{split}/index.json" for split in SPLITS] + list(hashes)
-    sizes = {shard.file: shard.bytes for shard in shards}
+    sizes = {shard.file: shard.bytes for shard in manifest.shards}
 
     def fetch(name: str) -> int:
         path = folder / name

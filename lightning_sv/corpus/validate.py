@@ -136,10 +136,9 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
     A lock in the folder and not the rank selects the process that hashes, because ranks do not know which nodes share
     a disk. Nodes that share the folder share its lock and stamp, so one hashes for all. Other nodes hash their copy.
     """
-    shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
     # Read before hashing, to detect concurrent changes. The change time (ctime) of a copy is new, and programs cannot
     # set it. Neither holds for the modification time.
-    status = {shard.file: (root / shard.file).stat() for shard in shards}
+    status = {shard.file: (root / shard.file).stat() for shard in manifest.shards}
     files = {name: [state.st_size, state.st_ctime_ns] for name, state in status.items()}
     checksum = manifest.to_dict()[CHECKSUM]
 
@@ -148,7 +147,7 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
         with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):  # missing or damaged
             found = json.loads(regular(root / STAMP).read_text())
             stamped = dict(found["files"]) if found[CHECKSUM] == checksum else {}
-        return [shard for shard in shards if stamped.get(shard.file) != files[shard.file]]
+        return [shard for shard in manifest.shards if stamped.get(shard.file) != files[shard.file]]
 
     def stamp(left: set[str]) -> None:
         verified = {name: state for name, state in files.items() if name not in left}
