@@ -324,10 +324,10 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
     for path, norm in output_norms(model):
         assert norm.scale is not None
         entries[norm.scale] = {"matrices": {}, "shared": False, "why": foldings[f"{path}.scale"].why}
-    names = {module: name for name, module in model.named_modules()}
     return [
-        StoredVector(names[v], v.role, v.vector() if isinstance(v, HeadShared) else v(), 0.0, **entry)
-        for v, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
+        StoredVector(name, v.role, v.vector() if isinstance(v, HeadShared) else v(), 0.0, **entries[v])
+        for name, v in model.named_modules()
+        if isinstance(v, ScaleVector) and v in entries
     ]
 
 
