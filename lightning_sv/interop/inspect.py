@@ -120,14 +120,14 @@ def _share(mask: Tensor) -> float:
 def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
     if not matrices:
         return None
-    total = sum(_like(squares, gamma) for squares in matrices.values())
+    total = sum(_per_entry(squares, gamma) for squares in matrices.values())
     assert isinstance(total, Tensor)
     mask = (gamma != 0) & (total > 0)
     return (gamma[mask].square() / total[mask]).log().quantile(0.5).item() if mask.any() else None
 
 
-def _like(squares: Tensor, gamma: Tensor) -> Tensor:
-    """Sum over experts (leading axes) and heads that share gamma."""
+def _per_entry(squares: Tensor, gamma: Tensor) -> Tensor:
+    """Return sums of gamma's shape, over the experts (leading axes) and heads that share it."""
     while squares.ndim > gamma.ndim:
         squares = squares.sum(0)
     heads: Tensor = squares.unflatten(-1, (-1, gamma.shape[-1]))
@@ -136,7 +136,7 @@ def _like(squares: Tensor, gamma: Tensor) -> Tensor:
 
 def _agreement(vector: StoredVector) -> float | None:
     """Return the mean correlation of the branches' ln |w_j|, without channels that a branch does not read."""
-    branches = [_like(squares, vector.stored).flatten() for squares in vector.matrices.values()]
+    branches = [_per_entry(squares, vector.stored).flatten() for squares in vector.matrices.values()]
     if len(branches) < 2 or not vector.shared:
         return None
     mask = torch.stack(branches).gt(0).all(0)
@@ -146,14 +146,15 @@ def _agreement(vector: StoredVector) -> float | None:
     return sum(pairs) / len(pairs) if pairs else None
 
 
-def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...]) -> list[Tensor]:
+def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...] = ()) -> list[Tensor]:
     r"""Return ||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each matrix in a weight.
 
     `read` returns rows of the last two axes of a weight of this shape, (*lead, rows, columns). `axis` is -1 or -2.
-    `widths` are those of the matrices concatenated along the other axis; for each, the result is (*lead, channels),
-    float64.
+    `widths` are those of the matrices concatenated along the other axis, by default one; for each, the result is
+    (*lead, channels), float64.
     """
     lead, rows, columns = shape[:-2], shape[-2], shape[-1]
+    widths = widths or (rows if axis == -1 else columns,)
     bounds = list(pairwise(accumulate(widths, initial=0)))
     out = [torch.zeros(*lead, shape[axis], dtype=torch.float64) for _ in widths]
     for index in product(*map(range, lead)):
@@ -298,7 +299,7 @@ def _sums(
         part = weights.shape(piece.key)
         fits = len(part) == 2 and part[axis] == shape[axis]
         expect(fits, f"the shape of {piece.key}", list(part), f"a part of {name}, {list(shape)}.")
-        (squares,) = channel_squares(partial(weights.read, piece.key), part, axis, (part[-3 - axis],))
+        (squares,) = channel_squares(partial(weights.read, piece.key), part, axis)
         key = f"{name} ({piece.pattern})"
         by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares
     return by_pattern
@@ -332,6 +333,5 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
 
 
 def _squares(weight: nn.Parameter, axis: int) -> Tensor:
-    widths = (weight.shape[-3 - axis],)
-    (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis, widths)
+    (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis)
     return squares

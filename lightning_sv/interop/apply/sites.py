@@ -200,7 +200,7 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
         return None
     if any("conv" in p.op for p, _, _ in uses):
         return None
-    d_out = row.shape[2 * len(row.shape) - 3 - row.in_axis]
+    d_out = row.shape[-2] if row.in_axis == len(row.shape) - 1 else row.shape[-1]
     layouts = {_parts(product, argument, d_out) for product, _, argument in uses}
     parts, mixed = layouts.pop() if len(layouts) == 1 else ((d_out,), True)
     norms = [normalized[node] for product, _, _ in uses for node in (stem(product), product) if node in normalized]
