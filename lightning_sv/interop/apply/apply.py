@@ -102,9 +102,8 @@ def apply_strategy(
         before = _outputs(traced)
         change = Change(model, parsed, dp_at, sites, undo)
         # The vectors alone must preserve the function; only the norms of `dnp` may change it.
-        after = without_norms = _outputs_of_vectors(traced, parsed)
-        if change.outputs:
-            after = _outputs(traced)
+        without_norms = _outputs_of_vectors(traced, parsed)
+        after = _outputs(traced) if change.outputs else without_norms
         difference, moved = _difference(before, after), _difference(before, without_norms)
         if not moved <= _rounding(traced):
             why = "because a matrix reads its scale vectors in a way that the trace does not show"
