@@ -2,6 +2,7 @@
 
 import logging
 import math
+from bisect import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +92,8 @@ class DataConfig:
         """Return the part of every optimizer step that one device reads."""
         per_device, rest = divmod(self.global_batch, devices)
         counts = divisors(self.global_batch)
-        near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]
+        above = bisect(counts, devices)
+        near = counts[above - 1 : above + 1]
         hint = f"Use {' or '.join(map(str, near))} devices, or a batch of {(per_device + 1) * devices}."
         wanted = f"a multiple of {devices}, the number of devices. {hint}"
         expect(not rest, "data.global_batch", self.global_batch, wanted)
