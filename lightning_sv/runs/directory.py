@@ -110,9 +110,9 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     if not path.is_file():
         return {}
     found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
-    for name in ("model", "data", "trainer"):
-        section = found.get(name)
-        expect(isinstance(section, dict | None), f"{path}: {name}", f"{section!r:.80}", "keys and values.")
+    for section in ("model", "data", "trainer"):
+        value = found.get(section)
+        expect(isinstance(value, dict | None), f"{path}: {section}", f"{value!r:.80}", "keys and values.")
     return found
 
 

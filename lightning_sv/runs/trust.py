@@ -15,7 +15,7 @@ from lightning_sv.runs.directory import LAST, read_config
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
 #: sections in which only `class_path` and names such as `package.module:Name` name code
-_WORDS = ("model", "data")
+_OUR_SECTIONS = ("model", "data")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -88,7 +88,8 @@ def _foreign(texts: Iterable[tuple[tuple[str, ...], str]]) -> set[str]:
     for path, value in texts:
         if path[0] == "model" and path[1:] not in (("init_from",), ("backbone", "name")):
             found |= modules_named(value)
-        if _DOTTED.fullmatch(value) and (path[-1] == "class_path" or (path[0] not in _WORDS and _importable(value))):
+        dotted = _DOTTED.fullmatch(value) is not None
+        if dotted and (path[-1] == "class_path" or (path[0] not in _OUR_SECTIONS and _importable(value))):
             found.add(value.rpartition(".")[0])
     return {module for module in found if module.partition(".")[0] not in _OURS}
 
