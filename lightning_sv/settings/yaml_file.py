@@ -130,7 +130,8 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
     for key, text in option_pairs(words, command):
         if key == "config":
             files.append(Path(config_path(text, "--config")))
-            keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
+            overridden = read_leaves(files[-1]) if keys else {}
+            keys = {k: v for k, v in keys.items() if k not in overridden}
             continue
         twice = key.endswith("+") and key in keys
         expect(not twice, f"{command}: --{key}", "set twice", "one. Put the others into a YAML file.")
