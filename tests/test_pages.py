@@ -20,7 +20,7 @@ from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import tuned_lr
-from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
+from lightning_sv.plan.parameters import PAPER_NUMBERS, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, config_args, named, thinned
@@ -181,7 +181,7 @@ def models_row(path: Path) -> list[str]:
     content = yaml.safe_load(path.read_text())
     config = BackboneConfig(**content["model"]["backbone"])
     assert config.name == path.stem
-    counted = count_parameters(config, "llama").figures
+    counted = count_parameters(config, "llama").numbers
     experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}" if config.n_expert else ""
     if config.n_expert and config.n_expert_shared:
         experts += f" + 1 of {config.ffn_width:,}"
@@ -189,7 +189,7 @@ def models_row(path: Path) -> list[str]:
         lr = f"{tuned_lr(config.name, 'adamw', 'cos', ScaleStrategy.parse('llama')):g}"
     except ValueError:
         lr = ""
-    sizes = {f.computed: f.printed for f in PAPER_FIGURES if (f.model, f.scale) == (config.name, "llama")}
+    sizes = {n.computed: n.printed for n in PAPER_NUMBERS if (n.model, n.scale) == (config.name, "llama")}
     return [
         config.name, f"{config.d_model:,}", str(config.n_layer), str(config.n_head),
         "" if config.n_expert else f"{config.ffn_width:,}", experts, f"{config.vocab_size:,}",

@@ -107,7 +107,7 @@ class Manifest:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain | {CHECKSUM: checksum(plain)}
 
-    def loss_figures(self, val_loss: float) -> dict[str, Any]:
+    def loss_metrics(self, val_loss: float) -> dict[str, Any]:
         """Return the final loss, in nats per token, and the corpus identity for a run's summary.
 
         Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer.

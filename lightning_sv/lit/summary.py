@@ -47,7 +47,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "parameters": sum(p.numel() for p in module.net.parameters()),
         "activated_parameters": module.settings.n_activated,
         "lr": None if module.has_own_optimizer else module.settings.lr,
-        **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
+        **data.manifest.loss_metrics(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
         "origin": module.origin,

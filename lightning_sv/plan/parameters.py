@@ -14,18 +14,18 @@ from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
 
 @dataclass(frozen=True)
-class PaperFigure:
+class PaperNumber:
     """A printed number of the paper about a model's size, and our comment."""
 
     model: str
     scale: str
     what: str
     printed: str
-    computed: str  # key of `ParameterCount.figures`
+    computed: str  # key of `ParameterCount.numbers`
     comment: str = ""
 
 
-PAPER_FIGURES = tuple(starmap(PaperFigure, (
+PAPER_NUMBERS = tuple(starmap(PaperNumber, (
     ("llama-0.12b", "llama", "size (Table 4; Section 4.4)", "0.11974B", "total"),
     ("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
     ("llama-0.12b", "hg+dnp+or+iwd", "size (Section 4.4)", "0.11985B", "total",
@@ -84,7 +84,7 @@ class ParameterCount:
         return sum(count for role, _, count, _ in self.roles if role in SCALE_ROLES)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         """Numbers for the comparison with the paper."""
         return {
             "total": self.total,
@@ -94,9 +94,9 @@ class ParameterCount:
             "increase": (self.total - self.baseline) / self.baseline,
         }
 
-    def paper(self) -> list[PaperFigure]:
-        """Return the paper's figures for this model and strategy."""
-        return [f for f in PAPER_FIGURES if (f.model, f.scale) == (self.model, self.scale)]
+    def paper(self) -> list[PaperNumber]:
+        """Return the paper's numbers for this model and strategy."""
+        return [n for n in PAPER_NUMBERS if (n.model, n.scale) == (self.model, self.scale)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -111,19 +111,19 @@ class ParameterCount:
                 for role, tensors, count, decays in self.roles
             },
             "scale_vectors": self.scale_count,
-            "scale_share": self.figures["scale_share"],
+            "scale_share": self.numbers["scale_share"],
             "baseline_total": self.baseline,
-            "increase": self.figures["increase"],
+            "increase": self.numbers["increase"],
             "paper": [
-                {"what": f.what, "printed": f.printed, "computed": self.figures[f.computed], "comment": f.comment}
-                for f in self.paper()
+                {"what": n.what, "printed": n.printed, "computed": self.numbers[n.computed], "comment": n.comment}
+                for n in self.paper()
             ],
         }
 
     def print(self, console: Console) -> None:
-        """Print the table and the paper's figures."""
-        numbers = (Column(name, justify="right") for name in ("tensors", "parameters"))
-        table = Table("role", *numbers, "decays", title=escape(f"{self.model}, {self.scale}"), title_justify="left")
+        """Print the table and the paper's numbers."""
+        columns = (Column(name, justify="right") for name in ("tensors", "parameters"))
+        table = Table("role", *columns, "decays", title=escape(f"{self.model}, {self.scale}"), title_justify="left")
         for role, tensors, count, decays in self.roles:
             name = f"{role} scale" if role in SCALE_ROLES else role
             table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")
@@ -133,14 +133,14 @@ class ParameterCount:
             table.add_row("activated per token", "", f"{self.activated:,}", "")
         console.print(table)
         console.print(
-            f"scale vectors: {self.scale_count:,}, {100 * self.figures['scale_share']:.3g}% of the model; "
-            f"{self.total - self.baseline:+,} parameters against llama ({100 * self.figures['increase']:+.3g}%)."
+            f"scale vectors: {self.scale_count:,}, {100 * self.numbers['scale_share']:.3g}% of the model; "
+            f"{self.total - self.baseline:+,} parameters against llama ({100 * self.numbers['increase']:+.3g}%)."
         )
-        for figure in self.paper():
-            value = self.figures[figure.computed]
+        for number in self.paper():
+            value = self.numbers[number.computed]
             shown = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-            comment = f" ({figure.comment})" if figure.comment else ""
-            console.print(f"paper, {figure.what}: {figure.printed}; here {shown}{comment}.")
+            comment = f" ({number.comment})" if number.comment else ""
+            console.print(f"paper, {number.what}: {number.printed}; here {shown}{comment}.")
 
 
 def count_parameters(

@@ -131,5 +131,5 @@ def test_fit_ignored_hangup_and_deleted_run_directory_is_one_error(
     assert (code, shown.err.count("error: "), str(run) in shown.err, "Traceback" in shown.err) == (1, 1, True, False)
 
 
-def test_loss_figures_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
-    assert Manifest.load(short_corpus).loss_figures(1e4)["val_perplexity"] == float("inf")
+def test_loss_metrics_perplexity_of_a_huge_loss_is_infinite(short_corpus: Path) -> None:
+    assert Manifest.load(short_corpus).loss_metrics(1e4)["val_perplexity"] == float("inf")

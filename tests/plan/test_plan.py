@@ -19,7 +19,7 @@ from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.gpus import find_gpu
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.plan.memory import Held, Parallel, StepMemory, find_strategy, gpu_memory, largest_micro_batch
-from lightning_sv.plan.parameters import PAPER_FIGURES
+from lightning_sv.plan.parameters import PAPER_NUMBERS
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, Answer, Refused, Told, thinned
@@ -184,13 +184,13 @@ def test_sbatch_script_starts_fit(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "figure", thinned(PAPER_FIGURES, PAPER_FIGURES[::3]), ids=lambda f: f"{f.model}-{f.scale}-{f.computed}"
+    "number", thinned(PAPER_NUMBERS, PAPER_NUMBERS[::3]), ids=lambda n: f"{n.model}-{n.scale}-{n.computed}"
 )
-def test_params_figures_round_to_the_printed_ones(figure, answer: Answer) -> None:
-    model = f"conf/model/{figure.model}.yaml"
-    made = answer("params", "--config", str(ROOT / model), "--model.scale", figure.scale)
-    (row,) = (row for row in made["paper"] if row["what"] == figure.what)
-    printed = figure.printed.replace(",", "")
+def test_params_numbers_round_to_the_printed_ones(number, answer: Answer) -> None:
+    model = f"conf/model/{number.model}.yaml"
+    made = answer("params", "--config", str(ROOT / model), "--model.scale", number.scale)
+    (row,) = (row for row in made["paper"] if row["what"] == number.what)
+    printed = number.printed.replace(",", "")
     if printed.endswith("B"):
         digits = len(printed.partition(".")[2]) - 1
         rounded = f"{row['computed'] / 1e9:.{digits}f}B"
@@ -198,7 +198,7 @@ def test_params_figures_round_to_the_printed_ones(figure, answer: Answer) -> Non
         rounded = f"{row['computed']:.2e}"
     else:
         rounded = str(row["computed"])
-    assert (rounded == printed) != ("discrepancy" in figure.comment)
+    assert (rounded == printed) != ("discrepancy" in number.comment)
 
 
 def test_params_of_unified_have_roles_and_decay(answer: Answer) -> None:
