@@ -81,16 +81,15 @@ class Dataflow:
 
     def _derive(self, node: Node) -> None:
         """Record the sources of a value that depends on parameters only."""
-        operands = [(name, value) for name, value in node.inputs if value.kind == PARAM]
         selected = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
-        operands = [(name, value) for name, value in operands if not selected or name in selected]
-        largest = max((_size(value) for _, value in operands), default=0)
-        vectors = [v for _, v in operands if node.op in MULTIPLIED and _size(v) < largest]
-        full = [v for _, v in operands if v not in vectors]
+        operands = [v for name, v in node.inputs if v.kind == PARAM and (not selected or name in selected)]
+        largest = max(map(_size, operands), default=0)
+        vectors = [v for v in operands if node.op in MULTIPLIED and _size(v) < largest]
+        full = [v for v in operands if v not in vectors]
         self.sources[node] = frozenset().union(*(self.sources[v] for v in full))
-        inherited = [self.factors.get(v, frozenset()) for _, v in operands]
+        inherited = [self.factors.get(v, frozenset()) for v in operands]
         self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in vectors))
-        if _chooses_rows(node) or (node.moves and any(v in self.tables for _, v in operands)):
+        if _chooses_rows(node) or (node.moves and any(v in self.tables for v in operands)):
             self.tables.add(node)
 
     def _statistic(self, node: Node) -> tuple[Node, float] | None:
