@@ -49,11 +49,12 @@ def check_module(model: object) -> None:
     assert isinstance(model, nn.Module)
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
     expect(not scripted, "model", "one with modules of torch.jit.script", "a model in Python.")
+    parameters = list(model.parameters())
+    lazy = any(isinstance(parameter, UninitializedParameter) for parameter in parameters)
+    wanted = "one without lazy modules. Run a forward pass first."
+    expect(not lazy, "model", f"{type(model).__name__} with lazy modules", wanted)
     wanted = "a model with parameters. A LightningModule may create them in configure_model(); call it first."
-    lazy = any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters())
-    initialized = "one without lazy modules. Run a forward pass first."
-    expect(not lazy, "model", f"{type(model).__name__} with lazy modules", initialized)
-    expect(any(True for _ in model.parameters()), "model", f"{type(model).__name__} without parameters", wanted)
+    expect(bool(parameters), "model", f"{type(model).__name__} without parameters", wanted)
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:
