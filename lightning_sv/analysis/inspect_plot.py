@@ -41,12 +41,12 @@ def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], 
     """
     there = [(panel, rows) for panel in _PANELS if (rows := _of(families, panel))]
     columns = 2 if len(there) == 4 else len(there)
-    figure = new_figure(columns, math.ceil(len(there) / columns))
+    figure = new_figure(columns, len(there) // columns)
     styles = dict(zip(families, zip(cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False), strict=False))
     end = max((row.depth for rows in families.values() for row in rows if row.depth is not None), default=-1) + 1
     lines: dict[str, Any] = {}
-    for i, (panel, rows) in enumerate(there, 1):
-        axes = figure.add_subplot(math.ceil(len(there) / columns), columns, i)
+    every_axes = figure.subplots(len(there) // columns, columns, squeeze=False).flat
+    for axes, (panel, rows) in zip(every_axes, there, strict=True):
         axes.axhline(panel.rest, color=GREY, linewidth=1)
         for family, vectors in rows.items():
             lines.setdefault(family, _draw(axes, panel, vectors, styles[family], end))
@@ -54,9 +54,10 @@ def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         set_style(axes)
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
-    figure.set_figheight(figure.get_figheight() + 0.22 * (2 + math.ceil(len(lines) / max(2, columns))))
+    names_per_row = max(2, columns)
+    figure.set_figheight(figure.get_figheight() + 0.22 * (2 + math.ceil(len(lines) / names_per_row)))
     figure.legend(
-        list(lines.values()), list(lines), loc="outside lower left", ncols=max(2, columns), alignment="left",
+        list(lines.values()), list(lines), loc="outside lower left", ncols=names_per_row, alignment="left",
         frameon=False, handlelength=3, fontsize=9, title=f"those without a layer are drawn at {end}",
     )  # fmt: skip
     write_picture(figure, path)
