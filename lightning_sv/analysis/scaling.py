@@ -100,8 +100,8 @@ def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples
 
 def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> ScalingFit:
     means, seeds = losses.mean(axis=2), losses.shape[2]
-    best = _fit(form, sizes, means)
-    drawn = [_differences(_fit(form, sizes, means + shift, best), sizes) for shift in shifts]
+    best = _both_laws(form, sizes, means)
+    drawn = [_differences(_both_laws(form, sizes, means + shift, best), sizes) for shift in shifts]
     offset, slope = (
         _interval(value, [differences[i] for differences in drawn], len(sizes), seeds)
         for i, value in enumerate(_differences(best, sizes))
@@ -133,18 +133,20 @@ def _interval(value: float, drawn: Sequence[float], sizes: int, seeds: int) -> P
 
 
 def _differences(laws: tuple[Law, Law], sizes: Floats) -> tuple[float, float]:
-    middle = np.exp(np.log(sizes).mean())
-    return float(laws[1](middle) - laws[0](middle)), laws[1].slope - laws[0].slope
+    """Return the offset and the difference of the slopes, see `ScalingFit`."""
+    (a, b), middle = laws, np.exp(np.log(sizes).mean())
+    return float(b(middle) - a(middle)), b.slope - a.slope
 
 
-def _fit(form: Form, sizes: Floats, means: Floats, start: tuple[Law, Law] | None = None) -> tuple[Law, Law]:
+def _both_laws(form: Form, sizes: Floats, means: Floats, start: tuple[Law, Law] | None = None) -> tuple[Law, Law]:
     """(S,) sizes and (2, S) mean losses -> both laws of least squares."""
     if form == "log-linear":
         slopes, levels = np.polyfit(np.log(sizes), means.T, 1)
         lines = [Law(form, 0.0, -float(slope), float(level)) for slope, level in zip(slopes, levels, strict=True)]
         return lines[0], lines[1]
     # given the exponents, the laws are linear in (a_A, a_B, c), all at least 0, so only the exponents are searched
-    unit = sizes / np.exp(np.log(sizes).mean())
+    middle = float(np.exp(np.log(sizes).mean()))
+    unit = sizes / middle
 
     def linear(log_exponents: Floats) -> tuple[Floats, Floats]:
         columns = np.zeros((2, len(unit), 3))
@@ -163,7 +165,6 @@ def _fit(form: Form, sizes: Floats, means: Floats, start: tuple[Law, Law] | None
     ]
     best = min(searches, key=lambda search: float(search.cost)).x
     (*scales, floor), _ = linear(best)
-    middle = float(np.exp(np.log(sizes).mean()))
     exponents = [float(x) for x in np.exp(best)]
     laws = [Law(form, float(s) * middle**x, x, float(floor)) for s, x in zip(scales, exponents, strict=True)]
     return laws[0], laws[1]
