@@ -236,9 +236,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         spec = dict(spec)
         spec, options = spec["class_path"], dict(spec.get("init_args") or {})
     name = spec.rpartition(".")[2].lower()
-    if name == "auto" or "single" in name:
-        return Parallel("single" if gpus == 1 else "ddp")
-    if "ddp" in name:
+    if name == "auto" or "single" in name or "ddp" in name:
         return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
     if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
         replicas = int(options.get("replicas") or 1)
