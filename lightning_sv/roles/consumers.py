@@ -139,15 +139,14 @@ def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int]
     `gates` the vector's coefficients may be any data.
     """
     above, _, below = term.partition("/")
-    named = {name: value for name in above.split("*") if (value := user.argument(name)) is not None}
-    numerator = list(named.values())
+    numerator = [value for name in above.split("*") if (value := user.argument(name)) is not None]
     under = user.argument(below)
     linear = [value for value in numerator if value in reached]
     if len(linear) > 1 or under in reached:
         return False
     factors = [value for value in (*numerator, under) if value is not None and value not in reached]
     if not linear:  # conditions only select
-        return all(v.kind in (CONST, PARAM) or v is named.get("condition") for v in factors)
+        return all(v.kind in (CONST, PARAM) or v is user.argument("condition") for v in factors)
     return gates or all(v.kind in (CONST, PARAM) or _one_a_position(v, user, channels) for v in factors)
 
 
