@@ -6,7 +6,7 @@ The files are a folder of transformers (configuration and safetensors), or a run
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,8 +120,7 @@ def _share(mask: Tensor) -> float:
 def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
     if not matrices:
         return None
-    total = sum(_per_entry(squares, gamma) for squares in matrices.values())
-    assert isinstance(total, Tensor)
+    total = reduce(torch.add, (_per_entry(squares, gamma) for squares in matrices.values()))
     mask = (gamma != 0) & (total > 0)
     return (gamma[mask].square() / total[mask]).log().quantile(0.5).item() if mask.any() else None
 
