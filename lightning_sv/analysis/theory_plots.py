@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from lightning_sv.analysis.style import GREY, PALETTE, formula_style, new_figure, set_style, write_picture
 from lightning_sv.theory.claims.base import Panel
 
-_FREE = tuple(PALETTE.values())
+_COLOURS = tuple(PALETTE.values())
 # one style per colour, because some panels have more lines than `style.LINES` has styles
 _STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARKS = "osD^v"
@@ -33,7 +33,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.level is not None:
         axes.axhline(panel.level, color=GREY, linewidth=1, zorder=1)
     for k, line in enumerate(panel.lines):
-        colour = _FREE[k % len(_FREE)] if line.colour is None else PALETTE.get(line.colour, line.colour)
+        colour = _COLOURS[k % len(_COLOURS)] if line.colour is None else PALETTE.get(line.colour, line.colour)
         label = line.label or None
         if line.marks:
             mark = _MARKS[k % len(_MARKS)]

@@ -26,7 +26,7 @@ GPT2 = "openai-community/gpt2"
 _PART = 1 << 20
 _LINE_BREAK, _WORD_START = re.compile(r"\n(?=\S)"), re.compile(r"[\n ](?=\S)")
 #: transformers files next to a tokenizer.json that name its end token
-_NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
+_END_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class Tokenizer:
@@ -171,7 +171,7 @@ class Tokenizer:
         with atomic_path(path) as partial:
             partial.write_bytes(self.content)
         if self.eot_token != END_OF_TEXT:
-            write_atomically(path.with_name(_NAMES_END[0]), json.dumps({"eos_token": self.eot_token}))
+            write_atomically(path.with_name(_END_TOKEN_FILES[0]), json.dumps({"eos_token": self.eot_token}))
         return path
 
 
@@ -219,7 +219,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
 
 
 def _named_end(folder: Path) -> str | None:
-    for path in (folder / name for name in _NAMES_END):
+    for path in (folder / name for name in _END_TOKEN_FILES):
         token = read_json(path, "repair or remove it.").get("eos_token") if path.is_file() else None
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):

@@ -11,7 +11,7 @@ from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
-from lightning_sv.runs.provenance import lengths
+from lightning_sv.runs.provenance import schedule_lengths
 from lightning_sv.settings.yaml_file import leaves
 
 #: keys of `data` that define the validation set
@@ -71,7 +71,7 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     for name, run in runs.items():
         if skipped := run.summary.get("skipped_steps"):
             warnings.append(f"{name} skipped {skipped} steps that were not finite, which biases a comparison.")
-        if extended := lengths(run.summary):
+        if extended := schedule_lengths(run.summary):
             warnings.append(
                 f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
                 "learning rate is that of no single schedule."

@@ -23,7 +23,7 @@ from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE
 from lightning_sv.runs.job import program
-from lightning_sv.runs.provenance import Provenance, lengths
+from lightning_sv.runs.provenance import Provenance, schedule_lengths
 from lightning_sv.runs.trust import allow_words
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig
@@ -171,7 +171,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
         table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
-    if extended := lengths(summary):
+    if extended := schedule_lengths(summary):
         table.add_row("trainer.max_steps, segment by segment", " ".join(map(str, extended)))
     console.print(table)
     strategy = summary["label"].partition("[")[0]

@@ -59,7 +59,7 @@ class Segments:
             raise ConfigError(f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one.") from error
 
 
-def lengths(summary: Mapping[str, Any]) -> list[int]:
+def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
     known = [each.get("max_steps") for each in summary.get("legs") or () if isinstance(each, dict)]
     found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
