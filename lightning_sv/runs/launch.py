@@ -13,7 +13,7 @@ from subprocess import DEVNULL, STDOUT, Popen
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
@@ -70,8 +70,8 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
                         if why := child.failure():
                             fail(child.job, why)
                 finished = len(jobs) - len(waiting) - len(running)
-                share = sum(child.share for child in running)
-                progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
+                done = finished + sum(child.fraction for child in running)
+                progress.update(overall, completed=done, steps=f"{finished}/{len(jobs)} runs")
                 time.sleep(_POLL_S)
         finally:
             # children are alive only after an error or an interrupt
@@ -82,8 +82,8 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
 class _Child:
     def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
         job.prepare()
-        self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
-        self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
+        self.job, self.slot, self.progress, self.fraction, self.start = job, slot, progress, 0.0, time.monotonic()
+        self.task = progress.add_task(job.title, total=1.0, steps="starting")
         with job.log.open("ab") as log:  # a resumed run appends to its log
             # its own session: Ctrl-C reaches only this process, and stopping it reaches its workers
             self.process = Popen(job.command, stdin=DEVNULL, stdout=log, stderr=STDOUT, env=env, start_new_session=True)
@@ -94,8 +94,8 @@ class _Child:
         found = _STEP.findall(_end_of(self.job.log))
         if found:
             step, total = (int(number) for number in found[-1])
-            self.share = min(1.0, step / max(total, 1))
-            self.progress.update(self.task, completed=self.share, steps=f"step {step}/{total}")
+            self.fraction = min(1.0, step / max(total, 1))
+            self.progress.update(self.task, completed=self.fraction, steps=f"step {step}/{total}")
         return ended
 
     def failure(self) -> str | None:
