@@ -93,7 +93,7 @@ def target(config: BackboneConfig, folded: Folded) -> Target:
     return Target("Qwen2Moe" if experts else "Llama", normalized)
 
 
-def keys(family: str, n_layer: int) -> dict[str, str]:
+def their_names(family: str, n_layer: int) -> dict[str, str]:
     """Return our names -> their names for all parts of a model; a norm's key stands for its gamma."""
     layers = range(n_layer)
     return _OUTSIDE | {
@@ -241,7 +241,7 @@ def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: floa
     ours["embed.weight"] = like / embed_scale
     if config.n_expert:
         _complete_experts(config, ours, shared=to.family == "Qwen2Moe")
-    names = keys(to.family, config.n_layer)
+    names = their_names(to.family, config.n_layer)
     state = {theirs: ours[mine] for mine, theirs in names.items()}
     if to.output_norms:
         for path, gamma in folded.outputs.items():

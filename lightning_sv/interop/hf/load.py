@@ -12,7 +12,7 @@ from lightning_sv.corpus.tokenizer import Tokenizer, read_file
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
-from lightning_sv.interop.hf.convert import keys
+from lightning_sv.interop.hf.convert import their_names
 from lightning_sv.interop.hf.save import SAMPLE, checked_difference
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
 from lightning_sv.roles.fake import transformers
@@ -98,7 +98,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     family, config = _config(folder)
     theirs = _open(folder, family)
     state = theirs.state_dict()
-    names = keys(family, config.num_hidden_layers)
+    names = their_names(family, config.num_hidden_layers)
     ours: dict[str, Tensor] = {mine: state[hers].clone() for mine, hers in names.items()}
     norms = {name: ours.pop(name) for name in list(ours) if not name.endswith(".weight")}
     if family == "Gemma3":  # 1 + w, and a factor on the embedding
