@@ -119,11 +119,11 @@ class DataConfig:
         sequences, numbers = self.validation_split(n_sequences)
         return torch.stack([sequences[i] for i in numbers])
 
-    def validation_split(self, k: int) -> tuple[Dataset[Tensor], list[int]]:
-        """Return the sequences of the validation split, and the numbers of at most k of them, evenly spread."""
+    def validation_split(self, n_sequences: int) -> tuple[Dataset[Tensor], list[int]]:
+        """Return the validation split, and the numbers of at most `n_sequences` of its sequences, evenly spread."""
         sequences = open_split(self.folder, "val", seq_len=self.seq_len)
-        k, n = min(k, len(sequences)), len(sequences)
-        return sequences, [i * n // k for i in range(k)]
+        n = min(n_sequences, len(sequences))
+        return sequences, [i * len(sequences) // n for i in range(n)]
 
 
 def divisors(n: int) -> list[int]:
