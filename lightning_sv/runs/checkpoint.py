@@ -106,9 +106,9 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     return _built(read_model(path, allow))
 
 
-def _built(described: LoadedCheckpoint) -> Backbone:
-    model = Backbone(described.config, described.strategy, described.options)
-    model.load_state_dict(described.weights)
+def _built(loaded: LoadedCheckpoint) -> Backbone:
+    model = Backbone(loaded.config, loaded.strategy, loaded.options)
+    model.load_state_dict(loaded.weights)
     return model
 
 
@@ -119,17 +119,17 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
         ConfigError: as `read_model`; or tokenizer and checkpoint belong to different runs
     """
     run_dir = run_of(path) or path
-    described = read_model(path, allow)
-    model, tokenizer = _built(described), Tokenizer.load(run_dir)
-    _check_run(described, tokenizer, run_dir)
+    loaded = read_model(path, allow)
+    model, tokenizer = _built(loaded), Tokenizer.load(run_dir)
+    _check_run(loaded, tokenizer, run_dir)
     size, most = tokenizer.vocab_size, model.config.vocab_size
     expect(size <= most, f"{run_dir}: the tokenizer's size", size, f"at most {most}. They belong to different runs.")
     return model, tokenizer
 
 
-def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
+def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory belong to its checkpoint."""
-    saved, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
+    saved, config = loaded.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
     scale = config_value(config, "model.scale")
     for key, then, now in (
         ("tokenizer_sha256", saved.get("tokenizer_sha256"), tokenizer.sha256),
