@@ -220,7 +220,7 @@ def _precision(trainer: dict[str, Any]) -> str:
 
 
 def _reads(data: DataConfig, vocab_size: int, share: int, steps: int) -> Reads:
-    manifest = data.manifest if (Path(data.corpus.dir) / FILENAME).is_file() else None
+    manifest = data.manifest if (Path(data.corpus.dir).expanduser() / FILENAME).is_file() else None
     width = np.dtype(manifest.dtype if manifest else "uint16" if vocab_size <= 1 << 16 else "uint32").itemsize
     size = (data.seq_len + 1) * width
     epochs = None

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale.shapes import Float
@@ -227,8 +228,6 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
             not depend on one; gamma's shape is not (*batch_dims, d), or gamma is not 1 initially; `set_gamma` is not
             the inverse of `forward`
     """
-    from torch._subclasses.fake_tensor import unset_fake_temporarily  # slow to import
-
     name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
     with unset_fake_temporarily(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
         for batch_dims in ((), (2,)):
