@@ -153,9 +153,10 @@ def test_runs_command_lists_settings_and_losses(
     shown = capsys.readouterr()
     assert "damaged" in shown.err
     shown_label = "unified\N{REPLACEMENT CHARACTER}[2J"
-    unfinished, finished = {"strategy": "llama", "lr": None, "steps": 70, "val_loss": None, "complete": False, "diverged": False}, {
-        "strategy": shown_label, "lr": 0.006, "steps": 12, "val_loss": summary["val_loss"], "complete": True, "diverged": False,
-    }  # fmt: skip
+    begun = {"complete": False, "diverged": False}
+    unfinished = {"strategy": "llama", "lr": None, "steps": 70, "val_loss": None} | begun
+    finished = {"strategy": shown_label, "lr": 0.006, "steps": 12, "val_loss": summary["val_loss"]}
+    finished |= {"complete": True, "diverged": False}
     rows = [("runs/c", unfinished), ("runs/tiny/a", finished), ("runs/tiny/b", unfinished)]
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
     lines = told("runs", "runs/tiny").splitlines()[1:]
