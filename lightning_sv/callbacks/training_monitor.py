@@ -133,7 +133,8 @@ class TrainingMonitor(MetricAccumulator):
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
         if loss is None:  # a training_step may return nothing
             loss, n = torch.zeros((), device=pl_module.device), 0
-        if self.add({"loss": loss.detach() * n}, n, keep=not was_skipped(pl_module)):
+        wide = loss.detach().to(torch.promote_types(loss.dtype, torch.float32))  # bf16 would round the sum
+        if self.add({"loss": wide * n}, n, keep=not was_skipped(pl_module)):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, module: Any) -> None:
@@ -169,7 +170,8 @@ class TrainingMonitor(MetricAccumulator):
             return
         loss = trainer.callback_metrics["val/loss"]
         self.val_loss = float(loss)
-        if settings_of(pl_module) is not None:  # custom modules log their own
+        # other modules log their own, and so does a validation_step of a subclass
+        if settings_of(pl_module) is not None and "val/perplexity" in trainer.callback_metrics:
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
 
 

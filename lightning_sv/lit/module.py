@@ -1,6 +1,7 @@
 """LightningModule: backbone, loss, optimizer and schedule."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass, replace
 from inspect import currentframe, signature
@@ -103,11 +104,11 @@ class PretrainModule(L.LightningModule):
     ):
         super().__init__()
         # load_from_checkpoint passes dictionaries
-        backbone = BackboneConfig(**backbone) if isinstance(backbone, dict) else backbone
-        scale_options = ScaleOptions(**scale_options) if isinstance(scale_options, dict) else scale_options
-        optim = OptimConfig(**optim) if isinstance(optim, dict) else optim
-        schedule = ScheduleConfig(**schedule) if isinstance(schedule, dict) else schedule
-        optim = optim if lr is None else replace(optim, lr=lr)
+        backbone = BackboneConfig(**_plain(backbone)) if isinstance(backbone, Mapping) else backbone
+        scale_options = ScaleOptions(**_plain(scale_options)) if isinstance(scale_options, Mapping) else scale_options
+        optim = OptimConfig(**_plain(optim)) if isinstance(optim, Mapping) else optim
+        schedule = ScheduleConfig(**_plain(schedule)) if isinstance(schedule, Mapping) else schedule
+        optim = replace(optim, lr=lr) if lr is not None and isinstance(optim, OptimConfig) else optim
         self.settings = PretrainConfig(
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, nonfinite, seed, init_from,
@@ -115,8 +116,8 @@ class PretrainModule(L.LightningModule):
         self.save_hyperparameters(asdict(self.settings))
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
-        # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
-        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
+        # Two sums, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
+        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable") for _ in range(2))
         self.grad_norm: float | None = None  # of the last step
         #: before a step: whether a signal requested a stop; after it: whether any device received one
         self.stop_asked = False
@@ -286,8 +287,9 @@ class PretrainModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Drop the sums of a validation that was interrupted."""
         with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
-            self.val_nats.reset()
-            self.val_tokens.reset()
+            for total in (self.val_nats, self.val_tokens):
+                total.set_dtype(torch.float64)  # here, because precision bf16-true converts it with the weights
+                total.reset()
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -451,7 +453,7 @@ class PretrainModule(L.LightningModule):
 
     @property
     def has_own_optimizer(self) -> bool:
-        """True if a subclass, or LightningCLI, replaces `configure_optimizers`."""
+        """True if a subclass replaces `configure_optimizers`."""
         return is_overridden("configure_optimizers", self, PretrainModule)
 
     @property
@@ -459,6 +461,13 @@ class PretrainModule(L.LightningModule):
         """True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
         trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
         return self.has_own_optimizer or self.built_by is not None or trains[0] != trains[-1]
+
+
+def _plain(value: Any) -> Any:
+    """Return nested mappings and sequences, such as those of Lightning's hparams_file, as dictionaries and lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str | tuple) else value
 
 
 def _inputs(block: Any, vocabulary: int) -> Tensor:

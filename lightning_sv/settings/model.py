@@ -1,9 +1,9 @@
 """Settings of the model of a run: backbone, strategy, optimizer, schedule and budget."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from lightning_sv.atomic import regular
 from lightning_sv.errors import expect, expect_known
@@ -34,6 +34,13 @@ class PretrainConfig:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value, kind = getattr(self, each.name), each.type
+            if get_origin(kind) is Literal:
+                expect_known(f"model.{each.name}", value, get_args(kind))
+            elif isinstance(kind, type) and is_dataclass(kind):
+                wanted = f"{kind.__name__}(...), or a dictionary of its arguments."
+                expect(isinstance(value, kind), f"model.{each.name}", repr(value), wanted)
         expect(self.seed is None or 0 <= self.seed < 2**63, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics import CatMetric, MeanMetric, SumMetric
 
 import lightning_sv
@@ -280,6 +281,14 @@ def test_training_monitor_logs_what_a_custom_module_has(kind: type[Foreign], tmp
     logged = tags(tmp_path)
     assert "throughput/steps_per_s" in logged
     assert ("lr" in logged) == (kind is Silent) and ("train/loss" in logged) == (kind is Frozen)
+
+
+def test_training_monitor_of_half_precision_logs_the_mean_loss(tmp_path: Path) -> None:
+    losses, note = noted("on_train_batch_end", lambda trainer, module, outputs, *_: float(outputs["loss"]))
+    run = trainer(tmp_path, TrainingMonitor(64), note, precision="bf16-true", max_steps=64, val_check_interval=None)
+    run.fit(Foreign(foreign("applied")), DataLoader(blocks(128), batch_size=2))  # type: ignore[arg-type]
+    (logged,) = (float(row["train/loss"]) for row in rows(tmp_path) if row["train/loss"])
+    assert logged == pytest.approx(sum(losses) / 64, rel=1e-5)
 
 
 def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:

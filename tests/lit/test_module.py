@@ -66,6 +66,8 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
         restored = load(**changes)
         assert differences(restored.state_dict(), made.state_dict()) == []
     assert restored.settings.lr == 0.1
+    logged = load(hparams_file=next(tmp_path.rglob("hparams.yaml")))
+    assert logged.settings == made.settings
     for key, changed in (
         ("scale", {"scale": "hg+dp+er"}),
         ("scale", {"scale": "hg+dnp+or"}),
@@ -94,6 +96,15 @@ def test_module_without_a_trainer_builds_its_backbone(tmp_path: Path) -> None:
             apply_strategy(made, "hg", example=tokens)
         made.configure_model()
         assert made.training_step(blocks(), 0)["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [("nonfinite", "Skip"), ("residual", "bf16"), ("compile", True), ("schedule", "cos"), ("optim", "adamw")],
+)
+def test_module_argument_that_is_no_choice_is_refused(key: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^model.{key}"):
+        module(**{key: wrong})
 
 
 WRONG_BATCHES = [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float(), blocks().short(), blocks()[:, :1]]
@@ -241,6 +252,14 @@ def test_half_precision_loss_of_nan_stops_or_skips(nonfinite: Any, tmp_path: Pat
     assert run.global_step == (1 if nonfinite == "stop" else 4) and made.nonfinite.skipped == (nonfinite == "skip")
 
 
+def test_half_precision_validation_loss_is_the_mean_of_its_batches(tmp_path: Path) -> None:
+    made, batches = module(), DataLoader(blocks(800), batch_size=2)  # type: ignore[arg-type]
+    (logged,) = trainer(tmp_path, precision="bf16-true").validate(made, batches, verbose=False)
+    with torch.no_grad():
+        losses = [made.loss(batch)[0].double() for batch in batches]
+    assert made.dtype == torch.bfloat16 and logged["val/loss"] == pytest.approx(float(sum(losses)) / 400, rel=1e-5)
+
+
 def test_half_precision_clips_true_gradients(tmp_path: Path) -> None:
     norms, note = noted("on_train_batch_end", lambda trainer, module, *_: module.grad_norm)
     for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))]):
@@ -364,6 +383,7 @@ def test_own_optimization_logs_its_rates_and_losses(kind: type[PretrainModule], 
     with pytest.warns(UserWarning, match=warning):
         run.fit(made, loader(), loader())
     assert (run.callback_metrics["val/loss"] == 2) == (kind is OwnClipping)
+    assert ("val/perplexity" in tags(tmp_path)) == (kind is Manual)
     rates = [[row[tag] for row in rows(tmp_path) if row[tag]] for tag in ("lr", "lr-AdamW/matrix")]
     assert rates[0] == rates[1] and len(rates[0]) == 4
     assert "train/loss" in tags(tmp_path) and "grad_norm" not in tags(tmp_path) and not made.nonfinite.losses
