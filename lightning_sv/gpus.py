@@ -13,19 +13,19 @@ class Gpu(NamedTuple):
         name: name on the command line
         card: name reported by the driver
         memory: total memory reported by torch, in bytes
-        bf16: peak FLOP/s of dense bf16 products, without sparsity
+        half: peak FLOP/s of dense products in bf16 or float16, without sparsity
         fp32: peak FLOP/s in float32, without TF32
     """
 
     name: str
     card: str
     memory: int
-    bf16: float
+    half: float
     fp32: float
 
     def peak(self, precision: str) -> float:
         """Return the peak FLOP/s of products under trainer.precision."""
-        return self.bf16 if precision.startswith("bf16") else self.fp32
+        return self.half if precision.startswith(("bf16", "16")) else self.fp32
 
 
 #: From NVIDIA's data sheets; memory as reported by torch.cuda, slightly less than the nominal size.

@@ -1,5 +1,7 @@
 """Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
+import itertools
+
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -15,18 +17,28 @@ from lightning_sv.scale.shapes import Bool, Float, Int
 TOKENS_PER_PASS = 16_384
 
 
-def token_kinds(block: Int[Tensor, "B S"]) -> dict[str, Bool[Tensor, "B T"]]:
-    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence; each has exactly one kind.
+def token_kinds(
+    block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None = None
+) -> dict[str, Bool[Tensor, "B T"]]:
+    """Classify the targets `block[:, 1:]` by their context; each has exactly one kind.
 
-    repeat: the pair (previous token, this token) occurred earlier in the sequence; seen: the token occurred earlier,
-    but not after the same previous token; unseen: the token did not occur earlier.
+    repeat: the pair (previous token, this token) occurred earlier in the context; seen: the token occurred earlier,
+    but not after the same previous token; unseen: the token did not occur earlier. The context is the sequence, or with
+    `documents` (numbers as of `document_ids`) the document of the previous token.
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
     >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
-    repeat = _occurred(block[:, :-1].long() * (block.max() + 1) + block[:, 1:])
-    seen = _occurred(block)[:, 1:]
+    size = block.max() + 1
+    before, targets = block[:, :-1].long(), block[:, 1:].long()
+    if documents is None:
+        seen = _occurred(block)[:, 1:]
+    else:  # a document's first token is predicted in the document before it
+        targets = targets + documents[:, :-1] * size
+        there = before + documents[:, :-1] * size
+        seen = _occurred(torch.stack([there, targets], -1).flatten(1))[:, 1::2]
+    repeat = _occurred(targets * size + before)
     return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
 
 
@@ -38,13 +50,15 @@ def _occurred(numbers: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
 
 
 @torch.no_grad()
-def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = None) -> Float[Tensor, "B T"]:
-    """Return -log p(block[:, 1:] | context), in nats; with `eot` attention is restricted to a document."""
-    losses = []
-    for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
+def token_losses(
+    model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None = None
+) -> Float[Tensor, "B T"]:
+    """Return -log p(block[:, 1:] | context), in nats; with `documents` attention is restricted to a document."""
+    losses, sequences = [], max(1, TOKENS_PER_PASS // block.shape[1])
+    numbers = itertools.repeat(None) if documents is None else documents.split(sequences)
+    for part, number in zip(block.split(sequences), numbers, strict=False):
         tokens, targets = part[:, :-1], part[:, 1:]
-        documents = () if eot is None else (document_ids(tokens, eot),)
-        out = model(tokens, *documents)
+        out = model(tokens) if number is None else model(tokens, number[:, :-1])
         log_p = getattr(out, "logits", out).float().log_softmax(-1)
         losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
     return torch.cat(losses)
@@ -68,7 +82,8 @@ def copying_losses(
     """
     most = block.shape[1] // 2
     expect(2 <= repeat_length <= most, "repeat_length", repeat_length, f"from 2 to {most}, half of a sequence.")
-    losses, kinds = token_losses(model, block, eot), token_kinds(block)
+    documents = None if eot is None else document_ids(block, eot)
+    losses, kinds = token_losses(model, block, documents), token_kinds(block, documents)
     means = {}
     for name, kind in kinds.items():
         share = kind.float().mean().item()
@@ -76,8 +91,8 @@ def copying_losses(
             means[f"{name}_share"] = share
         if share > 0:
             means[name] = losses[kind].mean().item()
-    text = block[:, :repeat_length]
-    repeated = token_losses(model, torch.cat([text, text], 1), eot)  # B, 2 * repeat_length - 1
+    twice = [each[:, :repeat_length].repeat(1, 2) for each in (block, documents) if each is not None]
+    repeated = token_losses(model, *twice)  # B, 2 * repeat_length - 1; a document attends to its first copy too
     means["first_copy"] = repeated[:, : repeat_length - 1].mean().item()
     means["second_copy"] = repeated[:, repeat_length:].mean().item()
     return means | {"second_minus_first": means["second_copy"] - means["first_copy"]}

@@ -226,4 +226,5 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
         return None
     if gpu := gpu_of_card(torch.cuda.get_device_name(device)):
         return gpu.peak(str(precision))
-    return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)
+    half = str(precision).startswith(("bf16", "16"))
+    return get_available_flops(device, torch.bfloat16 if half else torch.float32)

@@ -15,6 +15,7 @@ from lightning_sv.callbacks.copying import copying_losses, token_kinds, token_lo
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
 from lightning_sv.cli.main import main
 from lightning_sv.errors import ConfigError
+from lightning_sv.nn import document_ids
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.runs.events import read_run
@@ -26,22 +27,28 @@ Bigram = partial(nn.Embedding, V, V)  # predicts from the present token alone
 class Induction(nn.Module):
     """Predicts what followed the latest earlier occurrence of the present token, and any token if there is none."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         b, t = tokens.shape
         earlier = (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(-1)  # b t t
+        if documents is not None:
+            earlier &= documents.unsqueeze(-1) == documents.unsqueeze(-2)
         latest = torch.where(earlier, torch.arange(t), -1).amax(-1)
         follower = tokens.gather(-1, (latest + 1).clamp(max=t - 1))
         logits = torch.zeros(b, t, V)
         return logits.scatter(-1, follower.unsqueeze(-1), torch.where(latest >= 0, 20.0, 0.0).unsqueeze(-1))
 
 
-def test_token_kinds_random_text_match_brute_force() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_token_kinds_random_text_match_brute_force(masked: bool) -> None:
     block = torch.randint(0, 7, (16, 20))
-    kinds = token_kinds(block)
-    for row, (repeat, seen, unseen) in zip(block.tolist(), zip(*kinds.values(), strict=True), strict=True):
+    documents = document_ids(block, eot=0)
+    kinds = token_kinds(block, documents if masked else None)
+    rows = zip(block.tolist(), documents.tolist(), zip(*kinds.values(), strict=True), strict=True)
+    for row, numbers, (repeat, seen, unseen) in rows:
         for j in range(1, len(row)):
-            pairs = set(itertools.pairwise(row[:j]))
-            kind = (row[j - 1], row[j]) in pairs, row[j] in row[:j]
+            start = numbers.index(numbers[j - 1]) if masked else 0
+            pairs = set(itertools.pairwise(row[start:j]))
+            kind = (row[j - 1], row[j]) in pairs, row[j] in row[start:j]
             assert bool(repeat[j - 1]) == kind[0]
             assert bool(seen[j - 1]) == (kind[1] and not kind[0])
             assert bool(unseen[j - 1]) == (not kind[1])
@@ -64,6 +71,14 @@ def test_copying_losses_induction_is_near_zero_on_repeats() -> None:
     assert counts["second_minus_first"] == pytest.approx(0, abs=1e-5)
     with pytest.raises(ConfigError, match="repeat_length is 17"):
         copying_losses(Bigram(), block, 17)
+
+
+def test_copying_losses_of_masked_documents_copy_within_their_document() -> None:
+    text = torch.stack([1 + torch.randperm(V - 1)[:16] for _ in range(8)])
+    text[:, 7] = 0
+    losses = copying_losses(Induction(), torch.cat([text, text], 1), 16, eot=0)
+    assert losses["second_copy"] < 0.3 * losses["first_copy"]
+    assert losses["repeat_share"] == 0  # the second reading is a document of its own
 
 
 def test_copying_losses_kinds_sum_to_the_mean_loss() -> None:

@@ -66,7 +66,11 @@ def test_plan_reads_are_of_one_rank(answer: Answer, told: Told, run_args: list[s
 
 def test_find_gpu_peaks_are_those_of_lightning() -> None:
     for name, listed in {"h100": "h100 sxm", "a100-80gb": "a100", "a100-40gb": "a100"}.items():
-        for precision, dtype in {"bf16-mixed": torch.bfloat16, "32-true": torch.float32}.items():
+        for precision, dtype in {
+            "bf16-mixed": torch.bfloat16,
+            "16-mixed": torch.float16,
+            "32-true": torch.float32,
+        }.items():
             assert find_gpu(name).peak(precision) == _CUDA_FLOPS[listed][dtype]
     assert train_hours(3600, 2.0, 1, 4.0, 0.5) == 1.0
 
