@@ -160,7 +160,7 @@ class Runner:
         figures = self.report["stages"].get("ceilings", {}).get("figures", {})
         gpu = gpu_of_card(figures.get("versions", {}).get("device", ""))
         return {
-            "peak_tflops": gpu and gpu.bf16 / 1e12,
+            "peak_tflops": gpu and gpu.half / 1e12,
             "measured_tflops": figures.get("bf16_tflops"),
             "out": str(self.out),
         }
