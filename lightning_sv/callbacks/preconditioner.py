@@ -32,7 +32,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
       rms, and below 0; beta, if there is one
     - p_radial, p_tangent: `parameterization_preconditioner`, for `or` and `er`
     - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2). w_j has the columns of
-      all branches that share gamma. Weight decay of both keeps it small (paper, Section 2.2)
+      all branches and experts that share gamma. Weight decay of both keeps it small (paper, Section 2.2)
     - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1),
       with w_j of this branch alone
 
@@ -92,8 +92,9 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for (_, side), branches in sharing.items():
         axis_of_sum = -2 if side == "in" else -1
-        lengths = sum(full_tensor(b.weight).square().sum(axis_of_sum) for b in branches if b.weight is not None)
         square = branches[0].gammas()[side].square()
+        squares = [full_tensor(b.weight).square().sum(axis_of_sum) for b in branches if b.weight is not None]
+        lengths = sum(each.sum_to_size(square.shape) for each in squares)  # over experts too, if they share gamma
         value = _mean((square - lengths).abs() / (square + lengths))
         out |= {f"{branch.name}/imbalance_{side}": value for branch in branches}
     return out

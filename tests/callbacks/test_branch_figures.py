@@ -135,6 +135,18 @@ def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVect
     assert figures["p_tangent"].item() == pytest.approx(((p.trace() - g @ p @ g) / 6).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("text", ["llama", "dp"])
+def test_imbalance_gamma_shared_by_experts_counts_all_their_matrices(text: str, config: BackboneConfig) -> None:
+    model = perturbed(Backbone(replace(config, **MOE), text))
+    group = model.layers[0].ffn.inputs
+    gamma = group.norm.scale().detach().square()
+    lengths = torch.cat([branch.weight.detach().reshape(-1, 32) for _, branch in group.branches()]).square().sum(0)
+    expected = ((gamma - lengths).abs() / (gamma + lengths)).mean().item()
+    figures = preconditioner_figures(model)
+    for name in ("router", "expert_gate_proj", "expert_up_proj"):
+        assert figures[f"layer0/{name}/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("text", ["llama", "hg+dp"])
 def test_imbalance_shared_gamma_counts_all_its_matrices(text: str, config: BackboneConfig) -> None:
     model = perturbed(Backbone(config, text))
