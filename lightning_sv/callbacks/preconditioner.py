@@ -13,7 +13,7 @@ from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages, tag_o
 from lightning_sv.callbacks.training_monitor import axis, measuring, write_scalars
 from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
-from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
+from lightning_sv.scale.vector import ExponentialScale, HeadShared, OriginalSpaceScale
 
 #: Number of quantiles per side in the histogram of a field.
 _GRID = 64
@@ -36,6 +36,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1),
       with w_j of this branch alone
 
+    With `share_heads`, gamma_out is the vector of one head, and w_j has the rows of all heads that it scales.
     Each side is evaluated alone, in closed form. Under `dnp`, these figures ignore the norm between W and gamma_out.
     Means over experts; 'mean/...' over layers. Norms without branches have one side. A collective if
     weights are sharded.
@@ -91,9 +92,8 @@ def _imbalances(model: nn.Module) -> dict[str, Tensor]:
                 sharing.setdefault((id(vector), side), []).append(branch)
     out: dict[str, Tensor] = {}
     for (_, side), branches in sharing.items():
-        axis_of_sum = -2 if side == "in" else -1
         square = branches[0].gammas()[side].square()
-        squares = [full_tensor(b.weight).square().sum(axis_of_sum) for b in branches if b.weight is not None]
+        squares = (_squared_lengths(b.weight, side, square) for b in branches if b.weight is not None)
         lengths = sum(each.sum_to_size(square.shape) for each in squares)  # over experts too, if they share gamma
         value = _mean((square - lengths).abs() / (square + lengths))
         out |= {f"{branch.name}/imbalance_{side}": value for branch in branches}
@@ -116,7 +116,18 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
-    return [branch for branch in scaled_branches(model) if branch.vectors]
+    """Return the branches with scale vectors; a vector that heads share has the width of one head."""
+    branches = []
+    for branch in scaled_branches(model):
+        own = {side: v.vector if isinstance(v, HeadShared) else v for side, v in branch.vectors.items()}
+        branches += [branch._replace(vectors=own)] if own else []
+    return branches
+
+
+def _squared_lengths(weight: Tensor, side: str, gamma: Tensor) -> Tensor:
+    """Return ||w_j||^2, (*batch_dims, d); w_j is the part of W that entry j of gamma (..., d) scales, in all heads."""
+    squares = full_tensor(weight).square().sum(-2 if side == "in" else -1)
+    return squares.unflatten(-1, (-1, gamma.shape[-1])).sum(-2)
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -124,7 +135,7 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     spread, variance = torch.ones(()), torch.zeros(())
     for side, gamma in gammas.items():
         low = gamma.square()
-        high = low + (weight if side == "in" else weight.mT).square().sum(-2)
+        high = low + _squared_lengths(weight, side, gamma)
         out |= {f"eig_low_{side}": _mean(low.amin(-1)), f"eig_high_{side}": _mean(high.amax(-1))}
         size = gamma.double().abs()
         spread = spread * size.amax(-1) / size.amin(-1)

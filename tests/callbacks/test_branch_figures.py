@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_sv import Backbone, BackboneConfig
+from lightning_sv import Backbone, BackboneConfig, ScaleOptions
 from lightning_sv.callbacks import branch_norms, preconditioner_figures
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
 from lightning_sv.callbacks.tensorboard_layout import chart_layout
@@ -156,6 +156,21 @@ def test_imbalance_shared_gamma_counts_all_its_matrices(text: str, config: Backb
     lengths = sum(getattr(group, name).weight.detach().square().sum(0) for name in names)
     expected = ((gamma - lengths).abs() / (gamma + lengths)).mean().item()
     assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_preconditioner_figures_of_a_vector_shared_by_heads_count_the_rows_of_all_heads(config: BackboneConfig) -> None:
+    model = perturbed(Backbone(replace(config, n_head=4), "hg+dp+or", ScaleOptions(share_heads=["q_proj"])))
+    branch = model.layers[0].attn.qkv.q_proj
+    g, rows = branch.scale_out().detach()[:8], branch.weight.detach().view(4, 8, 32)
+    lengths = torch.stack([rows[:, j].square().sum() for j in range(8)])
+    expected = ((g.square() - lengths).abs() / (g.square() + lengths)).mean().item()
+    figures = preconditioner_figures(model)
+    assert figures["layer0/q_proj/imbalance_out"].item() == pytest.approx(expected, rel=1e-5)
+    high = dense_ends(rows.transpose(1, 2).reshape(-1, 8), g)[1]
+    assert figures["layer0/q_proj/eig_high_out"].item() == pytest.approx(high, rel=1e-5)
+    own = parameterization_preconditioner(branch.scale_out.vector)
+    assert figures["layer0/q_proj/p_radial_out"] == own["p_radial"] == 8
+    assert figures["layer0/q_proj/p_tangent_out"] == own["p_tangent"]
 
 
 def test_beta_gradients_of_the_input_vanish_under_dnp_only(config: BackboneConfig) -> None:
