@@ -66,14 +66,14 @@ def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
 
     The flow of gamma is -P dL/dgamma (paper, Section 3.3); P is 1 without `or` and `er`, for which the result is empty.
     With g = gamma / ||gamma||: p_radial = g^T P g and p_tangent = (tr P - p_radial) / (d - 1).
-    `or`: d and beta^2 d / ||alpha||^2, which are eigenvalues.
+    `or`: d and beta^2 d / ||alpha||^2, which are eigenvalues. p_tangent is 0 at d = 1, which has no such direction.
     `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
     The shape of both is (*batch_dims, 1).
     """
     if isinstance(vector, OriginalSpaceScale):
         alpha, beta = full_tensor(vector.alpha).detach(), full_tensor(vector.beta).detach()
         tangent = beta.square() / alpha.square().mean(-1, keepdim=True)
-        return {"p_radial": torch.full_like(tangent, vector.d), "p_tangent": tangent}
+        return {"p_radial": torch.full_like(tangent, vector.d), "p_tangent": tangent * (vector.d > 1)}
     if isinstance(vector, ExponentialScale):
         square = full_tensor(vector()).detach().square()
         length = square.sum(-1, keepdim=True)
@@ -134,8 +134,9 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     weight, out = full_tensor(weight), dict[str, Tensor]()
     spread, variance = torch.ones(()), torch.zeros(())
     for side, gamma in gammas.items():
-        low = gamma.square()
-        high = low + _squared_lengths(weight, side, gamma)
+        square = gamma.square()
+        high = square + _squared_lengths(weight, side, gamma)
+        low = high if weight.shape[-2 if side == "in" else -1] == 1 else square  # w_j is a number: one eigenvalue
         out |= {f"eig_low_{side}": _mean(low.amin(-1)), f"eig_high_{side}": _mean(high.amax(-1))}
         size = gamma.double().abs()
         spread = spread * size.amax(-1) / size.amin(-1)

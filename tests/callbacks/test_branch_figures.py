@@ -10,7 +10,7 @@ from lightning_sv import Backbone, BackboneConfig, ScaleOptions
 from lightning_sv.callbacks import branch_norms, preconditioner_figures
 from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
 from lightning_sv.callbacks.tensorboard_layout import chart_layout
-from lightning_sv.nn import next_token_loss
+from lightning_sv.nn import RouterConfig, next_token_loss
 from lightning_sv.scale.branch import BranchGroup
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
 from tests.conftest import GEMMA, MOE, perturbed
@@ -133,6 +133,20 @@ def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVect
     figures = parameterization_preconditioner(vector)
     assert figures["p_radial"].item() == pytest.approx((g @ p @ g).item(), rel=1e-12)
     assert figures["p_tangent"].item() == pytest.approx(((p.trace() - g @ p @ g) / 6).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["or", "er"])
+def test_preconditioner_figures_of_a_matrix_with_one_row_equal_dense_ones(form: str, config: BackboneConfig) -> None:
+    moe = replace(config, **MOE, n_expert_shared=1, router=RouterConfig(gate_shared=True))
+    model = perturbed(Backbone(moe, f"hg+dp+{form}"))
+    weight, gammas, _ = parts(model.layers[0].ffn.inputs, "shared_router")
+    assert weight.shape == (1, 32)
+    figures = preconditioner_figures(model)
+    for side, matrix in (("in", weight), ("out", weight.T)):
+        ends = [figures[f"layer0/shared_router/eig_{end}_{side}"].item() for end in ("low", "high")]
+        assert ends == pytest.approx(dense_ends(matrix, gammas[side]), rel=1e-5)
+    assert figures["layer0/shared_router/p_tangent_out"].item() == pytest.approx(0, abs=1e-5)
+    assert figures["layer0/shared_router/p_tangent_in"] > 0.1
 
 
 @pytest.mark.parametrize("text", ["llama", "dp"])
