@@ -77,7 +77,8 @@ def end_rates(teacher: Array) -> tuple[float, float]:
     """Return the final decay rates of the residuals of f and of an aligned DLN, for a teacher σ u vᵀ of rank one.
 
     f: √(1 + 4‖w*_j‖²) of its slowest nonzero column; DLN: 2σ. The DLN is therefore faster at the end iff
-    4σ² (1 − min_j v_j²) > 1: never for one column, always for a large teacher shared by many columns.
+    4σ² (1 − min v_j²) > 1, with the minimum over the nonzero v_j: never for one nonzero column, always for a large
+    teacher with several nonzero columns.
     """
     squares = (np.asarray(teacher, dtype=float) ** 2).sum(0)
     return float(np.sqrt(1 + 4 * squares[squares > 0].min())), 2 * float(np.sqrt(squares.sum()))
