@@ -119,6 +119,8 @@ def test_deep_linear_flow_is_balanced_and_logistic_and_ends_as_stated() -> None:
     s = np.array([float((outer @ inner)[0, 0]) for outer, inner in run.states])
     assert s == pytest.approx(singular_value(times, 1.5, 0.01), rel=1e-9)
     assert -DeepLinear().rate(run.states[-1], np.array([[1.5]])) / (2 * run.loss[-1]) == pytest.approx(3, rel=1e-3)
+    skew = flow(DeepLinear(), [[1.5, 0]], [8.0], initial=balanced(np.array([[0.01, 0.01]])))  # not aligned: σ, not 2σ
+    assert -DeepLinear().rate(skew.states[0], np.array([[1.5, 0]])) / (2 * skew.loss[0]) == pytest.approx(1.5, rel=1e-3)
     assert end_rates([[1.5]]) == pytest.approx((10**0.5, 3))
     for teacher, deep_ends_faster in (([[3, 3, 3, 3]], True), ([[3, 3, 0]], True), ([[3, 0]], False)):
         assert (end_rates(teacher)[1] > end_rates(teacher)[0]) == deep_ends_faster
