@@ -17,7 +17,8 @@ class ScheduleConfig:
             `stable_ratio` of all steps, then linear, see `stable_then_linear`; or 'package.module:Name' of your own
             function, see `SCHEDULES`
         warmup_ratio: fraction of the steps spent in linear warm-up (not stated in the paper)
-        final_ratio: last learning rate over the peak; null for the paper's values, 1/20 for cos and 0 for wsd
+        final_ratio: learning rate over the peak at the last step of cos, or one step after the last of wsd; null for
+            the paper's values, 1/20 for cos and 0 for wsd
         stable_ratio: fraction of all steps, including warm-up, after which wsd decays; not used by cos
     """
 
@@ -40,7 +41,7 @@ class ScheduleConfig:
 
     @property
     def final(self) -> float:
-        """Last learning rate over the peak."""
+        """`final_ratio`; if it is null, 1/20 for cos and 0 for every other schedule."""
         default = 0.05 if self.name == "cos" else 0.0
         return default if self.final_ratio is None else self.final_ratio
 
