@@ -1,6 +1,7 @@
 """Gradient flow θ̇ = −∇L(θ) of a student: accurate integration, exact power series, and comparison of two students."""
 
 import itertools
+import reprlib
 from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -47,7 +48,8 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
         initial: parameters at t = 0; None for the student's own
 
     Raises:
-        ConfigError: the integration failed, a shape or time is wrong, or A is not an analytic function
+        ConfigError: the integration failed, a shape, a time or an entry of the teacher is wrong, or A is not an
+            analytic function
     """
     target = _matrix(teacher).astype(float)
     own = student.initial(*target.shape)
@@ -101,7 +103,11 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
 
     Returns:
         The student's blocks as arrays of `PowerSeries` of that order.
+
+    Raises:
+        ConfigError: the order is negative, or the teacher is not a matrix of finite numbers
     """
+    expect(order >= 0, "the order", order, "at least 0.")
     target = exact(_matrix(teacher))
     shapes = student.initial(*target.shape)
     known = [[x] for x in exact(join(shapes))]
@@ -185,7 +191,12 @@ def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool
 
 
 def _matrix(teacher: Any) -> Array:
-    matrix = np.asarray(getattr(teacher, "matrix", teacher))
-    fits = matrix.ndim == 2 and matrix.size > 0 and not np.iscomplexobj(matrix)
-    expect(fits, "the teacher", f"{matrix.dtype} of shape {matrix.shape}", "a real matrix (outputs, inputs).")
+    given = getattr(teacher, "matrix", teacher)
+    try:
+        matrix = np.asarray(given)
+        fits = matrix.ndim == 2 and matrix.size > 0 and matrix.dtype.kind in "biufO"
+        fits = fits and bool(np.isfinite(matrix.astype(float)).all())
+    except (TypeError, ValueError, OverflowError):  # rows of different lengths, or an entry that is not a number
+        fits = False
+    expect(fits, "the teacher", reprlib.repr(given), "a matrix (outputs, inputs) of real, finite numbers.")
     return matrix

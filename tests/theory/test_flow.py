@@ -166,9 +166,12 @@ def test_flow_own_gradient_with_decay_has_closed_form() -> None:
 
 def test_flow_wrong_shapes_teachers_and_times_are_refused() -> None:
     f, w = STUDENTS["f"], np.zeros((1, 2))
-    for teacher, why in (([[1j]], "the teacher is"), ([1.0, 2.0], "the teacher is"), ([[np.nan, 1.0]], "finite")):
-        with pytest.raises(ConfigError, match=why):
-            flow(f, teacher, [1.0])
+    for teacher in ([[1j]], [1.0, 2.0], [[np.nan, 1.0]], [[np.inf, 1]], [["2", 1]], [[None, 1]], [[1, 2], [3]]):
+        for call in (lambda: flow(f, teacher, [1.0]), lambda: loss_series(f, teacher, 2)):  # noqa: B023
+            with pytest.raises(ConfigError, match="^the teacher"):
+                call()
+    with pytest.raises(ConfigError, match="^the order"):
+        difference_series(f, STUDENTS["g"], [[2, 1]], -1)
     for initial in ([np.zeros((2, 1)), np.ones(2)], [w, np.ones((2, 2))], [w]):
         with pytest.raises(ConfigError, match="^the shapes of initial"):
             flow(f, [[2, 1]], [1.0], initial=initial)
