@@ -6,13 +6,14 @@ from dataclasses import fields
 from rich.console import Console
 
 from lightning_sv.nn import BackboneConfig
+from lightning_sv.optim import OptimConfig
 from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
 
-#: keys of `model` that determine its parameters; the others are ignored
-MODEL_KEYS = {"backbone", "scale", "scale_options"}
+#: keys of `model` that determine its parameters and their decay; the others are ignored
+MODEL_KEYS = {"backbone", "scale", "scale_options", "optim"}
 
 
 def run(argv: list[str]) -> int:
@@ -22,12 +23,13 @@ def run(argv: list[str]) -> int:
     parser.add_class_arguments(BackboneConfig, "model.backbone")
     parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
+    parser.add_class_arguments(OptimConfig, "model.optim")
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print the numbers as JSON.")
     others = [f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS]
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(argv)
     model = parser.instantiate(config).model
-    count = count_parameters(model.backbone, config.model.scale, model.scale_options)
+    count = count_parameters(model.backbone, config.model.scale, model.scale_options, model.optim)
     if config.json:
         print(json.dumps(count.to_dict(), indent=2))
     else:

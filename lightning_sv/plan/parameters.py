@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
+from lightning_sv.optim import OptimConfig, configured_groups, role_groups
 from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
@@ -144,17 +145,25 @@ class ParameterCount:
 
 
 def count_parameters(
-    config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
+    config: BackboneConfig,
+    scale: str | ScaleStrategy,
+    options: ScaleOptions | None = None,
+    optim: OptimConfig | None = None,
 ) -> ParameterCount:
-    """Count the parameters of a model on the meta device."""
-    model = meta_backbone(config, scale, options)
-    vectors = model.strategy.decayed_roles
+    """Count the parameters of a model on the meta device; `optim` has the roles that decay.
+
+    Raises:
+        ConfigError: `optim` does not fit the roles of the model
+    """
+    model, optim = meta_backbone(config, scale, options), optim or OptimConfig()
+    groups = configured_groups(role_groups(model, model.strategy.decayed_roles), optim, lr=1.0)
+    decayed = {group.role for group in groups if group.options("", optim.weight_decay)["weight_decay"]}
     sizes: dict[str, list[int]] = {}
     for named in parameter_roles(model):  # including frozen parameters
         sizes.setdefault(named.role, []).append(named.parameter.numel())
     label = f"{model.strategy}{(options or ScaleOptions()).label()}"
-    decays = {role: role not in SCALE_ROLES or role in vectors for role in PARAMETER_ROLES if role in sizes}
-    roles = tuple((role, len(sizes[role]), sum(sizes[role]), decayed) for role, decayed in decays.items())
+    present = [role for role in PARAMETER_ROLES if role in sizes]
+    roles = tuple((role, len(sizes[role]), sum(sizes[role]), role in decayed) for role in present)
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     activated = activated_parameters(model, config)
     return ParameterCount(config.name, label, str(model.canonical), roles, baseline, activated)

@@ -1,5 +1,6 @@
 """Parameters against the paper, hours, data, strategies; refused inputs, and the SLURM script."""
 
+import csv
 import json
 import os
 import re
@@ -214,3 +215,15 @@ def test_params_of_unified_have_roles_and_decay(answer: Answer) -> None:
     assert roles["input"]["parameters"] == (5 * 6 + 1) * 769 and roles["input"]["decays"]
     assert roles["output"]["parameters"] == 6 * (3 * 769 + 2 * 2049) + 50_305 and not roles["output"]["decays"]
     assert made["baseline_total"] == 119_744_256
+
+
+def test_params_decay_is_that_of_a_run(answer: Answer, told: Told, run_args: list[str], tmp_path: Path) -> None:
+    wd = ["--model.scale", "unified", "--model.optim.weight_decay_by_role", "{head: 0.0, input: 0.002}"]
+    cases = [*wd, "--model.optim.undecayed", "[embedding]"], [*wd, "--model.optim.weight_decay", "0"]
+    for number, words in enumerate(cases):
+        run = tmp_path / str(number)
+        told("fit", *run_args, *words, "--trainer.max_steps", "1", "--run_dir", str(run))
+        rows = csv.DictReader((run / "parameters.csv").read_text().splitlines())
+        trained = {row["role"]: float(row["weight_decay"]) > 0 for row in rows}
+        counted = answer("params", "--config", str(run / "config.yaml"))["roles"]
+        assert {role: row["decays"] for role, row in counted.items()} == trained and len(set(trained.values())) == 2
