@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
-from lightning_sv.interop import apply_strategy
+from lightning_sv.corpus.tokenizer import Tokenizer
+from lightning_sv.interop import apply_strategy, to_hugging_face
+from lightning_sv.interop.hf.save import export
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
@@ -203,6 +205,25 @@ def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answ
     said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
+
+
+def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, corpus: Path, answer: Answer) -> None:
+    sizes = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=300, n_expert=6, n_expert_active=2, d_expert=24)
+    model = perturbed(Backbone(sizes, "unified"))
+    export(model, Tokenizer.load(corpus), tmp_path / "hf", context=16, card="")
+    said = answer("inspect", str(tmp_path / "hf"), "--trust_remote_code")
+    rows = {row["name"].removeprefix("model.layers.1."): row for row in said["vectors"]}
+    gamma, norm = rows["mlp.experts.gamma"], rows["post_attention_layernorm.weight"]
+    assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said["notes"]
+    assert (norm["role"], norm["folds"]) == ("input", True) and norm["balance"] is not None
+    assert {name.removeprefix("model.layers.1.mlp.").partition("[")[0] for name in norm["matrices"]} == {
+        "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.weight", "shared_expert.up_proj.weight",
+        "shared_expert_gate.weight",
+    }  # fmt: skip
+    experts = to_hugging_face(model).get_submodule("model.layers.1.mlp.experts")
+    x, (weights, chosen) = torch.randn(7, 32), torch.rand(7, 6).topk(2)
+    traced = chosen.as_subclass(type("Traced", (Tensor,), {}))  # any tensor without plain values
+    torch.testing.assert_close(Tensor(experts(x, traced, weights)), experts(x, chosen, weights))
 
 
 def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:

@@ -45,17 +45,23 @@ class NormedExperts(nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """(N, d), (N, k) experts, (N, k) weights -> (N, d)."""
+        if type(chosen) is not Tensor:  # while a model is traced, it has no values: all experts for all tokens
+            shares = [(weights * (chosen == e)).sum(-1, keepdim=True) for e in range(len(self.gamma))]
+            return torch.stack([self.expert(e, x) * share for e, share in enumerate(shares)]).sum(0).to(x.dtype)
         out = torch.zeros_like(x)
         for e in chosen.unique().tolist():
             token, place = torch.where(chosen == e)
-            gate, up = F.linear(x[token], self.gate_up_proj[e]).chunk(2, dim=-1)
-            if "expert_gate_proj" in self.norms:
-                gate = normalize(gate, gate.shape[-1], self.eps, self.gamma[e])
-            if "expert_up_proj" in self.norms:
-                up = normalize(up, up.shape[-1], self.eps, torch.ones_like(self.gamma[e]))
-            y = F.linear(F.silu(gate) * up, self.down_proj[e]) * weights[token, place, None]
-            out.index_add_(0, token, y.to(out.dtype))
+            out.index_add_(0, token, (self.expert(e, x[token]) * weights[token, place, None]).to(out.dtype))
         return out
+
+    def expert(self, e: int, x: Tensor) -> Tensor:
+        """(N, d) -> (N, d) of expert `e`, without its weight."""
+        gate, up = F.linear(x, self.gate_up_proj[e]).chunk(2, dim=-1)
+        if "expert_gate_proj" in self.norms:
+            gate = normalize(gate, gate.shape[-1], self.eps, self.gamma[e])
+        if "expert_up_proj" in self.norms:
+            up = normalize(up, up.shape[-1], self.eps, torch.ones_like(self.gamma[e]))
+        return F.linear(F.silu(gate) * up, self.down_proj[e])
 
 
 class OutputNorms(nn.Module):
