@@ -34,8 +34,8 @@ def run(argv: list[str]) -> int:
     if options.mfu is not None:
         mfus, source = (options.mfu,), "given"
     elif options.run is not None:
-        logged = read_run(options.run, complete=False).curve("throughput/mfu")
-        mfus, source = (measured_mfu(*logged),), f"measured in {options.run}"
+        logged = read_run(options.run, complete=False).curves.get("throughput/mfu")
+        mfus, source = (measured_mfu(logged),), f"measured in {options.run}"
     module, data, trainer = parse_run(rest, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
     if options.json:

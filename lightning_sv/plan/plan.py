@@ -244,8 +244,15 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 
-def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """Return the harmonic mean of throughput/mfu (N,) after 10% of the tokens (N,), which gives the run's time."""
+def measured_mfu(logged: tuple[NDArray[np.int64], NDArray[np.float64]] | None) -> float:
+    """Return the harmonic mean of throughput/mfu after 10% of the tokens, which gives the run's time.
+
+    `logged` has tokens (N,) and values (N,), and is None if the run logged none.
+
+    Raises:
+        ConfigError: there are too few values, or not all are above 0
+    """
+    tokens, values = logged or (np.zeros(0, np.int64), np.zeros(0))
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():
         raise ConfigError("--run has too few positive throughput/mfu; expected a run on a GPU. Pass --mfu instead.")

@@ -59,7 +59,9 @@ class Run:
         if tag not in self.curves:
             if self.recorded:
                 raise NotTestableError(f"{self.dir.name} was recorded without {tag!r}; train it here.")
-            known = ", ".join(get_close_matches(tag, self.curves, n=5) or sorted(self.curves))
+            near = get_close_matches(tag, self.curves, n=5) or sorted(self.curves)[:5]
+            others = len(self.curves) - len(near)
+            known = ", ".join(near) + (f" and {others} others" if others else "")
             raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}, but {known}.")
         return self.curves[tag]
 

@@ -42,12 +42,16 @@ def test_plan_hours_are_tokens_times_flops_over_speed(answer: Answer, run_args: 
     assert [row["mfu"] for row in budget["hours"]] == [0.3, 0.4, 0.5]
 
 
-def test_plan_measured_mfu_sets_hours(answer: Answer, run_args: list[str], tmp_path: Path) -> None:
+def test_plan_measured_mfu_sets_hours(answer: Answer, refused: Refused, run_args: list[str], tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path / "run")) as writer:
         for step in range(1, 21):  # half the tokens at 0.2, half at 0.6, after a start that does not count
             writer.add_scalar("throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step)
     found = answer("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
     assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
+    with SummaryWriter(str(tmp_path / "cpu")) as writer:
+        writer.add_scalar("throughput/tokens_per_s", 1.0, 1)
+    error = refused("plan", *run_args, "--gpus", "1", "--run", str(tmp_path / "cpu"))
+    assert "--run has" in error and "tokens_per_s" not in error
 
 
 @pytest.mark.long

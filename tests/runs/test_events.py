@@ -8,7 +8,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.runs.events import read_run
 
 
@@ -44,6 +44,15 @@ def test_read_run_resumed_keeps_the_last_written_value(tmp_path: Path) -> None:
     assert values.tolist() == [4.0, 2.5, 2.0, 1.5]
     assert (run.label, run.val_loss, run.tokens) == ("llama", 1.5, 40)
     assert run.config["optim"]["lr"] == 1e-3  # a number, although YAML 1.1 reads text
+
+
+def test_curve_without_a_similar_name_lists_few(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for i in range(9):
+            writer.add_scalar(f"branch_norm/{i}", 1.0, 1)
+    with pytest.raises(NotTestableError) as refused:
+        read_run(tmp_path, complete=False).curve("sharp")
+    assert str(refused.value).count("branch_norm/") == 5
 
 
 def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
