@@ -72,7 +72,7 @@ def _read(
         config, strategy, choices, weights, _ = read_model(path, allow)
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
-        return f"{config.name}, {strategy}", list(map(statistics, vectors_of_backbone(model))), []
+        return f"{config.name}, {strategy}{choices.label()}", list(map(statistics, vectors_of_backbone(model))), []
     expect(not path.is_file(), str(path), "a file", "a run directory, or a folder with config.json and *.safetensors.")
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]

@@ -23,7 +23,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned
+from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
 from tests.roles.families import find
 
@@ -205,6 +205,14 @@ def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answ
     said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
+
+
+def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:
+    args = [*write_run_args(corpus, tmp_path), "--model.scale", "hg+dp", "--run_dir", str(tmp_path / "run")]
+    label = answer("fit", *args, "--trainer.max_steps", "1", "--model.scale_options.placement_at", "{lm_head: np}")[
+        "label"
+    ]
+    assert "[" in label and answer("inspect", str(tmp_path / "run"))["model"] == f"tiny, {label}"
 
 
 def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, corpus: Path, answer: Answer) -> None:
