@@ -82,7 +82,8 @@ class TrainingMonitor(MetricAccumulator):
 
     train/loss: mean over the steps since the last write, in nats per token. throughput/mfu: model FLOP/s over the
     peak in the GPU's data sheet, if it is listed. For a custom module, train/loss is the value that training_step
-    returns, throughput/steps_per_s replaces tokens and FLOPs, and grad_norm is the module's attribute, if it has one.
+    returns, grad_norm is the module's attribute, if it has one, and there is no throughput/mfu. Without a
+    `TokenDataModule`, throughput/steps_per_s replaces throughput/tokens_per_s and throughput/mfu.
 
     Args:
         every_n_steps: optimizer steps between two writes
