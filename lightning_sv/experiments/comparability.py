@@ -52,6 +52,8 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
     facts: dict[str, Callable[[Run], Any]] = {
         "end at different tokens": lambda run: run.tokens,
+        "have models of different classes": lambda run: run.summary.get("built_by") or "PretrainModule",
+        "have different optimizers": lambda run: run.summary.get("own_optimizer") or "that of the config",
         "used different versions of torch": lambda run: run.summary.get("torch"),
         "were trained by different commits of the code": lambda run: _COMMIT.sub(r"\1", str(run.summary.get("commit"))),
         "are from different machines": lambda run: (run.summary.get("machine") or "one not stated").partition(

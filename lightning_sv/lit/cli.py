@@ -221,6 +221,9 @@ class PretrainCLI(LightningCLI):
         parser.add_argument("--allow_lr_jump", type=bool, nargs="?", const=True, default=False, help=help_jump)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
+        if self.model_class is not PretrainModule:  # so that the commands of lightning-sv refuse the config
+            help_class = "Class of the model, recorded in config.yaml; it cannot be changed."
+            parser.add_argument("--model_class", type=str, default=self.model_class.__name__, help=help_class)
         for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(import_object(callback), section)
         parser.set_defaults({"samples.tokens": 0})
@@ -267,6 +270,9 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the trainer's keys, and find and check the checkpoint, before anything is built."""
         check_trainer_keys(self.config["trainer"])
+        own = self.model_class.__name__
+        given = self.config.get("model_class", own)
+        expect(given == own, "model_class", given, f"{own}, that of this command line.")
         path = self.config["ckpt_path"]
         self._again = path == "last"
         if self._again:

@@ -52,9 +52,15 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "legs": segments,
         "origin": module.origin,
         "built_by": module.built_by,
+        "own_optimizer": own_optimizer(module),
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
+
+
+def own_optimizer(module: PretrainModule) -> str | None:
+    """Return the name of a class that replaces the optimizer of the settings, or None."""
+    return type(module).__name__ if module.has_own_optimizer else None
 
 
 def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 
     settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
     """
-    own = type(module).__name__ * module.has_own_optimizer
+    own = own_optimizer(module)
     identity = recorded_settings(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,

@@ -314,6 +314,10 @@ def test_evaluate_incomparable_runs_warned_or_refused(tmp_path: Path) -> None:
     edit_json(last / "config.yaml", hidden={"key": "other", "off": False, "one": 1})
     (warning,) = judged(figure, runs).warnings
     assert "The configs differ in hidden.key: same against other" in warning
+    for key in ("built_by", "own_optimizer"):
+        edit_json(last / "summary.json", **{key: "Own"})
+        assert any("Own (" in warning for warning in judged(figure, runs).warnings)
+        edit_json(last / "summary.json", **{key: None})
     edit_json(last / "summary.json", commit="0123456789abcdef, with uncommitted changes")
     assert "by different commits of the code: None (" in judged(figure, runs).warnings[-1]
     assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]

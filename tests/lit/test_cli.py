@@ -85,11 +85,22 @@ def test_derived_cli_trains_and_validates(
     assert "val/loss" in capsys.readouterr().out
 
 
-def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(run_args: list[str], tmp_path: Path) -> None:
+def test_cli_with_an_own_optimizer_records_no_rate_of_the_settings(
+    run_args: list[str], tmp_path: Path, refused: Refused
+) -> None:
     run = tmp_path / "run"
     PretrainCLI(OwnStep, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
-    assert json.loads((run / "summary.json").read_text())["lr"] is None and not (run / "parameters.csv").exists()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["lr"], summary["own_optimizer"]) == (None, "OwnStep") and not (run / "parameters.csv").exists()
     assert "OwnStep" in (run / "hparams.yaml").read_text()
+    config = run / "config.yaml"
+    assert read_config(run)["model_class"] == "OwnStep"
+    assert "model_class" in refused("fit", "--config", str(config))
+    again = ["fit", "--config", str(config), "--run_dir", str(run), "--ckpt_path", "last"]
+    with pytest.raises(ConfigError, match="model_class"):
+        PretrainCLI(OwnLoss, again)
+    config.write_text(config.read_text().replace("model_class: OwnStep\n", ""))  # of an earlier version
+    assert PretrainCLI(OwnStep, again).summary == summary
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert "learning rate" not in (tmp_path / "out/README.md").read_text()
 
@@ -158,15 +169,20 @@ def test_cli_with_an_own_model_is_not_read_as_the_backbone(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     run = tmp_path / "run"
-    last = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
     PretrainCLI(HalfResidual, ["fit", *run_args, "--trainer.max_steps", "2", "--run_dir", str(run)])
     said = capsys.readouterr().out
     assert "the model is that of HalfResidual" in said and "generate" not in said
     loss = json.loads((run / "summary.json").read_text())["val_loss"]
-    commands = ["generate", str(run)], ["export", str(run), str(tmp_path / "out")], ["validate", *last], ["fit", *last]
+    commands = (
+        ["generate", str(run)],
+        ["export", str(run), str(tmp_path / "out")],
+        ["validate", *run_args, *last],
+        ["fit", *run_args, *last],
+    )
     for words in commands:
         assert "that of HalfResidual" in refused(*words)
-    PretrainCLI(HalfResidual, ["validate", *last])
+    PretrainCLI(HalfResidual, ["validate", "--config", str(run / "config.yaml"), *last])
     assert f"val/loss {loss:.4f}" in capsys.readouterr().out
 
 
