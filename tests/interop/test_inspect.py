@@ -23,6 +23,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
+from lightning_sv.scale import ScaleOptions
 from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
 from tests.roles.families import find
@@ -228,6 +229,9 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, c
         "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.weight", "shared_expert.up_proj.weight",
         "shared_expert_gate.weight",
     }  # fmt: skip
+    only_up = Backbone(sizes, "unified", ScaleOptions(placement_at={"expert_gate_proj": "dp"}))
+    export(only_up, Tokenizer.load(corpus), tmp_path / "up", context=16, card="")
+    assert answer("inspect", str(tmp_path / "up"), "--trust_remote_code")["notes"] == []
     experts = to_hugging_face(model).get_submodule("model.layers.1.mlp.experts")
     x, (weights, chosen) = torch.randn(7, 32), torch.rand(7, 6).topk(2)
     traced = chosen.as_subclass(type("Traced", (Tensor,), {}))  # any tensor without plain values

@@ -57,10 +57,11 @@ class NormedExperts(nn.Module):
     def expert(self, e: int, x: Tensor) -> Tensor:
         """(N, d) -> (N, d) of expert `e`, without its weight."""
         gate, up = F.linear(x, self.gate_up_proj[e]).chunk(2, dim=-1)
+        gamma = self.gamma[e]  # that of gate; up's is part of down_proj
         if "expert_gate_proj" in self.norms:
-            gate = normalize(gate, gate.shape[-1], self.eps, self.gamma[e])
-        if "expert_up_proj" in self.norms:
-            up = normalize(up, up.shape[-1], self.eps, torch.ones_like(self.gamma[e]))
+            gate, gamma = normalize(gate, gate.shape[-1], self.eps, gamma), torch.ones_like(gamma)
+        if "expert_up_proj" in self.norms:  # without norms of gate, gamma is 1
+            up = normalize(up, up.shape[-1], self.eps, gamma)
         return F.linear(F.silu(gate) * up, self.down_proj[e])
 
 
