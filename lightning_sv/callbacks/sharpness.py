@@ -40,6 +40,7 @@ from lightning_sv.nn import (
     next_token_loss,
 )
 from lightning_sv.optim import PARAMETER_ROLES, full_tensor, parameter_roles
+from lightning_sv.optim.groups import is_sharded
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 
 log = logging.getLogger(__name__)
@@ -270,7 +271,11 @@ class Sharpness(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the trained parameters of the model, which is built by now."""
-        self._find(parameter_subsets(model_of(pl_module, self.model)))
+        model = model_of(pl_module, self.model)
+        if self.loss is not None:
+            wanted = "an unsharded one. Leave out loss to measure the held-out loss of a PretrainModule."
+            expect(not any(map(is_sharded, model.parameters())), "the model of Sharpness", "sharded", wanted)
+        self._find(parameter_subsets(model))
 
     def _find(self, known: Subsets) -> None:
         for name in self.subsets:

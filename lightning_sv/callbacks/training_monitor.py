@@ -27,6 +27,7 @@ class MetricAccumulator(L.Callback):
         #: sums of the current step, and of the steps since the last write; "sequences" counts
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
+        self._is_restored = False  # whether the sums are those of all devices, of a checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
@@ -36,7 +37,9 @@ class MetricAccumulator(L.Callback):
         if trainer.global_step == 0:  # after an earlier fit
             self._sums = {}
         sums = {key: value.to(trainer.strategy.root_device) for key, value in self._sums.items()}
-        self._sums = sums if trainer.is_global_zero else {key: torch.zeros_like(each) for key, each in sums.items()}
+        keep = trainer.is_global_zero or not self._is_restored
+        self._sums = sums if keep else {key: torch.zeros_like(each) for key, each in sums.items()}
+        self._is_restored = False
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
         """Add a micro-batch's sums over its sequences, always with the same keys; return True if a write is due.
@@ -70,7 +73,7 @@ class MetricAccumulator(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the sums of the checkpoint, see `on_train_start`."""
-        self._sums = dict(state_dict["sums"])
+        self._sums, self._is_restored = dict(state_dict["sums"]), True
 
 
 def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -94,8 +94,10 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         raise ConfigError(f"{found} with other settings ({'; '.join(differing)}); {again}")
     check_corpus(manifest, target, checksums=False)
     file = tokenizer_file(config.tokenizer)
-    if file is not None and file.is_file() and file_sha256(file) != manifest.tokenizer_sha256:
-        raise ConfigError(f"{found} whose tokenizer {file} has changed since; {again}")
+    if file is not None and file.is_file():
+        same = file_sha256(file) == manifest.tokenizer_sha256
+        if not same or open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot:
+            raise ConfigError(f"{found} whose tokenizer {file}, or its end-of-text token, has changed since; {again}")
     if changes := changed_text(manifest):
         hint = f"To train on it unchanged, use fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}."
         raise ConfigError(f"{found} whose text has changed since ({changes}); {again} {hint}")
@@ -178,7 +180,9 @@ def _write_splits(
             encoded = tokenizer.encode_batch([document.text for document, _ in batch])
             for (document, is_val), ids in zip(batch, encoded, strict=True):
                 if (ids == tokenizer.eot).any():
-                    found = f"{document.where}: the text contains {tokenizer.eot_token!r}, the end-of-text token"
+                    is_unknown = tokenizer.eot == tokenizer.unknown
+                    contains = "unknown text is encoded as" if is_unknown else "the text contains"
+                    found = f"{document.where}: {contains} {tokenizer.eot_token!r}, the end-of-text token"
                     raise ConfigError(f"{found}; remove it, or set data.corpus.eot to a token that is in no text.")
                 n_bytes = document.n_bytes
                 if is_val:

@@ -138,7 +138,10 @@ class Tokenizer:
         over_lines = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
         if not byte_level or tokenizer.normalizer is not None or over_lines:
             return None
-        return _LINE_BREAK if any(" " in token.content for token in added) else _WORD_START
+        places = _LINE_BREAK if any(" " in token.content for token in added) else _WORD_START
+        # white space before a token of these is a piece of its own
+        names = [re.escape(token.content) for token in added if not token.special]
+        return re.compile(rf"{places.pattern}(?!{'|'.join(names)})") if names else places
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
-from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, check_corpus, local_folder, open_split
 from lightning_sv.errors import expect
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.plan.plan import fitting_micro_batch
@@ -64,7 +64,7 @@ class TokenDataModule(L.LightningDataModule):
         if not isinstance(corpus, CorpusConfig):
             corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
-            corpus, seq_len, global_batch or batch_size, batch_size,
+            corpus, seq_len, batch_size if global_batch is None else global_batch, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
@@ -109,7 +109,9 @@ class TokenDataModule(L.LightningDataModule):
         if not self._is_fixed and batches.micro_batch is not None:
             batches.global_batch = batches.micro_batch * accumulate * devices
         settings = settings_of(trainer.lightning_module)
-        if settings is not None:
+        if settings is None:
+            check_corpus(batches.manifest, batches.folder, seq_len=batches.seq_len, checksums=False)
+        else:
             batches.check(settings.backbone.vocab_size, checksums=False)  # the command line checks the hashes
         share = self._share = batches.share(devices, trainer.global_rank)
         why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from lightning_sv.atomic import partial_of, remove, replace
@@ -83,7 +83,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over devices / replicas
             devices, and gradients are averaged over the copies
         save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A checkpoint is a
-            folder (`lightning_sv.runs.sharded_checkpoint`), which resumes under every strategy and number of devices
+            folder (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To resume under a
+            different strategy, your own Trainer needs the plugin `lit.checkpoint.callback.AtomicCheckpointIO`
         timeout: longest time that a rank waits for the others; null for ten minutes in the command line, else torch's
     """
 
@@ -229,6 +230,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""
         assert self.model is not None
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # a Tuner restores weights while some are gathered
         module: Any = self.lightning_module
         if is_sharded(checkpoint_path):
             return self._load_sharded(Path(checkpoint_path), module)

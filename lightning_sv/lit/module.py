@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass, replace
 from inspect import currentframe, signature
+from io import BytesIO
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
@@ -38,6 +40,7 @@ from lightning_sv.nn.backbone import compile_backbone
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Segments, commit
+from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
 
@@ -147,6 +150,15 @@ class PretrainModule(L.LightningModule):
         own = changes.keys() & (signature(cls).parameters.keys() - signature(PretrainModule).parameters.keys())
         more = {key: changes.pop(key) for key in own}
         return cls(**preset(name, changes), **more)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Load a module as Lightning does, also from the folder of a sharded checkpoint."""
+        if isinstance(checkpoint_path, str | Path) and is_sharded(checkpoint_path):
+            checkpoint, checkpoint_path = read_sharded(checkpoint_path, tensors=True), BytesIO()
+            torch.save(checkpoint, checkpoint_path)
+            checkpoint_path.seek(0)
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def save_hyperparameters(
         self, *args: Any, ignore: Any = None, frame: FrameType | None = None, logger: bool = True

@@ -21,6 +21,7 @@ import lightning_sv
 from lightning_sv import Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
 from lightning_sv.callbacks.run_state import total_steps
+from lightning_sv.callbacks.training_monitor import MetricAccumulator
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import RouterConfig
 from tests.conftest import thinned
@@ -289,6 +290,21 @@ def test_training_monitor_of_half_precision_logs_the_mean_loss(tmp_path: Path) -
     run.fit(Foreign(foreign("applied")), DataLoader(blocks(128), batch_size=2))  # type: ignore[arg-type]
     (logged,) = (float(row["train/loss"]) for row in rows(tmp_path) if row["train/loss"])
     assert logged == pytest.approx(sum(losses) / 64, rel=1e-5)
+
+
+def test_training_monitor_keeps_the_sums_of_this_device_in_a_second_fit() -> None:
+    """Those of a checkpoint are of all devices, and rank 0 alone continues them."""
+    rank: Any = SimpleNamespace(
+        global_step=3, max_steps=9, max_epochs=None, num_training_batches=9, estimated_stepping_batches=9, callbacks=[],
+        is_global_zero=False, strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    monitor = TrainingMonitor(4)
+    for restored in (False, True, False):
+        monitor._sums = {"loss": torch.tensor(2.0)}
+        if restored:
+            monitor.load_state_dict({"sums": monitor._sums})
+        MetricAccumulator.on_train_start(monitor, rank, None)  # type: ignore[arg-type]
+        assert float(monitor._sums["loss"]) == (0 if restored else 2)
 
 
 def test_callbacks_that_write_the_same_tags_are_refused(tmp_path: Path) -> None:

@@ -58,7 +58,10 @@ def test_encode_batch_long_line_is_encoded_in_parts(corpus: Path, monkeypatch: p
     assert max(sizes) <= 15
 
 
-@pytest.mark.parametrize("added", [("TOKEN", "lstrip"), ("TOKEN", "rstrip"), ("  ", "normalized")])
+@pytest.mark.parametrize(
+    "added",
+    [("TOKEN", "lstrip"), ("TOKEN", "rstrip"), ("  ", "normalized"), ("TOKEN", "single_word"), ("d", "normalized")],
+)
 def test_encode_batch_added_token_of_white_space_gives_the_same_ids(
     added: tuple[str, str], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +69,7 @@ def test_encode_batch_added_token_of_white_space_gives_the_same_ids(
     library.add_tokens([tokenizers.AddedToken(added[0], **{added[1]: True})])
     tokenizer = Tokenizer(library.to_str().encode(), "")
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 2)
-    text = "a\nTOKEN\nb    c\n    d\n"
+    text = "a\nTOKEN\nb    c\n    d\n    TOKEN\u1680"
     assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode(text)
 
 
@@ -172,6 +175,10 @@ def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatc
     _published(tmp_path, vocabulary=["?", END, *words, "more"], tokenizer_config={"eos_token": END})
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         make(rows, "some")
+    _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": "word0"})
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):  # another token between the documents
+        make(rows, "some")
+    _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
     assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
     other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
     for name, texts in (("at once", other), ("beyond the sample", rows + other)):

@@ -13,12 +13,14 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loops import utilities
+from lightning.pytorch.tuner.tuning import Tuner
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule, Sharpness, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
@@ -76,6 +78,15 @@ def own_trainer(out: str, corpus: str) -> None:
     assert is_sharded(saved.best_model_path)
     trainer.save_checkpoint(f"{out}/after.ckpt")
     assert is_sharded(f"{out}/after.ckpt")
+    loaded = PretrainModule.load_from_checkpoint(f"{out}/after.ckpt", map_location="cpu", weights_only=True)
+    assert torch.equal(loaded.net.embed.weight, module.net.embed.weight.full_tensor())  # type: ignore[attr-defined]
+    probe = Sharpness(points=2, loss=lambda module: module.net.embed.weight.square().sum())  # type: ignore[operator]
+    try:
+        probe.on_fit_start(trainer, module)
+    except ConfigError as error:
+        assert "Sharpness is sharded" in str(error)
+    else:
+        raise AssertionError("measured a sharded model")
     metrics: list[dict[str, float]] = [{}] * trainer.world_size
     written = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "train/loss"}
     distributed.all_gather_object(metrics, written)
@@ -96,11 +107,15 @@ def own_weights(corpus: str) -> None:
         def look(trainer: Any, module: Any, weights: list[Any] = weights) -> None:
             weights.append(module.net.embed.weight.detach().full_tensor().clone())
 
-        L.Trainer(
+        fit = L.Trainer(
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)], accelerator="cpu",
             devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas), use_distributed_sampler=False,
-        ).fit(module, TokenDataModule(corpus, seq_len=16, batch_size=1))  # fmt: skip
+        )  # fmt: skip
+        data = TokenDataModule(corpus, seq_len=16, batch_size=1)
+        if replicas == 1:
+            Tuner(fit).lr_find(module, data, num_training=3)  # it restores the weights afterwards
+        fit.fit(module, data)
         ranks: list[Any] = [None] * int(str(RANKS))
         distributed.all_gather_object(ranks, weights)
         trained = [each[exist:] for each in ranks]

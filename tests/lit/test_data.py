@@ -13,6 +13,7 @@ from lightning_sv import PretrainModule, TokenDataModule
 from lightning_sv.callbacks import TrainingMonitor
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError
+from tests.callbacks.test_own_module import Foreign, foreign
 from tests.lit.own_trainer import loader, module, noted, trainer
 
 #: Lightning warns about few workers, full folders and missing seeds
@@ -91,3 +92,10 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
         shares.append(list(data.val_dataloader()))
     assert [[len(batch) for batch in batches] for batches in shares] == [[2], [1]]
     assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize(("key", "wrong"), [("global_batch", 0), ("seq_len", 100_000), ("seed", 2**32)])
+def test_data_module_number_out_of_range_is_refused(key: str, wrong: int, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=key):
+        data = TokenDataModule(**{"corpus": corpus, "seq_len": 8, "batch_size": 2, key: wrong})
+        trainer(tmp_path).fit(Foreign(foreign("applied")), data)
