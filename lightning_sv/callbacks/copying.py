@@ -1,7 +1,5 @@
 """Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
-import itertools
-
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -23,22 +21,18 @@ def token_kinds(
     """Classify the targets `block[:, 1:]` by their context; each has exactly one kind.
 
     repeat: the pair (previous token, this token) occurred earlier in the context; seen: the token occurred earlier,
-    but not after the same previous token; unseen: the token did not occur earlier. The context is the sequence, or with
-    `documents` (numbers as of `document_ids`) the document of the previous token.
+    but not after the same previous token; unseen: the token did not occur earlier. The context is the sequence, or the
+    document of the previous token if `documents`, the result of `document_ids`, is given.
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
     >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     size = block.max() + 1
-    before, targets = block[:, :-1].long(), block[:, 1:].long()
-    if documents is None:
-        seen = _occurred(block)[:, 1:]
-    else:  # a document's first token is predicted in the document before it
-        targets = targets + documents[:, :-1] * size
-        there = before + documents[:, :-1] * size
-        seen = _occurred(torch.stack([there, targets], -1).flatten(1))[:, 1::2]
-    repeat = _occurred(targets * size + before)
+    context = 0 if documents is None else documents[:, :-1] * size  # equal tokens of two documents differ
+    before, targets = block[:, :-1].long() + context, block[:, 1:].long() + context
+    repeat = _occurred(targets * size + block[:, :-1])
+    seen = _occurred(torch.stack([before, targets], -1).flatten(1))[:, 1::2]
     return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
 
 
@@ -54,11 +48,10 @@ def token_losses(
     model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None = None
 ) -> Float[Tensor, "B T"]:
     """Return -log p(block[:, 1:] | context), in nats; with `documents` attention is restricted to a document."""
+    given = [each for each in (block, documents) if each is not None]
     losses, sequences = [], max(1, TOKENS_PER_PASS // block.shape[1])
-    numbers = itertools.repeat(None) if documents is None else documents.split(sequences)
-    for part, number in zip(block.split(sequences), numbers, strict=False):
-        tokens, targets = part[:, :-1], part[:, 1:]
-        out = model(tokens) if number is None else model(tokens, number[:, :-1])
+    for parts in zip(*(each.split(sequences) for each in given), strict=True):
+        out, targets = model(*(part[:, :-1] for part in parts)), parts[0][:, 1:]
         log_p = getattr(out, "logits", out).float().log_softmax(-1)
         losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
     return torch.cat(losses)

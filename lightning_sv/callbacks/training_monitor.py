@@ -27,7 +27,7 @@ class MetricAccumulator(L.Callback):
         #: sums of the current step, and of the steps since the last write; "sequences" counts
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._is_restored = False  # whether the sums are those of all devices, of a checkpoint
+        self._is_restored = False  # True if the sums are those of a checkpoint, over all devices
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
@@ -174,7 +174,7 @@ class TrainingMonitor(MetricAccumulator):
             return
         loss = trainer.callback_metrics["val/loss"]
         self.val_loss = float(loss)
-        # other modules log their own, and so does a validation_step of a subclass
+        # other modules, and subclasses with a validation_step of their own, log their own losses
         if settings_of(pl_module) is not None and "val/perplexity" in trainer.callback_metrics:
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
 

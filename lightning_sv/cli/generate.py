@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--max_new_tokens", type=tokens, default=120, help="Maximum number of tokens.")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 selects the most likely token.")
     parser.add_argument("--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens.")
-    parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Random seed, by default 0.")
+    parser.add_argument("--seed", type=number(int, 0, 2**32 - 1), default=0, help="Random seed, by default 0.")
     trusted = "Modules that the run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)

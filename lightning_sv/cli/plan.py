@@ -77,9 +77,8 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
     epochs = "the corpus is not prepared here"
     if reads.epochs is not None:
-        epochs = (
-            f"all GPUs: {reads.epochs:.3g} epochs{'' if reads.prepared else ' (tokens from the name of the corpus)'}"
-        )
+        told = "" if reads.prepared else " (tokens from the name of the corpus)"
+        epochs = f"all GPUs: {reads.epochs:.3g} epochs{told}"
     table.add_row("in the run", f"{reads.bytes / 2**30:.2f} GiB", f"{reads.tokens:,} tokens; {epochs}")
     console.print(table)
 

@@ -78,7 +78,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def _steps(self, epoch: int) -> Tensor:
         """Return the sequence numbers of an epoch's steps, of shape (steps, global_batch)."""
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(self.n_sequences, generator=generator, dtype=torch.int32)
         batch = self.share.global_batch
         return order[: self.n_sequences // batch * batch].view(-1, batch)

@@ -1,7 +1,7 @@
 """LightningModule: backbone, loss, optimizer and schedule."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass, replace
 from inspect import currentframe, signature
@@ -106,11 +106,8 @@ class PretrainModule(L.LightningModule):
         lr: float | None = None,
     ):
         super().__init__()
-        # load_from_checkpoint passes dictionaries
-        backbone = BackboneConfig(**_plain(backbone)) if isinstance(backbone, Mapping) else backbone
-        scale_options = ScaleOptions(**_plain(scale_options)) if isinstance(scale_options, Mapping) else scale_options
-        optim = OptimConfig(**_plain(optim)) if isinstance(optim, Mapping) else optim
-        schedule = ScheduleConfig(**_plain(schedule)) if isinstance(schedule, Mapping) else schedule
+        backbone, scale_options = _config(BackboneConfig, backbone), _config(ScaleOptions, scale_options)
+        optim, schedule = _config(OptimConfig, optim), _config(ScheduleConfig, schedule)
         optim = replace(optim, lr=lr) if lr is not None and isinstance(optim, OptimConfig) else optim
         self.settings = PretrainConfig(
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
@@ -119,8 +116,8 @@ class PretrainModule(L.LightningModule):
         self.save_hyperparameters(asdict(self.settings))
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
-        # Two sums, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
-        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable") for _ in range(2))
+        # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
+        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         self.grad_norm: float | None = None  # of the last step
         #: before a step: whether a signal requested a stop; after it: whether any device received one
         self.stop_asked = False
@@ -300,7 +297,7 @@ class PretrainModule(L.LightningModule):
         """Drop the sums of a validation that was interrupted."""
         with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
             for total in (self.val_nats, self.val_tokens):
-                total.set_dtype(torch.float64)  # here, because precision bf16-true converts it with the weights
+                total.set_dtype(torch.float64)  # precision bf16-true has converted it with the weights
                 total.reset()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -475,11 +472,13 @@ class PretrainModule(L.LightningModule):
         return self.has_own_optimizer or self.built_by is not None or trains[0] != trains[-1]
 
 
-def _plain(value: Any) -> Any:
-    """Return nested mappings and sequences, such as those of Lightning's hparams_file, as dictionaries and lists."""
-    if isinstance(value, Mapping):
-        return {key: _plain(child) for key, child in value.items()}
-    return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str | tuple) else value
+def _config(kind: Callable[..., Any], value: Any) -> Any:
+    """Return a config from its fields: load_from_checkpoint passes a dictionary, with hparams_file omegaconf's."""
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        from omegaconf import OmegaConf  # imported here, because a module needs it for such a file only
+
+        value = OmegaConf.to_container(value)
+    return kind(**value) if isinstance(value, dict) else value
 
 
 def _inputs(block: Any, vocabulary: int) -> Tensor:

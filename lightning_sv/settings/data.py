@@ -48,7 +48,7 @@ class DataConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        # torch's generator has the lower 32 bits of a seed
+        # torch's generator on the CPU uses the lower 32 bits of a seed
         expect(self.seed is None or 0 <= self.seed < 2**32, "data.seed", self.seed, "an integer from 0 to 2^32 - 1.")
         for key in ("seq_len", "global_batch", "micro_batch", "validations", "val_sequences", "num_workers"):
             value, least = getattr(self, key), int(key != "num_workers")

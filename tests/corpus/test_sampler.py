@@ -44,7 +44,7 @@ def steps(batches: list[Tensor]) -> Tensor:
     parts=st.tuples(*[st.integers(1, 4)] * 3),
     steps=st.integers(1, 5),
     rest=st.integers(0, 3),
-    seed=st.sampled_from([0, 7, 2**63 - 1]),
+    seed=st.sampled_from([0, 7, 2**32 - 1]),
 )
 def test_sampler_devices_share_steps_and_an_epoch_repeats_nothing(
     parts: tuple[int, int, int], steps: int, rest: int, seed: int

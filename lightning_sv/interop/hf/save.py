@@ -78,7 +78,7 @@ def export(
     """Write a folder for transformers atomically, after comparing its logits with the model's.
 
     The model is in float32. `context` is the sequence length of the training. `card` is the text of README.md, with
-    {kind} for the class and {load} for the argument that loads its code. `masked` is `fast_tokenizer`'s.
+    {kind} for the class and {load} for the argument that loads its code. For `masked` see `fast_tokenizer`.
 
     Raises:
         ConfigError: the folder is not empty, or the model or its tokenizer cannot be exported

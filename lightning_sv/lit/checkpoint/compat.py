@@ -98,8 +98,8 @@ def check_settings(
 def check_function(checkpoint: dict[str, Any], module: PretrainConfig) -> None:
     """Check that a module computes the same function with the weights of a checkpoint.
 
-    Arguments of `load_from_checkpoint` may replace training, decay, name and initialization, but not the function;
-    `mask_documents` and `residual`, on which losses depend too, are arguments of the training.
+    Arguments of `load_from_checkpoint` may replace training, decay, name and initialization, but not the function.
+    `mask_documents` and `residual` count as training, although losses depend on them.
 
     Raises:
         ConfigError: a key differs, which the message names with both values
