@@ -108,6 +108,7 @@ def own_weights(corpus: str) -> None:
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)], accelerator="cpu",
             devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas), use_distributed_sampler=False,
+            default_root_dir=Path(corpus).parent,
         )  # fmt: skip
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
         if replicas == 1:
