@@ -190,7 +190,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 @pytest.fixture
 def answer(told: Told) -> Answer:
     """Return a function that runs a command with `--json`, and returns its parsed output."""
-    return lambda *words: json.loads(told(*words, "--json"))
+    return lambda *words: json.loads(told(*words, "--json"), parse_constant=pytest.fail)
 
 
 @pytest.fixture

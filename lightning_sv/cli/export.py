@@ -1,6 +1,5 @@
 """`lightning-sv export`: write a run as a folder for transformers and inference engines."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.hf.save import check_unused, export, model_card
+from lightning_sv.json_text import json_text
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 from lightning_sv.runs.checkpoint import load_trained
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     text = model_card(name, end, _facts(trained, model), foldable(model), masked)
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text, masked=masked)
     if options.json:
-        print(json.dumps({"dir": str(options.dir), **done._asdict()}))
+        print(json_text({"dir": str(options.dir), **done._asdict()}, indent=None))
         return 0
     code = "with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers"
     difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"

@@ -1,8 +1,8 @@
 """`lightning-sv generate`: continue a prompt with a trained model."""
 
-import json
 from pathlib import Path
 
+from lightning_sv.json_text import json_text
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import config_value, run_of
@@ -28,5 +28,5 @@ def run(argv: list[str]) -> int:
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_k, options.seed)
     masked = bool(config_value(trained.config, "model.mask_documents"))
     text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len, mask_documents=masked)
-    print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
+    print(json_text({"prompt": options.prompt, "text": text}, indent=None) if options.json else options.prompt + text)
     return 0

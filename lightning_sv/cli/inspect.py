@@ -1,6 +1,5 @@
 """`lightning-sv inspect`: statistics of the scale vectors of a run or of a transformers model."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.inspect import VectorStatistics, statistics, vectors_of_backbone, vectors_of_folder
+from lightning_sv.json_text import json_text
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
 from lightning_sv.runs.checkpoint import read_model
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
 
         draw_vectors(name, families, options.png)
     if options.json:
-        print(json.dumps({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}, indent=2))
+        print(json_text({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}))
         return 0
     print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
     if options.png is not None:

@@ -1,10 +1,10 @@
 """`lightning-sv params`: parameters of a model by role."""
 
-import json
 from dataclasses import fields
 
 from rich.console import Console
 
+from lightning_sv.json_text import json_text
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig
 from lightning_sv.plan.parameters import count_parameters
@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     model = parser.instantiate(config).model
     count = count_parameters(model.backbone, config.model.scale, model.scale_options, model.optim)
     if config.json:
-        print(json.dumps(count.to_dict(), indent=2))
+        print(json_text(count.to_dict()))
     else:
         count.print(Console())
     return 0

@@ -1,6 +1,5 @@
 """`lightning-sv plan`: estimate memory, hours and data of a run."""
 
-import json
 import math
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_sv.gpus import GPUS, find_gpu
+from lightning_sv.json_text import json_text
 from lightning_sv.plan.memory import STRATEGIES, USABLE
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     module, data, trainer = parse_run(rest, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
     if options.json:
-        print(json.dumps(plan.to_dict() | {"mfu_source": source}, indent=2))
+        print(json_text(plan.to_dict() | {"mfu_source": source}))
     else:
         print_plan(Console(), plan, source)
     return 0

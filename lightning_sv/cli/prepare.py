@@ -1,12 +1,12 @@
 """`lightning-sv prepare`: convert text to tokens and shards."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sources.files import counted
+from lightning_sv.json_text import json_text
 from lightning_sv.settings.parse import Parser, ignore_keys
 
 
@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
     manifest = prepare(corpus, progress=not config.json)
     if config.json:
-        print(json.dumps({"dir": config.data.corpus.dir, **manifest.to_dict()}, indent=2))
+        print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:
         print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
     return 0

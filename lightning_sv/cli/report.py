@@ -1,6 +1,5 @@
 """`lightning-sv report`: report of your own runs."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
+from lightning_sv.json_text import json_text
 from lightning_sv.settings.plain_parser import PlainParser
 
 
@@ -36,5 +36,5 @@ def run(argv: list[str]) -> int:
     if options.json:
         head = {"report": str(out / "report.html"), "unit": "nats per token", "a": figure.panels[0].arms[0].label}
         differences = [pair.to_dict() for pair in pairs]
-        print(json.dumps({**head, "differences": differences, "warnings": figure.warnings}, indent=2))
+        print(json_text({**head, "differences": differences, "warnings": figure.warnings}))
     return 0

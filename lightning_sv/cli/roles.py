@@ -1,12 +1,12 @@
 """`lightning-sv roles`: roles of the parameters of a transformers model."""
 
-import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
 from lightning_sv.errors import expect
+from lightning_sv.json_text import json_text
 from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
             "parameters": [asdict(p) | {"decays": p.decays(options.policy)} for p in roles.parameters],
             "undecayed": {"regex": regex, "glob": glob},
         }
-        print(json.dumps(found, indent=2))
+        print(json_text(found))
         return 0
     print_roles(type(model).__name__, roles, options.policy)
     print_patterns(roles, options.policy)

@@ -1,6 +1,5 @@
 """`lightning-sv runs`: list the runs in a folder."""
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.json_text import json_text
 from lightning_sv.runs.directory import (
     config_value,
     is_begun,
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
             except ConfigError as error:
                 log.warning("%s", error)
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print(json_text(rows))
         return 0
     numbers = (Column(name, justify="right") for name in ("rate", "steps", "validation loss"))
     table = Table("run", "data", "strategy", *numbers, box=None)

@@ -1,6 +1,5 @@
 """`lightning-sv sweep`: strategies over a grid of settings, and the optimum of each."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
+from lightning_sv.json_text import json_text
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 from lightning_sv.settings.yaml_file import leaves, parse_overrides
@@ -52,7 +52,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.json:
         arms_json = [_arm_json(panel, series) for series in panel.series]
         more = {"warnings": list(panel.warnings), "report": str(out / "report.html")}
-        print(json.dumps({"unit": "nats per token", "arms": arms_json, **more}, indent=2))
+        print(json_text({"unit": "nats per token", "arms": arms_json, **more}))
         return 0
     console = Console()
     for series in panel.series:

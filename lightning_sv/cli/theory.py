@@ -1,6 +1,5 @@
 """`lightning-sv theory`: check the paper's theorems."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.table import Column, Table
 from lightning_sv.analysis.theory_plots import draw_panels
 from lightning_sv.atomic import check_writable, write_atomically
 from lightning_sv.errors import expect_known
+from lightning_sv.json_text import json_text
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Result
 
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     results = [Result(claim, claim.check()) for claim in bar]
     save(results, out)
     if options.json:
-        print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
+        print(json_text([result.to_dict() for result in results]))
     else:
         console = Console()
         print_results(console, results)
@@ -50,7 +50,7 @@ def save(results: Sequence[Result], out: Path) -> None:
         if panels:
             draw_panels(panels, out / f"{name}.png")
     rows = [result.to_dict() for result in results]
-    write_atomically(out / "theory.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(out / "theory.json", json_text(rows) + "\n")
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:

@@ -25,6 +25,7 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.corpus.sampler import limited
 from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
+from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
@@ -438,7 +439,7 @@ class PretrainCLI(LightningCLI):
             figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp()), "corpus_hash": corpus}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
             text += f", of corpus {corpus[:12]} in {self.batches.corpus.dir}"
-            print(json.dumps(figures) if self.config["json"] else text)
+            print(json_text(figures, indent=None) if self.config["json"] else text)
 
 
 def _several(value: Any) -> list[Any]:

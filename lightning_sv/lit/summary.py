@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.errors import ConfigError
+from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
@@ -160,7 +161,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, compared: PretrainCo
     except Exception as error:
         log.warning("%s could not be drawn (%s: %s)", run_dir / PICTURE, type(error).__name__, error)
     if as_json:
-        print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
+        print(json_text({"run_dir": str(run_dir), **summary}))
         return
     print_summary(Console(), summary, run_dir, compared)
 

@@ -1,7 +1,6 @@
 """Numbers of a report as rows of runs, differences and claims: CSV files and tables of the page."""
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
+from lightning_sv.json_text import json_text
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text, read_csv
 
@@ -112,7 +112,7 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
         }
         for figure in figures
     ]
-    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False, allow_nan=False)
+    return json_text({"report": str(report), "figures": made, **more})
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
