@@ -70,11 +70,11 @@ def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
     `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
     The shape of both is (*batch_dims, 1).
     """
-    if isinstance(vector, OriginalSpaceScale):
+    if type(vector) is OriginalSpaceScale:  # a subclass may have another formula
         alpha, beta = full_tensor(vector.alpha).detach(), full_tensor(vector.beta).detach()
         tangent = beta.square() / alpha.square().mean(-1, keepdim=True)
         return {"p_radial": torch.full_like(tangent, vector.d), "p_tangent": tangent * (vector.d > 1)}
-    if isinstance(vector, ExponentialScale):
+    if type(vector) is ExponentialScale:
         square = full_tensor(vector()).detach().square()
         length = square.sum(-1, keepdim=True)
         radial = length + square.square().sum(-1, keepdim=True) / length - length / vector.d

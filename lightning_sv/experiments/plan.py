@@ -1,5 +1,6 @@
 """Plans of figures under a budget: the runs of their panels."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -153,6 +154,10 @@ def _problems(panel: PanelSpec) -> Iterator[str]:
             yield f"model.tokens_per_param of arm {label!r} is set; expected none. Set 'longer' or trainer.max_steps."
         if arm.longer != 1 and "trainer.max_steps" in arm.overrides:
             yield f"longer of arm {label!r} is {arm.longer:g}; expected none, because its trainer.max_steps is set."
+    for by_key in (panel.axes, *(arm.axes for arm in panel.arms.values())):
+        for key, values in ((key, values) for key, by_budget in by_key.items() for values in by_budget.values()):
+            if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
+                yield f"axis {key} is {values}; expected different positive numbers, for a fit over their logarithms."
     for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
         yield f"axes has {key}; expected other keys, because all points have the same steps. Use kind 'lengths'."
     if (panel.kind == "scalar") != bool(panel.tag):

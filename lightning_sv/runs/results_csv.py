@@ -30,10 +30,11 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
         reader, rows = csv.DictReader(file), dict[int, dict[str, str]]()
         for row in reader:
             rows[reader.line_num] = row
+        columns = tuple(reader.fieldnames or ())
     for line, row in rows.items():
         if None in row or None in row.values():  # csv marks too many or too few cells this way
             raise ConfigError(f"{path}, line {line}: the number of cells differs from the header; restore the file.")
-    return tuple(reader.fieldnames or ()), rows
+    return columns, rows
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
@@ -44,7 +45,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
         wanted = "the folder of a report, e.g. results/cpu."
         expect(path.is_file(), "--results_from", f"{path}, which does not exist", wanted)
         columns, rows = read_csv(path)
-        if columns and (lacking := [name for name in _NEEDED if name not in columns]):
+        if lacking := [name for name in _NEEDED if name not in columns]:
             raise ConfigError(f"--results_from: {path} has no column {lacking[0]}; expected a report of this version.")
         for line, row in rows.items():
             run = _run(row, f"--results_from: {path}, line {line}")

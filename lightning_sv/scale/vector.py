@@ -226,7 +226,7 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
     Raises:
         ConfigError: the signature is not that of `ScaleVector`; there is no parameter, one is a scalar, or gamma does
             not depend on one; gamma's shape is not (*batch_dims, d), or gamma is not 1 initially; `set_gamma` is not
-            the inverse of `forward`
+            the inverse of `forward`, or leaves a parameter unset
     """
     name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
     with unset_fake_temporarily(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -252,7 +252,20 @@ def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> N
         raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")
     if scalars := [key for key, parameter in trainable.items() if parameter.ndim == 0]:
         raise ConfigError(f"{name} has the scalar {scalars[0]}; expected shape (*batch_dims, 1), for FSDP2.")
-    _check_gamma(name, vector, torch.ones(*batch_dims, D_CHECKED))
+    ones = torch.ones(*batch_dims, D_CHECKED)
+    with torch.no_grad():
+        for parameter in vector.parameters():
+            parameter.fill_(torch.nan)
+    _check_gamma(name, vector, ones)
+    if unset := [key for key, parameter in vector.named_parameters() if parameter.isnan().any()]:
+        hint = "Set every parameter in set_gamma, without random numbers."
+        raise ConfigError(
+            f"{name} has {unset[0]}, which set_gamma leaves unset; FSDP2 creates it without values. {hint}"
+        )
+    vector.reset_parameters()
+    if (vector().detach() - ones).abs().max() > 1e-3:
+        hint = "Override reset_parameters too, which its base class defines."
+        raise ConfigError(f"{name} starts at a gamma of {vector().flatten()[0]:.4g}; expected 1. {hint}")
     gamma = vector()
     if gamma.requires_grad:
         gamma.sum().backward()

@@ -121,6 +121,12 @@ def test_read_recorded_invalid_line_is_named(
         read_recorded([tmp_path], "c0ffee")
 
 
+def test_read_recorded_empty_file_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").touch()
+    with pytest.raises(ValueError, match="results_from.* run"):
+        read_recorded([tmp_path])
+
+
 RECORDED = ROOT / "results/theory/theory.json"
 
 

@@ -157,7 +157,28 @@ class Graph(Softplus):
         self.w.copy_(torch.expm1(gamma).log())
 
 
+class Unset(Softplus):
+    def __init__(self, d: int, role: str, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.b = nn.Parameter(torch.randn(*self.batch_dims, 1))
+
+    def forward(self) -> Tensor:
+        return super().forward() + 0 * self.b.nan_to_num()
+
+
+class ExpOr(OriginalSpaceScale):
+    def forward(self) -> Tensor:
+        return self.alpha * self.beta.exp() / self.alpha.square().mean(-1, keepdim=True).sqrt()
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        super().set_gamma(gamma)
+        self.beta.copy_(self.beta.log())
+
+
 WRONG = {
+    Unset: " b, which set_gamma leaves unset",
+    ExpOr: r"gamma of 2\.718; expected 1",
     Constant: r"tensor fixed; expected",
     Copies: r"returns 1.313 after set_gamma\(1\);",
     Detached: " w no gradient",
