@@ -220,7 +220,11 @@ def test_tables_of_the_parts_equal_the_recording() -> None:
     for arm, word in (("without or", "higher"), ("dp at the lm_head", "lower"), ("dp at gate and up", "lower")):
         (row,) = verdicts[verdicts.claim.str.endswith(arm)].itertuples()
         assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")
-    or_, hg = intervals(recorded("cpu-mini/verdicts.csv").dropna(subset="low"))
+    judged = recorded("cpu-mini/verdicts.csv")
+    cells = [[interval, corrected] for interval, corrected in zip(intervals(judged), judged.corrected, strict=True)]
+    assert [row for _, *row in table(page("cpu-mini"), "| claim")] == cells
+    assert f"`dp` at q and k it is {-judged.estimate.iloc[0]:.3f} higher" in text
+    or_, hg = intervals(judged)[-2:]
     assert f"{or_.replace('(', '(90% interval ')} and {hg}." in text
     below = intervals(recorded("cpu-mini/differences.csv", arm="unified", quantity="final loss"))[0]
     assert "{1} ({3} to {2}, a 95%".format(*re.split(r"[ (]*-| to -|\)", below)) in page("cpu-mini")
