@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
@@ -27,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lightning_sv.atomic import partial_of, remove, replace
@@ -129,6 +132,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if self.replicas > 1:
             sizes = self.replicas, devices // self.replicas
             self.mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=("replicate", "shard"))
+
+    def setup(self, trainer: Trainer) -> None:
+        """Refuse to fit a model with weights that are not sharded: each device would train its own."""
+        fits = trainer.state.fn == TrainerFn.FITTING
+        trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)  # type: ignore[union-attr]
+        whole = [name for name, p in trained if fits and not isinstance(p, DTensor)]
+        found = f"{type(self).__name__}, and the weight {''.join(whole[:1])} is not sharded"
+        wanted = "weights that configure_model shards, as that of PretrainModule does with its backbone. Use ddp."
+        expect(not whole, "trainer.strategy", found, wanted)
+        super().setup(trainer)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
