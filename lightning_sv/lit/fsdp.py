@@ -135,12 +135,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to fit a model with weights that are not sharded: each device would train its own."""
-        fits = trainer.state.fn == TrainerFn.FITTING
         trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)  # type: ignore[union-attr]
-        whole = [name for name, p in trained if fits and not isinstance(p, DTensor)]
-        found = f"{type(self).__name__}, and the weight {''.join(whole[:1])} is not sharded"
+        unsharded = next((name for name, p in trained if not isinstance(p, DTensor)), None)
+        found = f"{type(self).__name__}, and the weight {unsharded} is not sharded"
         wanted = "weights that configure_model shards, as that of PretrainModule does with its backbone. Use ddp."
-        expect(not whole, "trainer.strategy", found, wanted)
+        expect(unsharded is None or trainer.state.fn != TrainerFn.FITTING, "trainer.strategy", found, wanted)
         super().setup(trainer)
 
     @contextmanager

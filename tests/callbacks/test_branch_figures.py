@@ -133,6 +133,7 @@ def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVect
     figures = parameterization_preconditioner(vector)
     assert figures["p_radial"].item() == pytest.approx((g @ p @ g).item(), rel=1e-12)
     assert figures["p_tangent"].item() == pytest.approx(((p.trace() - g @ p @ g) / 6).item(), rel=1e-12)
+    assert parameterization_preconditioner(type("Own", (cls,), {})(7, "input")) == {}  # its formula is not known
 
 
 @pytest.mark.parametrize("form", ["or", "er"])

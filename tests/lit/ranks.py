@@ -121,12 +121,12 @@ def own_weights(corpus: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True)), (replicas, exist)
         assert not exist or torch.equal(ranks[0][0], ranks[0][1])
         assert not torch.equal(*trained[0])
-    whole = L.Trainer(
+    fit = L.Trainer(
         max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
         devices=int(str(RANKS)), strategy=FullyShardedStrategy(), default_root_dir=Path(corpus).parent,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="strategy"):
-        whole.fit(BoringModel())
+        fit.fit(BoringModel())
 
 
 def sharded_checkpoints(die_at: str, *args: str) -> int:
