@@ -166,6 +166,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
+        self._fill_state(optimizer)
         options = _SHARDED if self.sharded_checkpoints else _FULL
         named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=options)
         if self.sharded_checkpoints:
@@ -252,6 +253,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         module.check_settings(checkpoint)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
+            self._fill_state(optimizer)
             set_optimizer_state_dict(self.model, optimizer, self._named(optimizer, saved), options=_FULL)
         return checkpoint
 
@@ -261,6 +263,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         checkpoint = read_sharded(folder, tensors=False)
         module.check_settings(checkpoint)
         model = get_model_state_dict(self.model, options=_SHARDED)
+        for optimizer in self.optimizers:
+            self._fill_state(optimizer)
         optimizers = [get_optimizer_state_dict(self.model, each, options=_SHARDED) for each in self.optimizers]
         load(flat_tensors(model, optimizers), checkpoint_id=folder)
         set_model_state_dict(self.model, model, options=_SHARDED)
@@ -268,6 +272,18 @@ class FullyShardedStrategy(ModelParallelStrategy):
             state["param_groups"] = self._named(optimizer, saved)["param_groups"]
             set_optimizer_state_dict(self.model, optimizer, state, options=_SHARDED)
         return checkpoint
+
+    def _fill_state(self, optimizer: Optimizer) -> None:
+        """Fill an empty state with zeros, as torch does before it reads or sets one.
+
+        torch takes a step without gradients for this. AdamW counts it and corrects the bias of its averages less.
+        """
+        assert self.model is not None
+        if not optimizer.state:
+            get_optimizer_state_dict(self.model, optimizer, options=_SHARDED)
+            for state in optimizer.state.values():
+                if "step" in state:
+                    state["step"].zero_()
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""

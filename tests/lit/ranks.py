@@ -129,6 +129,29 @@ def own_weights(corpus: str) -> None:
         fit.fit(BoringModel())
 
 
+def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
+    """A checkpoint without a step, also one of one process, changes no step, neither when saved nor when resumed."""
+
+    def updates(save: str = "", resume: str | None = None, *, sharded: bool = False) -> torch.Tensor:
+        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0)
+        first = LambdaCallback(on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save))
+        fit = L.Trainer(
+            max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            callbacks=[first], accelerator="cpu", devices=int(str(RANKS)), use_distributed_sampler=False,
+            strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded), default_root_dir=out,
+        )  # fmt: skip
+        fit.fit(module, TokenDataModule(corpus, seq_len=16, batch_size=1), ckpt_path=resume, weights_only=True)
+        start = Backbone(module.settings.backbone, module.settings.strategy, seed=0).state_dict()
+        trained = {name: value.full_tensor() for name, value in module.net.state_dict().items()}
+        return torch.cat([(value - start[name]).flatten() for name, value in trained.items()])
+
+    expected = updates()
+    for sharded in (False, True):
+        path = f"{out}/sharded-{sharded}.ckpt"
+        for found in (updates(path, sharded=sharded), updates(resume=path if sharded else alone)):
+            assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
 def sharded_checkpoints(die_at: str, *args: str) -> int:
     """Fit from the weights of one process, with sharded checkpoints; the last rank is killed before that step."""
     start = PretrainModule.on_train_start

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lightning_sv import Backbone, BackboneConfig, PretrainModule
+from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.atomic import partial_of
 from lightning_sv.errors import ConfigError
@@ -187,6 +187,15 @@ def test_validate_as_under_nccl_equals_one_process(
 
 def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
+
+
+def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(short_corpus: Path, tmp_path: Path) -> None:
+    module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0)
+    trainer = L.Trainer(max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path)
+    trainer.fit(module, TokenDataModule(short_corpus, seq_len=16, batch_size=2))
+    trainer.save_checkpoint(alone := tmp_path / "alone.ckpt")
+    assert not check_checkpoint(str(alone))["optimizer_states"][0]["state"]
+    launch("tests.lit.ranks", "saved_before_a_step", str(tmp_path), str(short_corpus), str(alone), logs=tmp_path)
 
 
 def test_own_weights_fully_sharded_are_those_of_rank_0(short_corpus: Path, tmp_path: Path) -> None:
