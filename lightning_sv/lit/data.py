@@ -10,6 +10,7 @@ from typing import Any, Self
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -18,6 +19,7 @@ from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, check_corpus, local_folder, open_split
 from lightning_sv.errors import expect
 from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.module import PretrainModule
 from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
@@ -122,6 +124,13 @@ class TokenDataModule(L.LightningDataModule):
         wanted = f"False, because TokenDataModule splits the batch over the devices. {hint}"
         expect(not samples, "use_distributed_sampler", samples, wanted)
         batches.check_validation(devices)
+        own_step = type(trainer.lightning_module).validation_step is not PretrainModule.validation_step
+        if own_step and (sequences := batches.validation_sequences) % devices:
+            rank_zero_warn(
+                f"{sequences} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
+                "number of sequences per device, so a loss that your validation_step logs with sync_dist=True is too "
+                "high. Choose a val_sequences that is a multiple."
+            )
 
     @property
     def _on_cuda(self) -> bool:

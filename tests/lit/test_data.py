@@ -1,5 +1,6 @@
 """The data module in a plain `lightning.Trainer`."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_sv.callbacks import TrainingMonitor
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError
 from tests.callbacks.test_own_module import Foreign, foreign
-from tests.lit.own_trainer import loader, module, noted, trainer
+from tests.lit.own_trainer import SIZES, loader, module, noted, trainer
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,6 +93,26 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
         shares.append(list(data.val_dataloader()))
     assert [[len(batch) for batch in batches] for batches in shares] == [[2], [1]]
     assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
+
+
+class OwnStep(PretrainModule):
+    def validation_step(self, block: torch.Tensor, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(block)[0], sync_dist=True)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "step", "warned"), [(3, OwnStep, 1), (4, OwnStep, 0), (3, PretrainModule, 0), (3, Foreign, 1)]
+)
+def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
+    sequences: int, step: type[L.LightningModule], warned: int, data: TokenDataModule
+) -> None:
+    fit = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", use_distributed_sampler=False, logger=False)
+    fit.strategy._lightning_module = Foreign(foreign("applied")) if step is Foreign else step(SIZES, lr=0.01)
+    data.trainer, data.batches.val_sequences = fit, sequences
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        data.setup("validate")
+    assert sum("multiple" in str(each.message) for each in found) == warned
 
 
 @pytest.mark.parametrize(("key", "wrong"), [("global_batch", 0), ("seq_len", 100_000), ("seed", 2**32)])
