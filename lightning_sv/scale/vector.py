@@ -8,7 +8,7 @@ share a module; d is the width of the scaled activation.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ class ScaleVector(RecordedModule, ABC):
     """A learnable gamma of shape (*batch_dims, d), equal to 1 at initialization.
 
     Subclass it for a parameterization: define the parameters, `forward` (parameters -> gamma) and
-    `set_gamma` (gamma -> parameters), which model conversion and folding use.
+    `set_gamma` (gamma -> parameters), which model conversion and folding use. State dicts record the name of the class;
+    to rename it, set `form` to the old name.
 
     Args:
         d: width of the activation that gamma multiplies
@@ -37,9 +38,19 @@ class ScaleVector(RecordedModule, ABC):
         batch_dims: leading axes, for instance (n_expert,)
     """
 
-    #: name in state dicts, because parameterizations may have parameters of the same names
-    form: ClassVar[str | None] = None
+    #: name in state dicts, because parameters of different formulas may have the same names; by default the class's
+    form: ClassVar[str]
     recorded = "form", "the parameterization"
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(**settings)
+        if "form" not in vars(cls) and not cls.__module__.startswith("torch."):  # such as the class that FSDP2 makes
+            cls.form = cls.__name__
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
+        if local_metadata.get("form", "") is None:  # older files, for classes that are not ours
+            local_metadata = {key: value for key, value in local_metadata.items() if key != "form"}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()

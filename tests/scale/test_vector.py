@@ -95,6 +95,23 @@ class Softplus(ScaleVector):
         self.w.copy_(torch.expm1(gamma).log())
 
 
+class Tanh(Softplus):
+    def forward(self) -> Tensor:
+        return 1 + self.w.tanh()
+
+
+def test_state_of_own_classes_with_equal_names_is_not_confused() -> None:
+    made = {kind: nn.Sequential(kind(3, "input")) for kind in (OriginalSpaceScale, ExpOr, Softplus, Tanh)}
+    for kind, other in ((OriginalSpaceScale, ExpOr), (ExpOr, OriginalSpaceScale), (Softplus, Tanh), (Tanh, Softplus)):
+        state: Any = made[kind].state_dict()
+        sharded = type("Sharded", (kind,), {"__module__": "torch.distributed.fsdp"})  # as fully_shard makes it
+        nn.Sequential(sharded(3, "input")).load_state_dict(state)
+        with pytest.raises(ConfigError, match="parameterization of 0"):
+            made[other].load_state_dict(state)
+        state._metadata["0"]["form"] = None  # as in older files
+        made[other].load_state_dict(state)
+
+
 class LowRank(Softplus):
     def set_gamma(self, gamma: Tensor) -> None:
         if (gamma != 1).any():
