@@ -48,6 +48,11 @@ def load_runs(panel: Panel, runs: RunStore) -> Panel:
         kept = list(every)  # a law needs all points, and a difference the baseline
     rule = "Such points are left out" if grid else "Arms are compared on the seeds that they share"
     warnings = [f"{panel.title} lacks runs: {reasons}. {rule}."] * bool(lost)
+    if unknown := set().union(*(runs.unknown_modules(*run) for arm in every for run in arm.requests)):
+        names = ", ".join(sorted(unknown))
+        warnings.append(
+            f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."
+        )
     panel = replace(panel, warnings=(*panel.warnings, *warnings))
     seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in kept)] if kept else []
     if every and not seeds:

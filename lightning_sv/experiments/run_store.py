@@ -20,6 +20,7 @@ from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
+from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__
 
@@ -61,6 +62,16 @@ class RunStore:
         if self.context is not None:
             jobs = [job for job in jobs if job.state() != "complete"]
         return [job for job in jobs if not is_complete(job.run_dir) and not is_diverged(job.run_dir)]
+
+    def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
+        """Return the own modules of a run whose source was different, or is not recorded."""
+        job, modules = self.job(run_spec, seed), modules_of_settings(json.loads(run_spec.identity))
+        recorded, command = self.is_recorded(run_spec, seed), job.run_dir / COMMAND
+        if not modules or not (recorded or command.is_file()):
+            return set()
+        before = {} if recorded else read_json(command, "train the run again.").get("files", {})
+        now = job.record()["files"]
+        return {name for name in modules if name not in before or before[name] != now.get(name)}
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
         """Read a run that is complete, recorded or diverged; the last loss of a diverged run is NaN."""

@@ -83,6 +83,11 @@ def modules_of_words(words: Sequence[str]) -> set[str]:
     return _foreign(text for key, value in content for text in _texts(value, tuple(filter(None, key.split(".")))))
 
 
+def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
+    """Return the foreign modules that the settings of a run name."""
+    return _foreign(_texts(settings, ()))
+
+
 def _foreign(texts: Iterable[tuple[tuple[str, ...], str]]) -> set[str]:
     found = set()
     for path, value in texts:

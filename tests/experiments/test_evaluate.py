@@ -269,6 +269,22 @@ def test_job_named_modules_are_hashed(named: tuple[str, str], tmp_path: Path, mo
         mine.state()
 
 
+def test_evaluate_runs_whose_own_code_has_changed_are_named(
+    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    own = tmp_path / "changing_scales.py"
+    own.write_text("from lightning_sv.scale import DirectScale\n\n\nclass Mine(DirectScale):\n    pass\n")
+    figure = plan_mine(conf, FIGURE.replace("hg", "hg+changing_scales:Mine"))
+    trained = RunStore(tmp_path / "out", {}, FAKE)
+    train([figure], trained, parallel=2, console=quiet())
+    write_report(found := evaluate([figure], trained), tmp_path / "report", "cpu")
+    recorded = RunStore(tmp_path / "elsewhere", None, FAKE, read_recorded([tmp_path / "report"]))
+    assert not found[0].warnings and "changing_scales" in evaluate([figure], recorded)[0].warnings[0]
+    own.write_text(own.read_text() + "# edited\n")
+    assert "changing_scales" in evaluate([figure], replace(trained, context=None))[0].warnings[0]
+
+
 def test_run_jobs_parallel_runs_have_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """if 1:
         import os, sys, time, pathlib
