@@ -96,7 +96,7 @@ class ArmSpec:
     longer: float = 1.0
     lr: dict[str, float] | None = None
     model: str | None = None
-    axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    axes: dict[str, dict[str, list[int | float]]] = field(default_factory=dict)
     skip_under: dict[str, str] = field(default_factory=dict)
 
 
@@ -167,7 +167,7 @@ class PanelSpec:
     overrides: dict[str, Any] = field(default_factory=dict)
     lr: dict[str, float] | None = None
     tuned_as: str = ""
-    axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    axes: dict[str, dict[str, list[int | float]]] = field(default_factory=dict)
     one_at_a_time: list[str] = field(default_factory=list)
     file: str | None = None
     tag: str = ""

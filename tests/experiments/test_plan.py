@@ -1,5 +1,6 @@
 """conf/ without training: runs of the figures under all budgets, shared runs, errors; the paper's configurations."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -199,6 +200,13 @@ def test_plan_figure_one_configuration_has_one_key(conf: Path) -> None:
     b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500
+
+
+def test_plan_figure_grid_of_whole_numbers(conf: Path) -> None:
+    kind = "title: p\n  kind: grid\n  axes: {data.global_batch: {cpu: [2, 4]}}"
+    (panel,) = plan_mine(conf, FIGURE.replace("title: p", kind)).panels
+    batches = [json.loads(arm.run_spec.identity)["data"]["global_batch"] for arm in panel.arms]
+    assert batches == [2, 4, 2, 4] and all(isinstance(batch, int) for batch in batches)
 
 
 def test_plan_figure_null_is_a_value(conf: Path) -> None:
