@@ -15,7 +15,11 @@ from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.trace import PARAM, Node, trace
 from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
-from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
+from lightning_sv.scale import ScaledLinear, ScaleVector
+from lightning_sv.scale.vector import HeadShared
+
+#: form of our vectors -> gamma to which decay pulls; that of others is traced
+_DECAY_TO = {"direct": 0.0, "offset": 1.0, "or": 0.0, "er": 1.0}
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
@@ -181,9 +185,10 @@ def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None
     declared: dict[str, tuple[ModelRole, float | None]] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        if isinstance(module, ScaleVector):
-            to = 1.0 if isinstance(module, (OffsetScale, ExponentialScale)) else 0.0
-            declared |= {prefix + name: (module.role, to) for name, _ in module.named_parameters()}
+        if isinstance(module, ScaleVector) and not isinstance(module, HeadShared):
+            to = _DECAY_TO.get(module.form)
+            here = {prefix + name: (module.role, to) for name, _ in module.named_parameters()}
+            declared = here | declared  # a vector that contains others comes first
         elif isinstance(module, ScaledLinear):
             declared[f"{prefix}weight"] = (module.role, None)
     return declared

@@ -60,7 +60,8 @@ def _expanded(text: str) -> Path:
 def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[str]) -> None:
     """Raise `ConfigError` if a file names a module that is not allowed."""
     if foreign := sorted(set(modules) - set(allow)):
-        raise ConfigError(f"{file} would import {foreign[0]}; if you trust it, add --trust_module {foreign[0]}.")
+        hint = f"if you trust it, add --trust_module {foreign[0]}, or in Python allow=[{foreign[0]!r}]."
+        raise ConfigError(f"{file} would import {foreign[0]}; {hint}")
 
 
 def modules_of(config: Path) -> set[str]:

@@ -1,5 +1,6 @@
 """The role of every parameter of any model, against truths written by hand."""
 
+import math
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -93,6 +94,15 @@ def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -
             )
             assert p.redundant is (not lone and bool(through)), p.name
             assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
+
+
+@pytest.mark.parametrize(("own", "to"), [("Softplus", math.log(2)), ("Composed", -0.5)])
+def test_weight_decay_roles_own_parameterization_decays_to_its_gamma_at_zero(own: str, to: float) -> None:
+    roles = weight_decay_roles(
+        Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=48), f"tests.scale.test_vector:{own}")
+    )
+    vectors = [p for p in roles.parameters if p.role == "input"]
+    assert vectors and all(p.decays_to == pytest.approx(to) for p in vectors)
 
 
 def test_weight_decay_roles_axes_and_heads_from_strides() -> None:
