@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.applied import uncompiled
+from lightning_sv.interop.apply.applied import APPLIED, uncompiled
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.sites import Site, find_sites
 from lightning_sv.interop.apply.weights import OutputNorm, Scaled
@@ -182,7 +182,7 @@ def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name, kinds = type(model).__name__, [type(module) for module in model.modules()]
-    if any(isinstance(module, Scaled) for module in model.modules()):
+    if any(isinstance(module, Scaled) or APPLIED in vars(module) for module in model.modules()):
         raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
     built = any(isinstance(module, Backbone | ScaledLinear | ScaleVector) for module in model.modules())
     wanted = "a model without scale vectors of this package. Build this one with its strategy."

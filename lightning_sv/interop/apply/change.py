@@ -116,7 +116,7 @@ class Change:
         if site.matrices and self.row.scale_in and not self.strategy.per_branch:
             first = min(site.matrices, key=lambda matrix: not self.named[matrix.weight].requires_grad)
             vector = self._vector(first.weight, self._ones(first), "input")
-            shared = chain([vector], repeat(vector.forward))  # stored in the first matrix
+            shared = chain([vector], repeat(vector.__call__))  # stored in the first matrix; FSDP2 gathers it in a hook
         for matrix in site.matrices:
             self._branch(matrix, self._ones(matrix) if self.row.scale_in else None, matrix.weight, shared)
 

@@ -62,7 +62,8 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
 
     Names with given roles that the pass does not reach have no site.
     """
-    owners = Counter(id(parameter) for _, parameter in traced.model.named_parameters(remove_duplicate=False))
+    # by modules: one that is used at several places is not tied to another
+    owners = Counter(id(parameter) for module in traced.model.modules() for parameter in module._parameters.values())
     tied = {name for name, parameter in traced.named.items() if owners[id(parameter)] > 1}
     tied |= {name for name in traced.products if "embedding" in traced.uses[name]}  # read by a function, not a layer
     normalized = _normalized_products(traced)
@@ -86,10 +87,12 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
                 stays = f"{matrix.weight} reads it with a different width"
         if row.name in tied:
             stays = TIED
-        biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
-        if len(biases) > 1:
+        addends = {_addends(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())} or {()}
+        if len(addends) > 1:
             stays = "different biases are added after it"
-        bias = biases.pop() if len(biases) == 1 else None
+        elif matrices and any(len(names) > 1 or "" in names for names in addends):
+            stays = "something other than one bias of its shape is added after it"
+        bias = next(iter(min(addends)), None) if not stays else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
         unfit = tuple(name for name in readers if name not in {matrix.weight for matrix in matrices})
@@ -157,22 +160,22 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
     return added.pop() if len(added) == 1 else None
 
 
-def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | None:
-    """Return the parameter of that shape that a norm adds to `node`; None if there is none."""
-    added: list[Node | None] = []
-    if node.op in NORMS:
-        added = [node.argument(NORMS[node.op][2])]
-    else:
-        walk = Walk(node)
-        for value, _, user in walk:
-            if user.op in SUMS:
-                added += user.others(value)
-            elif user.moves:
-                walk.follow(user)
-    learned = [value for value in added if value is not None and value.kind == PARAM]
-    names = {name for value in learned for name in traced.flow.sources[value]}
-    candidates = [name for name in names if tuple(traced.named[name].shape) == vector]
-    return candidates[0] if len(candidates) == 1 else None
+def _addends(node: Node, vector: tuple[int, ...], traced: TracedModel) -> tuple[str, ...]:
+    """Return the parameters of that shape that are added to `node`, a scaled value; '' stands for anything else."""
+    added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
+    numbers, walk = [], Walk(node)
+    if node.op == "addcmul":
+        added.append(node.argument("self"))
+    for value, argument, user in walk:
+        if user.op in SUMS or (user.op == "addcmul" and argument != "self"):
+            added += user.others(value) if user.op in SUMS else [user.argument("self")]
+            numbers.append(user.scalars.get("other", 0))
+        if user.moves or (user.op in SUMS | {"mul", "div", "addcmul"} and user.is_alone(value)):
+            walk.follow(user)
+    fixed = {value for value in added if value is not None and value.kind in (CONST, PARAM)}
+    names = {name for value in fixed if plain(value).op == "parameter" for name in traced.flow.sources[value]}
+    fits = len(names) == len(fixed) and all(tuple(traced.named[name].shape) == vector for name in names)
+    return tuple(sorted(names)) if fits and not any(numbers) else ("",)
 
 
 def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
