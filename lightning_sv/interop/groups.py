@@ -37,7 +37,8 @@ def param_groups(
         policy: 'wd', 'iwd', 'owd' or 'nowd'; None for that of the strategy that `apply_strategy` applied, and for
             'iwd', the paper's choice, without a strategy
         example: example inputs of the model, see `weight_decay_roles`
-        roles: result of `weight_decay_roles` for the model before wrapping, on fake tensors, or with given roles
+        roles: result of `weight_decay_roles` for the model before wrapping, on fake tensors, or with given roles; but
+            after `apply_strategy` or `fold_applied`
 
     Raises:
         ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
@@ -73,7 +74,7 @@ def decayed_names(
     decays = _decays(trained, {parameter.name: parameter.decays(policy) for parameter in roles.parameters})
     if missing := [name for name in trained if name not in decays]:
         found = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
-        hint = "Call weight_decay_roles(model) before wrapping it."
+        hint = "Call weight_decay_roles(model) before wrapping it, and after apply_strategy or fold_applied."
         raise ConfigError(f"roles has no {found}; expected the roles of this model. {hint}")
     return [name for name in trained if decays[name]]
 

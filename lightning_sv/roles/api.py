@@ -191,6 +191,8 @@ def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None
             declared = here | declared  # a vector that contains others comes first
         elif isinstance(module, ScaledLinear):
             declared[f"{prefix}weight"] = (module.role, None)
+        elif role := getattr(module, "role_of_original", None):  # a parametrization of apply_strategy
+            declared[f"{path.rpartition('.')[0]}.original"] = (role, None)
     return declared
 
 

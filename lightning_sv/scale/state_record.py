@@ -10,7 +10,7 @@ from lightning_sv.errors import expect
 class RecordedModule(nn.Module):
     """Module whose state dicts record one of its attributes, and which rejects a state with a different value.
 
-    Older files and those of safetensors lack the record, and are accepted.
+    Older files, safetensors, torch.distributed.checkpoint and plain dicts lack the record, and are accepted.
     """
 
     #: attribute, and its name in errors

@@ -20,6 +20,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
 from lightning_sv.interop.apply.apply import _difference
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
+from lightning_sv.interop.groups import unwrapped
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from tests.conftest import thinned
@@ -260,7 +261,10 @@ def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
 
 def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
+    plain = {row.name: row.role for row in weight_decay_roles(model).parameters if row.role in ("matrix", "head")}
     report = apply_strategy(model, "unified")
+    roles = {unwrapped(row.name).removesuffix(".original"): row.role for row in weight_decay_roles(model).parameters}
+    assert plain.items() <= {name.replace("parametrizations.", ""): role for name, role in roles.items()}.items()
     assert not report.same_function and report.difference > 1e-3 and "the function changes" in str(report)
     layer = model.model.layers[0].self_attn
     seen = []

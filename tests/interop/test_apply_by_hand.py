@@ -232,6 +232,17 @@ def test_apply_strategy_second_strategy_refused_model_unchanged(first: str) -> N
     net.load_state_dict(net.state_dict())
 
 
+def test_apply_strategy_cast_afterwards_warns_in_training() -> None:
+    net = Net(plain)
+    apply_strategy(net, "hg+dp", IDS)
+    net(IDS)
+    net.bfloat16()
+    with torch.no_grad():
+        net(IDS)
+    with pytest.warns(UserWarning, match="in torch.bfloat16"):
+        net(IDS)
+
+
 def test_apply_strategy_mean_of_states_loads() -> None:
     net = Net(plain)
     apply_strategy(net, "hg+dp", IDS)

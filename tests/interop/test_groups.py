@@ -245,6 +245,8 @@ def test_trainer_decayed_names_shrink(tmp_path: Path) -> None:
     found = shrunk(applied, trainer(applied, tmp_path).create_optimizer())
     assert found == {name for name in trained if "scale_out" not in name}
     assert any("scale_in" in name for name in found) and any("scale_out" in name for name in trained)
+    default = Trainer.get_decay_parameter_names(trainer(applied, tmp_path), applied)  # by name, see docs/own-model.md
+    assert any("scale_out" in name for name in default)
 
 
 @FOREIGN

@@ -203,7 +203,7 @@ class Change:
         if matrix.weight in self._weights:
             return
         weight, after, normed = self.named[matrix.weight], self.row.scale_out, False
-        if self.row.norm_out and not matrix.router and matrix.word not in self.dp_at:
+        if self.row.norm_out and matrix.role != "router" and matrix.word not in self.dp_at:
             normed = not matrix.normalized and self._output_norm(matrix, weight)
             after = after and not normed and not matrix.normalized
         if not (after or normed or gamma is not None):
@@ -220,7 +220,8 @@ class Change:
                 ones = upcast(weight).new_ones(*weight.shape[:-2], width)
                 scale_out = self._vector(matrix.weight, ones, "output")
             parts.append(ScaledPart(scale_in, scale_out))
-        self._parametrize(matrix.weight, ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1))
+        transposed = matrix.in_axis != weight.ndim - 1
+        self._parametrize(matrix.weight, ScaledWeight(parts, matrix.parts, transposed, matrix.role))
 
     def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> bool:
         """Normalize the output of a matrix's layer; return False, with a note, if it is not a plain linear map."""

@@ -14,7 +14,7 @@ from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, block_o
 from lightning_sv.roles.dataflow import plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
-from lightning_sv.roles.types import ModelParameter
+from lightning_sv.roles.types import ModelParameter, ModelRole
 
 #: why a vector stays in its norm: other modules have the same parameter
 TIED = "it is tied to a different parameter"
@@ -31,7 +31,7 @@ class SiteMatrix(NamedTuple):
     mixed: bool  #: whether it has several matrices that cannot be separated into blocks of rows
     normalized: bool  #: whether its product is already normalized
     head_width: int | None  #: width of the heads into which its product is viewed
-    router: bool  #: whether it selects experts
+    role: ModelRole  #: matrix, router or head
 
     @property
     def word(self) -> str:
@@ -210,7 +210,7 @@ def _matrix(name: str, traced: TracedModel, normalized: dict[Node, bool]) -> Sit
     if len(row.shape) == 2 and len(parts) == 1 and norms and not any(norms):
         mixed = True  # a norm of a part, such as one matrix of two
     mixed = mixed and row.role != "router"  # its scores meet its own choice of experts
-    return SiteMatrix(name, row.in_axis, parts, mixed, any(norms), row.head_width, row.role == "router")
+    return SiteMatrix(name, row.in_axis, parts, mixed, any(norms), row.head_width, row.role)
 
 
 def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:

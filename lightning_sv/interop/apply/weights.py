@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lightning_sv.errors import RunError
+from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.fold import effective_weight
 
@@ -103,11 +104,13 @@ class ScaledWeight(Scaled):
         parts: scale vectors of each matrix
         widths: d_out of each matrix, in the weight's order
         transposed: if True, the weight is stored as (*batch_dims, d_in, d_out)
+        role: role of the weight without the strategy; behind the norm of `dnp` a head would look like a matrix
     """
 
-    def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool):
+    def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool, role: ModelRole):
         super().__init__()
         self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
+        self.role_of_original = role
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
