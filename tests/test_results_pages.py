@@ -5,6 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -228,6 +229,23 @@ def test_tables_of_the_parts_equal_the_recording() -> None:
     assert f"{or_.replace('(', '(90% interval ')} and {hg}." in text
     below = intervals(recorded("cpu-mini/differences.csv", arm="unified", quantity="final loss"))[0]
     assert "{1} ({3} to {2}, a 95%".format(*re.split(r"[ (]*-| to -|\)", below)) in page("cpu-mini")
+
+
+def test_scatter_of_the_proxy_equals_the_recordings() -> None:
+    runs = pd.concat([recorded("cpu-mini/results.csv").drop_duplicates("run"), recorded("cpu-mini/more-seeds.csv")])
+    curves = [[tuple(map(float, at.split(":"))) for at in c.split()] for c in runs["copying/second_minus_first"]]
+    runs = runs.assign(gain=[points[-1][1] for points in curves])
+    assert [(row.arm, row.seed) for row in runs[runs.gain > FORMED].itertuples()] == [("unified, dp at v", "12")]
+    own = runs[runs.arm == "llama"].sort_values("seed")
+    text, (shown,) = " ".join(page("cpu-mini").split()), table(page("cpu-mini"), "| seed of `llama`")
+    assert shown[1:] == own.val_loss.map("{:.4f}".format).tolist() and len(own) == 6
+    formed = [curves[i] for i in np.flatnonzero(runs.arm == "llama")]
+    times = [tokens_to_reach([at for at, _ in points], [x for _, x in points], FORMED) for points in formed]
+    assert f"after {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} million tokens. At the end" in text
+    assert f"is {-own.gain.max():.2f} to {-own.gain.min():.2f} nats per token below" in text
+    scatter = f"{own.val_loss.std():.3f}"
+    assert f"standard deviation is {scatter}." in text and own.val_loss.std() < 0.01
+    assert all(scatter in page(name).partition("six seeds")[2] for name in ("copying", "gpu-25"))
 
 
 def test_tables_of_copying_runs_equal_both_recordings() -> None:
