@@ -222,7 +222,7 @@ def test_tables_of_the_parts_equal_the_recording() -> None:
         (row,) = verdicts[verdicts.claim.str.endswith(arm)].itertuples()
         assert f"{abs(row.estimate):.3f} {word}" in text and (row.estimate < 0) == (word == "higher")
     judged = recorded("cpu-mini/verdicts.csv")
-    cells = [[interval, corrected] for interval, corrected in zip(intervals(judged), judged.corrected, strict=True)]
+    cells = [list(row) for row in zip(intervals(judged), judged.corrected, judged.paper, strict=True)]
     assert [row for _, *row in table(page("cpu-mini"), "| claim")] == cells
     assert f"`dp` at q and k it is {-judged.estimate.iloc[0]:.3f} higher" in text
     or_, hg = intervals(judged)[-2:]
