@@ -100,11 +100,12 @@ def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> st
 
 def pairs_words(d: PairedDifference) -> str:
     """`6 pairs; scatter of 15 arms, 70 degrees of freedom`."""
-    return f"{_count(d)}{f'; {d.scatter}' * bool(d.scatter)}"
+    return f"{count_pairs(d.n)}{f'; {d.scatter}' * bool(d.scatter)}"
 
 
-def _count(d: PairedDifference) -> str:
-    return f"{d.n} {'pair' if d.n == 1 else 'pairs'}"
+def count_pairs(n: int) -> str:
+    """`1 pair` or `6 pairs`."""
+    return "1 pair" if n == 1 else f"{n} pairs"
 
 
 #: power at which a number of pairs decides
@@ -192,7 +193,7 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
             return f"{b} and {a} are equal within {MARGIN:g}: {ends}, lies inside ({pairs_words(d)})."
         scatter = f" ({d.scatter})" if d.scatter else ""
         return (
-            f"Not resolved: {ends}, covers zero; {_count(d)} could show a difference of about "
+            f"Not resolved: {ends}, covers zero; {count_pairs(d.n)} could show a difference of about "
             f"{d.smallest_resolvable:.{n}f}{scatter}."
         )
     low, high = sorted((abs(d.low), abs(d.high)))

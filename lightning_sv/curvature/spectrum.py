@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 
 from lightning_sv.curvature.hvp import Estimate, Product
-from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, norm, rademacher, rounding, seeded
+from lightning_sv.curvature.vectors import Basis, gaussian, inner, norm, rademacher, rounding, seeded
 from lightning_sv.errors import expect
 
 
@@ -36,7 +36,7 @@ def lanczos(
         ConfigError: n_steps below 1
     """
     expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
-    n_steps = min(n_steps, dimension(product.parameters))
+    n_steps = min(n_steps, sum(p.numel() for p in product.parameters))
     basis = Basis(product.parameters, n_steps)
     eps = rounding(product.parameters)
     start = gaussian(product.parameters, seeded(generator))

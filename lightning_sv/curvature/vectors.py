@@ -20,11 +20,6 @@ def norm(a: Sequence[Tensor]) -> float:
     return math.sqrt(inner(a, a))
 
 
-def dimension(a: Sequence[Tensor]) -> int:
-    """Return the number of entries of a."""
-    return sum(x.numel() for x in a)
-
-
 def rounding(a: Sequence[Tensor]) -> float:
     """Return the largest machine epsilon among the tensors of a."""
     return max(torch.finfo(x.dtype).eps for x in a)

@@ -327,7 +327,7 @@ class PretrainCLI(LightningCLI):
         # the number of devices is known from here on
         accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
         trainer.fit_loop.epoch_loop.max_steps = self._count_steps(accumulate)
-        if ckpt_path is not None and not may_jump and not self.model.has_own_optimizer:
+        if ckpt_path is not None and not may_jump and not self.model.own_optimizer:
             check_learning_rate(checkpoint, model, trainer.max_steps)
         every = math.ceil(trainer.max_steps / data.validations)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]

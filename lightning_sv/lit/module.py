@@ -400,7 +400,7 @@ class PretrainModule(L.LightningModule):
 
         A checkpoint's peaks are those from before a LearningRateFinder.
         """
-        schedulers = [] if self.has_own_optimizer else [each.scheduler for each in self.trainer.lr_scheduler_configs]
+        schedulers = [] if self.own_optimizer else [each.scheduler for each in self.trainer.lr_scheduler_configs]
         for scheduler in schedulers:
             if isinstance(scheduler, LambdaLR):  # StochasticWeightAveraging replaces it
                 scheduler.base_lrs = self._peaks
@@ -461,15 +461,15 @@ class PretrainModule(L.LightningModule):
         return type(self).__name__ if is_overridden("configure_model", self, PretrainModule) else None
 
     @property
-    def has_own_optimizer(self) -> bool:
-        """True if a subclass replaces `configure_optimizers`."""
-        return is_overridden("configure_optimizers", self, PretrainModule)
+    def own_optimizer(self) -> str | None:
+        """Name of a subclass that replaces `configure_optimizers`; else None."""
+        return type(self).__name__ if is_overridden("configure_optimizers", self, PretrainModule) else None
 
     @property
     def has_own_groups(self) -> bool:
         """True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
         trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
-        return self.has_own_optimizer or self.built_by is not None or trains[0] != trains[-1]
+        return bool(self.own_optimizer or self.built_by) or trains[0] != trains[-1]
 
 
 def _config(kind: Callable[..., Any], value: Any) -> Any:

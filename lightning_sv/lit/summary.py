@@ -47,21 +47,16 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "tokens": tokens_seen(trainer),
         "parameters": sum(p.numel() for p in module.net.parameters()),
         "activated_parameters": module.settings.n_activated,
-        "lr": None if module.has_own_optimizer else module.settings.lr,
+        "lr": None if module.own_optimizer else module.settings.lr,
         **data.manifest.loss_metrics(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
         "origin": module.origin,
         "built_by": module.built_by,
-        "own_optimizer": own_optimizer(module),
+        "own_optimizer": module.own_optimizer,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
-
-
-def own_optimizer(module: PretrainModule) -> str | None:
-    """Return the name of a class that replaces the optimizer of the settings, or None."""
-    return type(module).__name__ if module.has_own_optimizer else None
 
 
 def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 
     settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
     """
-    own = own_optimizer(module)
+    own = module.own_optimizer
     identity = recorded_settings(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,
@@ -103,7 +98,7 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
 
     Nothing is written if a subclass has its own optimizer or model.
     """
-    if module.has_own_optimizer or module.built_by:
+    if module.own_optimizer or module.built_by:
         return
     meta = module.settings.meta()
     optimizer = build_optimizer(module.settings.parameter_groups(meta), module.settings.optim, module.settings.lr)
@@ -126,9 +121,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     )
     if module.built_by:
         console.print(f"the model is that of {module.built_by}; these numbers are those of PretrainModule")
-    if module.has_own_optimizer:
-        console.print(f"the optimizer is that of {type(module).__name__}")
-    if module.has_own_optimizer or module.built_by:
+    if module.own_optimizer:
+        console.print(f"the optimizer is that of {module.own_optimizer}")
+    if module.own_optimizer or module.built_by:
         return
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)

@@ -43,11 +43,7 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
             std /= math.sqrt(2 * config.n_layer)
         # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default device.
-        generator = _generator(seed, prefix + name)
+        digest = hashlib.sha256(f"{seed}:{prefix}{name}".encode()).digest()
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         # Do not assign the values to a variable: it would keep a matrix in memory until the next one is sampled.
         parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(std))
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -180,12 +180,8 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
             curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
         for tag, values in points.items():
             curves.setdefault(tag, {}).update(values)
-    return {tag: _curve(points) for tag, points in curves.items() if points}, cut
-
-
-def _curve(points: Mapping[int, float]) -> Curve:
-    tokens, values = zip(*sorted(points.items()), strict=True)
-    return Curve(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64))
+    columns = {tag: zip(*sorted(points.items()), strict=True) for tag, points in curves.items() if points}
+    return {tag: Curve(*map(np.array, pair)) for tag, pair in columns.items()}, cut
 
 
 def _read_segment(file: Path) -> _Segment:

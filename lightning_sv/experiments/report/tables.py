@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, tokens_to_reach
 from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.analysis.verdicts import direction, times
+from lightning_sv.analysis.verdicts import count_pairs, direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
@@ -78,20 +78,17 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
     pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
     for names, pair in pairs:
-        yield (*names, "final loss", *_numbers(pair.difference))
+        d = pair.difference
+        yield (*names, "final loss", d.n, d.mean, d.low, d.high)
     for names, pair in pairs:
         if (e := pair.efficiency).factor is not None:
             yield (*names, "token factor", e.n, e.factor, e.low, e.high)
     for names, pair in pairs:
         for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
-            yield (*names, f"final loss, part of {kind}", *_numbers(d))
+            yield (*names, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high)
     for series, against, fit in _laws(panel):
         for name, d in (("offset", fit.offset), ("slope", fit.slope)):
             yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high)
-
-
-def _numbers(d: PairedDifference) -> tuple[Any, ...]:
-    return d.n, d.mean, d.low, d.high
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -159,7 +156,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             d, e = pair.difference, pair.efficiency
             ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
-            interval = _interval(d.low, d.high) + (f"; {_pairs(d.n)}" if several else "")
+            interval = _interval(d.low, d.high) + (f"; {count_pairs(d.n)}" if several else "")
             shown = [f"{d.mean:+.4f}", interval, direction(d), tokens]
         rows.append([arm.name, f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses), *shown])
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", "result", TOKEN_FACTOR]
@@ -209,7 +206,7 @@ def ours_words(verdict: Verdict) -> str:
     if verdict.estimate is None:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
-    pairs = f"{percent(verdict.confidence)}, {_pairs(verdict.n)}"
+    pairs = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
     if verdict.unit == "times":
         ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
         return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"
@@ -223,10 +220,6 @@ def p_words(verdict: Verdict) -> str:
         return ""
     claims = "the primary claims" if verdict.primary else "all others"
     return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {claims}"
-
-
-def _pairs(n: int) -> str:
-    return "1 pair" if n == 1 else f"{n} pairs"
 
 
 def _interval(low: float | None, high: float | None) -> str:

@@ -138,7 +138,6 @@ class LastCheckpoint(Checkpoint):
         self.keep = keep
         self.path: Path | None = None
         self.signals = StopSignals()
-        self._started = False
         self._wait = False
         self._stop = self._stopping = False
         self._saved: int | None = None  # step of the latest checkpoint
@@ -148,7 +147,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
         self._clock.start(trainer)
-        self._started = True
         if self.path is not None and trainer.is_global_zero:
             for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
                 remove(partial)  # left by a process that was killed while writing
@@ -246,7 +244,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
-        if self._started:
+        if self._saved is not None:
             self._log_stop(trainer)
 
     def _log_stop(self, trainer: L.Trainer) -> None:
