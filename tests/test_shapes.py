@@ -33,7 +33,7 @@ def run_models(builds: Sequence[str]) -> int:
 
     with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.beartype"):
         from lightning_sv.nn import Backbone, BackboneConfig, document_ids
-        from lightning_sv.scale import ScaleOptions
+        from lightning_sv.scale import ScaleOptions, ScaleStrategy
         from lightning_sv.scale.fold import effective_weight
     from tests.conftest import GEMMA, MOE
 
@@ -46,7 +46,8 @@ def run_models(builds: Sequence[str]) -> int:
         for build in builds:
             if family is GEMMA and "dnp" in build:
                 continue
-            model = Backbone(replace(config, **family), build, ScaleOptions(share_scale_out=n % 2 == 1))
+            shares = n % 2 == 1 and ScaleStrategy.parse(build).placement_row.scale_out
+            model = Backbone(replace(config, **family), build, ScaleOptions(share_scale_out=shares))
             model(tokens[:, :-1], document_ids(tokens[:, :-1], eot=0))
             model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
             n += 1
@@ -55,5 +56,4 @@ def run_models(builds: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "scale strategy")  # strategies that are the same model
     print(run_models(sys.argv[1:]))

@@ -203,7 +203,7 @@ def test_prepare_text_with_the_end_token_is_refused(tmp_path: Path) -> None:
         prepare(config, progress=False)
 
 
-def test_tokenizer_with_dropout_encodes_without(tmp_path: Path, corpus: Path) -> None:
+def test_tokenizer_with_dropout_encodes_without(corpus: Path) -> None:
     content = json.loads(Tokenizer.load(corpus).content)
     content["model"]["dropout"] = 0.9
     tokenizer = Tokenizer(json.dumps(content).encode(), "tokenizer.json")

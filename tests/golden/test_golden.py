@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.conftest import thinned
+from tests.conftest import FEW_BUILDS, thinned
 from tests.golden.record import CASES, FILE, FLOAT64, ROUNDING, distance, losses, measure
 
 GOLDEN = json.loads(FILE.read_text())
@@ -36,7 +36,7 @@ def test_losses_on_recorded_machine_are_golden() -> None:
 
 
 #: one of each placement, parameterization, family and optimizer; the others are theirs to the last bit
-SOME = ["shared+bp+direct", "hg+ap+offset", "hg+dp+er", "hg+dnp+or", *[case for case in CASES if "," in case], "wsd"]
+SOME = [*FEW_BUILDS[:4], *[case for case in CASES if "," in case], "wsd"]
 #: twice the time of the others, or more
 LARGE = ("experts, llama", "muon, bfloat16", "muon, experts")
 

@@ -46,7 +46,7 @@ def test_runner_failing_and_hanging_stages_leave_the_others(tmp_path: Path) -> N
 
 def test_ceilings_stage_measures_copies_products_and_attention(task: Task) -> None:
     found = ceilings.run(task)
-    assert found["versions"]["packages"]["torch"] == torch.__version__.partition("+")[0] or "+" in torch.__version__
+    assert torch.__version__.startswith(found["versions"]["packages"]["torch"])  # a wheel's metadata may lack +cu130
     assert found["copy_tb_s"] > 0 and len(found["products"]) == 2 and "errors" not in found
     assert {row["backend"] for row in found["attention"]} == {"cudnn", "flash", "efficient"}
     assert any("both_ms" in row for row in found["attention"])

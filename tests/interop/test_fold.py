@@ -11,7 +11,7 @@ from lightning_sv.interop import fold, foldable
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import HeadShared
-from tests.conftest import EVERY_STRATEGY, GEMMA, MOE, perturbed
+from tests.conftest import EVERY_BUILD, GEMMA, MOE, perturbed
 
 BIASED = MOE | {"router": RouterConfig(balance="bias")}
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": BIASED}
@@ -55,9 +55,8 @@ def assert_folded(model: Backbone) -> Backbone:
     return folded
 
 
-@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", EVERY_STRATEGY)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_fold_any_strategy_same_logits(text: str, family: str, config: BackboneConfig) -> None:
     model = make(config, family, text)
     folded, row = assert_folded(model), model.strategy.placement_row

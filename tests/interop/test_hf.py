@@ -168,7 +168,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in THEIRS}
 
 
-@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("name", thinned(THEIRS, ["llama", "qwen3", "gemma3"]))
 @pytest.mark.parametrize("text", KEEPING)
 def test_from_hugging_face_any_strategy_same_logits(text: str, name: str, folders: dict[str, Path]) -> None:

@@ -30,7 +30,6 @@ from tests.conftest import EVERY_BUILD, GEMMA, LLAMA_31, MOE, thinned
 from tests.tolerances import assert_near
 
 
-@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", EVERY_BUILD)
 def test_backbone_without_output_norm_starts_as_llama(text: str, family: dict, config: BackboneConfig) -> None:

@@ -83,7 +83,6 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
 
 @pytest.mark.parametrize("road", ROAD)
 @pytest.mark.parametrize("text", EVERY_BUILD)
-@pytest.mark.filterwarnings("ignore:scale strategy")
 def test_backbone_loss_equals_loss_of_its_logits(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)

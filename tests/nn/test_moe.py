@@ -81,7 +81,6 @@ def check(config: BackboneConfig, text: str) -> None:
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
 
 
-@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("text", EVERY_BUILD)
 def test_moe_every_strategy_and_gradients_equal_plain_loop(text: str, config: BackboneConfig) -> None:
     check(replace(config, **MOE), text)

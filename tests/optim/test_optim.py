@@ -12,28 +12,28 @@ from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import OPTIMIZERS, OptimConfig, ScheduleConfig, build_optimizer, group_table, role_groups
 from lightning_sv.optim.tuned import tuned_lr
-from tests.conftest import EVERY_STRATEGY
+from lightning_sv.scale.strategy import DECAYS
+from tests.conftest import EVERY_BUILD
 
 
-@pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", EVERY_STRATEGY)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_role_groups_partition_parameters_by_role_and_decay(text: str, config: BackboneConfig) -> None:
-    strategy = ScaleStrategy.parse(text)
-    model = Backbone(config, strategy)
-    groups = role_groups(model, strategy.decayed_roles)
-    names = [m.name for g in groups for m in g.members]
-    assert sorted(names) == sorted(n for n, _ in model.named_parameters())
-    for group in groups:
-        for member in group.members:
-            if group.role == "matrix":
-                assert member.parameter.ndim == 2 and "_proj" in member.name
-            elif group.role == "head":
-                assert member.name == "head.lm_head.weight"
-            elif group.role in ("input", "output"):
-                side = "output" if "scale_out" in member.name else "input"
-                assert (group.role, group.decays) == (side, side in strategy.decayed_roles)
-    optimizer = build_optimizer(groups, OptimConfig(), 1e-3)
-    assert isinstance(optimizer, torch.optim.AdamW) and all(g["fused"] for g in optimizer.param_groups)
+    model = Backbone(config, text)
+    for decayed in (row.roles for row in DECAYS.values()):
+        groups = role_groups(model, decayed)
+        names = [m.name for g in groups for m in g.members]
+        assert sorted(names) == sorted(n for n, _ in model.named_parameters())
+        for group in groups:
+            for member in group.members:
+                if group.role == "matrix":
+                    assert member.parameter.ndim == 2 and "_proj" in member.name
+                elif group.role == "head":
+                    assert member.name == "head.lm_head.weight"
+                elif group.role in ("input", "output"):
+                    side = "output" if "scale_out" in member.name else "input"
+                    assert (group.role, group.decays) == (side, side in decayed)
+        optimizer = build_optimizer(groups, OptimConfig(), 1e-3)
+        assert isinstance(optimizer, torch.optim.AdamW) and all(g["fused"] for g in optimizer.param_groups)
 
 
 def test_role_groups_without_a_role_or_with_a_policy_refused(config: BackboneConfig) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ BLOCKS = {
     "none": (0, 0, 0, 0, 0),
 }
 TAIL = 6
+#: sides with vectors, and whether they are folded into the matrix
+SIDES = thinned(
+    [("", False), *product(["i", "o", "io"], [True, False])], [("", False), ("io", True), ("io", False)], several=True
+)
 
 
 def rows_of(blocks: tuple[int, ...]) -> Rows:
@@ -51,8 +56,7 @@ def plain(x: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor 
     return torch.stack(out) * (torch.arange(len(x)) < rows.ends[-1]).unsqueeze(-1)
 
 
-@pytest.mark.parametrize("fold", [True, False])
-@pytest.mark.parametrize("sides", thinned(["", "i", "o", "io"], ["", "io"]))
+@pytest.mark.parametrize(("sides", "fold"), SIDES)
 @pytest.mark.parametrize("widths", thinned([(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)], [(21, 22), (16, 32)]))
 @pytest.mark.parametrize("blocks", thinned(BLOCKS, ["some", "none"]))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -78,8 +82,7 @@ def test_grouped_product_and_gradients_equal_plain_loop(
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("fold", [True, False])
-@pytest.mark.parametrize("sides", thinned(["", "i", "o", "io"], ["", "io"]))
+@pytest.mark.parametrize(("sides", "fold"), SIDES)
 def test_grouped_product_passes_gradgradcheck(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
     rows = rows_of((2, 0, 3, 1))
