@@ -166,9 +166,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
-        self._fill_state(optimizer)
-        options = _SHARDED if self.sharded_checkpoints else _FULL
+        options, fresh = _SHARDED if self.sharded_checkpoints else _FULL, not optimizer.state
         named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=options)
+        if fresh:  # torch has filled the state by a step without gradients, which would count
+            optimizer.state.clear()
+            named = named and named | {"state": {}}  # only rank 0 may have it
         if self.sharded_checkpoints:
             return named
         return number_parameters(named) if named.get("param_groups") else {}
@@ -253,8 +255,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
         module.check_settings(checkpoint)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
-            self._fill_state(optimizer)
-            set_optimizer_state_dict(self.model, optimizer, self._named(optimizer, saved), options=_FULL)
+            if saved["state"]:
+                set_optimizer_state_dict(self.model, optimizer, self._named(optimizer, saved), options=_FULL)
+            else:  # before the first step; torch would take one to fill the state
+                optimizer.load_state_dict(saved)
         return checkpoint
 
     def _load_sharded(self, folder: Path, module: Any) -> dict[str, Any]:
@@ -263,27 +267,19 @@ class FullyShardedStrategy(ModelParallelStrategy):
         checkpoint = read_sharded(folder, tensors=False)
         module.check_settings(checkpoint)
         model = get_model_state_dict(self.model, options=_SHARDED)
-        for optimizer in self.optimizers:
-            self._fill_state(optimizer)
-        optimizers = [get_optimizer_state_dict(self.model, each, options=_SHARDED) for each in self.optimizers]
+        optimizers = [
+            get_optimizer_state_dict(self.model, each, options=_SHARDED) if saved["state"] else saved
+            for each, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+        ]
         load(flat_tensors(model, optimizers), checkpoint_id=folder)
         set_model_state_dict(self.model, model, options=_SHARDED)
         for optimizer, state, saved in zip(self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False):
-            state["param_groups"] = self._named(optimizer, saved)["param_groups"]
-            set_optimizer_state_dict(self.model, optimizer, state, options=_SHARDED)
+            if saved["state"]:
+                state["param_groups"] = self._named(optimizer, saved)["param_groups"]
+                set_optimizer_state_dict(self.model, optimizer, state, options=_SHARDED)
+            else:
+                optimizer.load_state_dict(saved)
         return checkpoint
-
-    def _fill_state(self, optimizer: Optimizer) -> None:
-        """Fill an empty state with zeros, as torch does before it reads or sets one.
-
-        torch takes a step without gradients for this. AdamW counts it and corrects the bias of its averages less.
-        """
-        assert self.model is not None
-        if not optimizer.state:
-            get_optimizer_state_dict(self.model, optimizer, options=_SHARDED)
-            for state in optimizer.state.values():
-                if "step" in state:
-                    state["step"].zero_()
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""

@@ -24,6 +24,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks import TrainingMonitor, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.optim import OptimConfig
 from lightning_sv.runs.lock import find_last_checkpoint
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.lit.several_processes import CPU, STRATEGIES
@@ -132,8 +133,9 @@ def own_weights(corpus: str) -> None:
 def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
     """A checkpoint without a step, also one of one process, changes no step, neither when saved nor when resumed."""
 
-    def updates(save: str = "", resume: str | None = None, *, sharded: bool = False) -> torch.Tensor:
-        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0)
+    def updates(name: str, save: str = "", resume: str | None = None, *, sharded: bool = False) -> torch.Tensor:
+        config, optim = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), OptimConfig(name, lr=1e-2)
+        module = PretrainModule(config, optim=optim, seed=0)
         first = LambdaCallback(on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save))
         fit = L.Trainer(
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -145,11 +147,13 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
         trained = {name: value.full_tensor() for name, value in module.net.state_dict().items()}
         return torch.cat([(value - start[name]).flatten() for name, value in trained.items()])
 
-    expected = updates()
-    for sharded in (False, True):
-        path = f"{out}/sharded-{sharded}.ckpt"
-        for found in (updates(path, sharded=sharded), updates(resume=path if sharded else alone)):
-            assert (found - expected).norm() < 1e-2 * expected.norm()
+    for name in ("adamw", "sgd"):
+        expected = updates(name)
+        for sharded in (False, True):
+            path = f"{out}/{name}-{sharded}.ckpt"
+            resume = alone if name == "adamw" and not sharded else path
+            for found in (updates(name, path, sharded=sharded), updates(name, resume=resume)):
+                assert (found - expected).norm() < 1e-2 * expected.norm(), (name, sharded)
 
 
 def sharded_checkpoints(die_at: str, *args: str) -> int:
