@@ -12,7 +12,7 @@ from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, block_of, consumers, users_along
 from lightning_sv.roles.dataflow import plain, stem, value_at
-from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS
+from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS, TERMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
 from lightning_sv.roles.types import ModelParameter, ModelRole
 
@@ -85,13 +85,14 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
                 stays = f"its shape has {len(row.shape)} axes"
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1]:
                 stays = f"{matrix.weight} reads it with a different width"
-        if row.name in tied:
-            stays = TIED
-        addends = {_addends(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())} or {()}
+        scaled = traced.scaled.get(row.name, ()) if matrices else ()
+        addends = {_addends(node, row.shape, traced) for node, _ in scaled} or {()}
         if len(addends) > 1:
             stays = "different biases are added after it"
-        elif matrices and any(len(names) > 1 or "" in names for names in addends):
+        elif any(len(names) > 1 or "" in names for names in addends):
             stays = "something other than one bias of its shape is added after it"
+        if row.name in tied:
+            stays = TIED
         bias = next(iter(min(addends)), None) if not stays else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
@@ -166,12 +167,20 @@ def _addends(node: Node, vector: tuple[int, ...], traced: TracedModel) -> tuple[
     numbers, walk = [], Walk(node)
     if node.op == "addcmul":
         added.append(node.argument("self"))
-    for value, argument, user in walk:
+    for value, argument, user in walk:  # up to the matrices
+        others = user.others(value)
+        if user.op in PRODUCTS and any(other.kind == PARAM for other in others):
+            continue
         if user.op in SUMS or (user.op == "addcmul" and argument != "self"):
-            added += user.others(value) if user.op in SUMS else [user.argument("self")]
+            added += others if user.op in SUMS else [user.argument("self")]
             numbers.append(user.scalars.get("other", 0))
-        if user.moves or (user.op in SUMS | {"mul", "div", "addcmul"} and user.is_alone(value)):
-            walk.follow(user)
+        elif user.op in TERMS and user.op not in ("mul", "div", "true_divide"):  # such as masked_fill, also by 0
+            numbers += [user.scalars[key] for key in ("value", "other", "self") if key in user.scalars] or [1]
+        elif user.op == "cat" and any(other.kind in (CONST, PARAM) for other in others):
+            numbers.append(1)
+        elif user.op == "constant_pad_nd":
+            numbers.append(user.scalars.get("value", 0))
+        walk.follow(user)
     fixed = {value for value in added if value is not None and value.kind in (CONST, PARAM)}
     names = {name for value in fixed if plain(value).op == "parameter" for name in traced.flow.sources[value]}
     fits = len(names) == len(fixed) and all(tuple(traced.named[name].shape) == vector for name in names)
