@@ -1,16 +1,19 @@
 """Parameter groups for any optimizer, and parameter names for APIs that need names."""
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
 from lightning_sv.roles import Roles, weight_decay_roles
+from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
@@ -37,11 +40,14 @@ def param_groups(
         policy: 'wd', 'iwd', 'owd' or 'nowd'; None for that of the strategy that `apply_strategy` applied, and for
             'iwd', the paper's choice, without a strategy
         example: example inputs of the model, see `weight_decay_roles`
-        roles: result of `weight_decay_roles` for the model before wrapping, on fake tensors, or with given roles; but
-            after `apply_strategy` or `fold_applied`
+        roles: result of `weight_decay_roles`, made after `apply_strategy` or `fold_applied` and before wrapping; also
+            on fake tensors, or with given roles
 
     Raises:
         ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
+
+    Warns:
+        UserWarning: scale vectors were cast to 16 bits
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
@@ -58,11 +64,15 @@ def param_groups(
 def decayed_names(
     model: nn.Module, policy: str | None = None, example: Any = None, roles: Roles | None = None
 ) -> list[str]:
-    """Return the names of the trained parameters that decay; arguments as in `param_groups`.
+    """Return the names of the trained parameters that decay; arguments, errors and warnings as in `param_groups`.
 
     Raises:
         ConfigError: as `param_groups`
     """
+    vectors = (p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters())
+    if short := next((p.dtype for p in vectors if p.requires_grad and p.itemsize < 4), None):
+        lost = f"numbers above 1 are {torch.finfo(short).eps:.1g} apart, so most steps of an optimizer are lost"
+        warnings.warn(f"scale vectors are in {short}, whose {lost}; use float32 weights with bf16-mixed.", stacklevel=2)
     policy = _applied_policy(model) if policy is None else policy
     wanted = "a word such as 'iwd'. Give the model's inputs as example=."
     expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)

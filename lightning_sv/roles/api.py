@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
+from torch.func import functional_call
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
@@ -16,10 +19,6 @@ from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.trace import PARAM, Node, trace
 from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
 from lightning_sv.scale import ScaledLinear, ScaleVector
-from lightning_sv.scale.vector import HeadShared
-
-#: form of our vectors -> gamma to which decay pulls; that of others is traced
-_DECAY_TO = {"direct": 0.0, "offset": 1.0, "or": 0.0, "er": 1.0}
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
@@ -185,15 +184,26 @@ def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None
     declared: dict[str, tuple[ModelRole, float | None]] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        if isinstance(module, ScaleVector) and not isinstance(module, HeadShared):
-            to = _DECAY_TO.get(module.form)
-            here = {prefix + name: (module.role, to) for name, _ in module.named_parameters()}
+        if isinstance(module, ScaleVector):
+            of_vector = module.role, _at_zero(module)
+            here = {prefix + name: of_vector for name, _ in module.named_parameters()}
             declared = here | declared  # a vector that contains others comes first
         elif isinstance(module, ScaledLinear):
             declared[f"{prefix}weight"] = (module.role, None)
         elif role := getattr(module, "role_of_original", None):  # a parametrization of apply_strategy
             declared[f"{path.rpartition('.')[0]}.original"] = (role, None)
     return declared
+
+
+def _at_zero(vector: ScaleVector) -> float | None:
+    """Return gamma for parameters of 0, to which decay pulls; None if it is not one number."""
+    if any(buffer.is_meta or is_fake(buffer) for buffer in vector.buffers()):
+        return None
+    zeros = {name: torch.zeros(p.shape, dtype=p.dtype, device="cpu") for name, p in vector.named_parameters()}
+    state = zeros | {name: buffer.cpu() for name, buffer in vector.named_buffers()}
+    with unset_fake_temporarily(), torch.no_grad():
+        gamma = functional_call(vector, state, ()).nan_to_num()  # of `or`, whose direction is undefined and beta is 0
+    return float(gamma.flatten()[0]) if (gamma == gamma.flatten()[0]).all() else None
 
 
 def family(name: str) -> str:

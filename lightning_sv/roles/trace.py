@@ -343,7 +343,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 f"the traced forward pass failed ({type(error).__name__}: {why}); expected an example that the "
                 "model accepts (a dict has the keywords of forward; give a dict that is its only argument as (dict,)), "
                 "and a model without flex_attention, torch.cond and other higher-order operators. In transformers, "
-                'call model.set_attn_implementation("sdpa") first. A model that needs autocast enters it in forward.'
+                'call model.set_attn_implementation("sdpa") first. A model that needs autocast must enter it itself.'
             ) from error
         outputs = {tracer.find(tensor) for tensor in _tensors(logits_of(out))}
     return Graph(tracer.nodes, parameters, outputs)

@@ -31,7 +31,8 @@ class ModelParameter:
             (any other scale vector), multiplier (a factor of unnormalized values), bias, other
         redundant: for a scale vector, True if the following matrices could absorb it, also through gates and
             attention's average; otherwise None
-        decays_to: for a scale vector, the factor to which decay pulls it: 0, or 1 if gamma is 1 + w; otherwise None
+        decays_to: for a scale vector, gamma at parameters of 0, to which decay pulls, such as 1 if gamma is 1 + w; None
+            if unknown
         in_axis: for a matrix, the axis that its product sums over
         head_width: for a matrix, the width of the heads into which its product is divided; 0 if they are the last axis
         trained: True if it requires a gradient

@@ -72,7 +72,7 @@ class ScaledLinear(RecordedModule):
         role: role of the matrix in the model
     """
 
-    recorded = "norm_width", "the width of the norm after the matrix"
+    recorded = "norm_width", "the width of the norm after the matrix", "Use the strategy of the weights."
 
     def __init__(
         self,

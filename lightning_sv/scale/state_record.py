@@ -13,19 +13,18 @@ class RecordedModule(nn.Module):
     Older files, safetensors, torch.distributed.checkpoint and plain dicts lack the record, and are accepted.
     """
 
-    #: attribute, and its name in errors
-    recorded: ClassVar[tuple[str, str]]
+    #: attribute, its name in errors, and a hint
+    recorded: ClassVar[tuple[str, str, str]]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        attribute, _ = self.recorded
+        attribute, *_ = self.recorded
         if hasattr(destination, "_metadata"):
             destination._metadata[prefix[:-1]][attribute] = getattr(self, attribute)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
-        attribute, name = self.recorded
+        attribute, name, hint = self.recorded
         own = getattr(self, attribute)
         saved = local_metadata.get(attribute, own)
-        wanted = f"{own}, as in the model. Build the model with the strategy of the weights."
-        expect(saved == own, f"{name} of {prefix[:-1]}", saved, wanted)
+        expect(saved == own, f"{name} of {prefix[:-1]}", saved, f"{own}, as in the model. {hint}")
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)

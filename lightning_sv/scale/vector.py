@@ -40,7 +40,11 @@ class ScaleVector(RecordedModule, ABC):
 
     #: name in state dicts, because parameters of different formulas may have the same names; by default the class's
     form: ClassVar[str]
-    recorded = "form", "the parameterization"
+    recorded = (
+        "form",
+        "the parameterization",
+        "Use that of the weights. If only the name differs, set `form` in the class.",
+    )
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)

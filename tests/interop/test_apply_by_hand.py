@@ -236,15 +236,23 @@ def test_apply_strategy_second_strategy_refused_model_unchanged(first: str) -> N
     net.load_state_dict(net.state_dict())
 
 
-def test_apply_strategy_cast_afterwards_warns_in_training() -> None:
+def test_apply_strategy_tied_norms_before_positions_stay_tied() -> None:
+    net = Net(
+        lambda net, x: net.head(torch.tanh(net.matrix(net.second(net.emb(IDS)) + net.table)) * net.up(x + net.table)), D
+    )
+    net.second, net.up = nn.RMSNorm(D), nn.Linear(D, D, bias=False)
+    net.table, net.second.weight = nn.Parameter(torch.randn(8, D), requires_grad=False), net.norm.weight
+    report = apply_strategy(net, "hg+dp+or", IDS)
+    assert net.second.weight is net.norm.weight and "is tied" in dict(report.notes)["norm.weight"]
+
+
+def test_param_groups_of_vectors_cast_to_16_bits_warns() -> None:
     net = Net(plain)
     apply_strategy(net, "hg+dp", IDS)
-    net(IDS)
-    net.bfloat16()
-    with torch.no_grad():
-        net(IDS)
+    with warnings.catch_warnings(action="error"):
+        param_groups(net, 1e-3, 0.1, example=IDS)
     with pytest.warns(UserWarning, match="in torch.bfloat16"):
-        net(IDS)
+        param_groups(net.bfloat16(), 1e-3, 0.1, example=IDS)
 
 
 def test_apply_strategy_mean_of_states_loads() -> None:

@@ -96,8 +96,9 @@ def test_weight_decay_roles_backbone_equal_declared(strategy: str, kind: dict) -
             assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
 
 
+@pytest.mark.parametrize("sharing", ["", "hg+"])
 @pytest.mark.parametrize(("own", "to"), [("Softplus", math.log(2)), ("Composed", -0.5)])
-def test_weight_decay_roles_own_parameterization_decays_to_its_gamma_at_zero(own: str, to: float) -> None:
+def test_weight_decay_roles_own_parameterization_decays_to_its_gamma_at_zero(own: str, to: float, sharing: str) -> None:
     roles = weight_decay_roles(
         Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=48), f"tests.scale.test_vector:{own}")
     )

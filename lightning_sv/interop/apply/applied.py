@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -166,23 +165,9 @@ def scaled_weights(module: nn.Module) -> dict[str, Any]:
 
 
 def check_complete(model: nn.Module, args: Any) -> None:
-    """Check in training that no module with scale vectors was replaced, and that no constant vector trains.
-
-    Raises:
-        ConfigError: one was replaced, or trains
-
-    Warns:
-        UserWarning: vectors train in 16 bits
-    """
+    """Check in training that no module with scale vectors was replaced, and that no constant vector trains."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    vectors = (p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters())
-    short = next((p.dtype for p in vectors if p.requires_grad and p.itemsize < 4), None)
-    if short is not None and _SHARDED.isdisjoint(
-        kind.__name__ for kind in type(model).__mro__
-    ):  # it gathers short ones
-        lost = f"numbers above 1 are {torch.finfo(short).eps:.1g} apart, so most steps of an optimizer are lost"
-        warnings.warn(f"scale vectors are in {short}, whose {lost}; use float32 weights with bf16-mixed.", stacklevel=2)
     applied: Applied = vars(model)[APPLIED]
     missing = applied.sites - {module.site for module in model.modules() if isinstance(module, Scaled)}
     modules = {unwrapped(path): module for path, module in model.named_modules()} if missing else {}
