@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -124,12 +125,16 @@ class TokenDataModule(L.LightningDataModule):
         wanted = f"False, because TokenDataModule splits the batch over the devices. {hint}"
         expect(not samples, "use_distributed_sampler", samples, wanted)
         batches.check_validation(devices)
-        own_step = type(trainer.lightning_module).validation_step is not PretrainModule.validation_step
-        if own_step and (sequences := batches.validation_sequences) % devices:
+        step, limit = "validation_step", trainer.limit_val_batches
+        if stage == "test":
+            step, limit = "test_step", trainer.limit_test_batches
+        module, sequences = trainer.lightning_module, batches.validation_sequences
+        own = is_overridden(step, module) and getattr(type(module), step) is not getattr(PretrainModule, step)
+        if own and limit and stage != "predict" and sequences % devices:
             rank_zero_warn(
                 f"{sequences} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
-                "number of sequences per device, so a loss that your validation_step logs with sync_dist=True is too "
-                "high. Choose a val_sequences that is a multiple."
+                f"number of sequences per device, so a loss that your {step} logs with sync_dist=True is too high. "
+                "Choose a val_sequences that is a multiple."
             )
 
     @property

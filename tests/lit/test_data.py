@@ -8,6 +8,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner.tuning import Tuner
 
 from lightning_sv import PretrainModule, TokenDataModule
@@ -100,18 +101,30 @@ class OwnStep(PretrainModule):
         self.log("val/loss", self.loss(block)[0], sync_dist=True)
 
 
-@pytest.mark.parametrize(
-    ("sequences", "step", "warned"), [(3, OwnStep, 1), (4, OwnStep, 0), (3, PretrainModule, 0), (3, Foreign, 1)]
-)
+@pytest.mark.parametrize(("sequences", "kind", "stage", "limit", "warned"), [
+    (3, OwnStep, "validate", 1.0, 1),
+    (4, OwnStep, "validate", 1.0, 0),
+    (3, OwnStep, "fit", 0, 0),
+    (3, OwnStep, "test", 1.0, 0),
+    (3, PretrainModule, "validate", 1.0, 0),
+    (3, BoringModel, "test", 1.0, 1),
+])  # fmt: skip
 def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
-    sequences: int, step: type[L.LightningModule], warned: int, data: TokenDataModule
+    sequences: int, kind: type[L.LightningModule], stage: str, limit: float, warned: int, data: TokenDataModule
 ) -> None:
-    fit = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", use_distributed_sampler=False, logger=False)
-    fit.strategy._lightning_module = Foreign(foreign("applied")) if step is Foreign else step(SIZES, lr=0.01)
+    fit = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        use_distributed_sampler=False,
+        logger=False,
+        limit_val_batches=limit,
+    )
+    fit.strategy._lightning_module = kind(SIZES, lr=0.01) if issubclass(kind, PretrainModule) else kind()
     data.trainer, data.batches.val_sequences = fit, sequences
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        data.setup("validate")
+        data.setup(stage)
     assert sum("multiple" in str(each.message) for each in found) == warned
 
 
