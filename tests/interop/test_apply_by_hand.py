@@ -273,6 +273,10 @@ def test_apply_strategy_block_at_several_places_has_vectors() -> None:
     perturb(model)
     before = model(IDS)
     torch.testing.assert_close(fold_applied(model)(IDS), before)
+    apply_strategy(model, "ap", IDS)
+    state = model.state_dict() | {"3.0.weight": torch.full((D,), 2.0)}
+    with pytest.raises(ConfigError, match=r"^3\.0\.weight is"):
+        model.load_state_dict(state)
 
 
 def test_apply_strategy_matrices_of_one_weight_have_own_vectors() -> None:

@@ -227,8 +227,11 @@ def check_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: An
     """Check the constant vectors of a state dict, before it is loaded; means of several states have rounded ones."""
     applied: Applied = vars(module)[APPLIED]
     given = {unwrapped(key[len(prefix) :]): key for key in state if key.startswith(prefix)}
-    for name, wanted in applied.constants.items():
-        key = given.get(unwrapped(name), "")
+    named = {unwrapped(name): parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
+    fixed = {unwrapped(name): wanted for name, wanted in applied.constants.items()}
+    constants = {id(named[name]): wanted for name, wanted in fixed.items() if name in named}
+    for name, parameter in named.items():  # a module at several places has several names
+        wanted, key = constants.get(id(parameter)), given.get(name, "")
         value: Any = state.get(key)
         if wanted is not None and type(value) in (Tensor, nn.Parameter) and not value.is_meta:
             expected = f"{wanted:g} in all entries. Load a plain model's state before apply_strategy."
