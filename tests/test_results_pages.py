@@ -193,7 +193,12 @@ def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
     assert table(page("cpu-100-protocol"), "| strategy | seed") == losses.to_numpy().tolist()
     low, high = (protocol("cpu-100-protocol", arm)[1:6] for arm in FURTHER[3:])
     assert f"{low} and {high} nats per token below `llama`" in page("related")
-    assert f"lower the loss of `llama` by {low} and {high}" in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"lower the loss of `llama` by {low} and {high}" in readme
+    hours = recorded("cpu-100-protocol/results.csv").drop_duplicates("run").seconds.sum() / 3600 / 2
+    assert all(
+        f"in about {hours:.0f} hours on two cores" in " ".join(text.split()) for text in (readme, page("results"))
+    )
 
 
 def test_tables_of_the_larger_std_equal_the_recording() -> None:
