@@ -1,6 +1,7 @@
 """Hessian-vector products: exact on a retained graph, or by differences of gradients."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,17 +119,21 @@ class DifferenceProduct:
     A product takes two forward and backward passes, and the memory of one in addition to three copies of the subset.
     The loss runs unchanged, for instance with flash attention and compiled. Random numbers, such as dropout masks, are
     the same in every pass: they start from the random state at construction, and the current state is restored. The
-    displacement's norm is ||h v|| = step (1 + ||theta||): the truncation error grows as step^2, most along the sharpest
-    directions, and the rounding error of the gradients as 1 / step. The parameters are changed in place and restored
-    exactly; these changes invalidate the retained graph of a HessianProduct of the same model.
+    largest displacement of an entry is h max|v| = step (1 + ||theta||) / sqrt(N), with N parameters, so that directions
+    of few entries are not displaced further than others. The truncation error grows as step^2, most along the
+    sharpest directions, and the rounding error of the gradients as 1 / step. The parameters are changed in place and
+    restored exactly; these changes invalidate the retained graph of a HessianProduct of the same model. Buffers that
+    the loss changes, such as the means of BatchNorm, are not restored.
 
-    The map is not exactly symmetric or linear in v; errors of `lanczos` and `hutchinson` do not include that.
+    The map is not exactly symmetric or linear in v; the error of `lanczos` includes the asymmetry, that of `hutchinson`
+    does not. Kinks (ReLU, the selection of experts) and 16-bit products inside the loss, as under autocast, change the
+    result.
 
     Args:
         loss: as in `HessianProduct`
         parameters: parameters of the second derivative
-        step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' machine epsilon
-            (1e-3 in float32; on a tiny Llama H v is then accurate to 2e-3 and lambda_max to 6e-4)
+        step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' machine epsilon (1e-3
+            in float32)
 
     Raises:
         ConfigError: as in `HessianProduct`, parameters narrower than float32, or a step that is not positive
@@ -149,10 +154,11 @@ class DifferenceProduct:
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
         _check_shapes(vector, self.parameters)
-        length = norm(vector)
-        if length == 0:
+        largest = max(float(v.abs().max()) for v in vector if v.numel())
+        if largest == 0:
             return tuple(torch.zeros_like(p) for p in self.parameters)
-        h = self.step * (1 + norm(self.parameters)) / length
+        n = sum(p.numel() for p in self.parameters)
+        h = self.step * (1 + norm(self.parameters)) / (math.sqrt(n) * largest)
         ahead, behind = self._gradient_at(h, vector), self._gradient_at(-h, vector)
         return tuple((a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True))
 

@@ -22,6 +22,8 @@ def lanczos(
     lambda_max, and usually much closer to it: r^2 over the gap. It is only likely that the eigenvalue is the largest
     one: a start vector almost orthogonal to its eigenvector converges to a neighbour first. Stopping therefore requires
     two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps vectors of memory.
+    The error also has the largest difference of q_i^T H q_j and q_j^T H q_i of successive vectors in the basis. It is 0
+    up to rounding if the map is symmetric; P^-1 H is not, so use P^-1/2 H P^-1/2, which has the same eigenvalues.
 
     Args:
         product: v -> H v
@@ -43,9 +45,11 @@ def lanczos(
     basis.append(start, norm(start))
     diagonal: list[float] = []
     off_diagonal: list[float] = []
-    accurate_steps = 0
+    accurate_steps, asymmetry = 0, 0.0
     while True:
         image = product(basis[len(basis) - 1])
+        if off_diagonal:
+            asymmetry = max(asymmetry, abs(inner(basis[len(basis) - 2], image) - off_diagonal[-1]))
         diagonal.append(inner(basis[len(basis) - 1], image))
         if not math.isfinite(diagonal[-1]):  # overflow
             return Estimate(math.nan, math.nan, len(diagonal))
@@ -61,7 +65,7 @@ def lanczos(
             break
         off_diagonal.append(beta)
         basis.append(remainder, beta)
-    return Estimate(theta[-1].item(), error.item(), len(diagonal))
+    return Estimate(theta[-1].item(), error.item() + asymmetry, len(diagonal))
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,27 @@ def test_difference_product_at_zero_equals_the_closed_form() -> None:
     torch.testing.assert_close(images[1], torch.tensor([16.0], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+def test_difference_product_of_a_sharp_direction_of_one_entry() -> None:
+    """(cosh(10 x) - 1) / 100 has curvature 1 at 0, and 12 at 0.3, as far as all entries together are displaced."""
+    p = torch.ones(100_000, requires_grad=True)
+
+    def loss() -> Tensor:
+        return 5e-4 * p[1:].square().sum() + ((10 * (p[0] - 1)).cosh() - 1) / 100
+
+    assert lanczos(DifferenceProduct(loss, [p])).value == pytest.approx(1, rel=1e-2)
+
+
+def test_lanczos_error_of_an_asymmetric_product_is_large() -> None:
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(20, 20, dtype=torch.float64, generator=generator)
+    hessian, scales = root @ root.T, torch.rand(20, dtype=torch.float64, generator=generator) + 0.1
+    left, half = hessian / scales[:, None], scales.rsqrt()
+    true = torch.linalg.eigvals(left).real.max().item()
+    symmetric, other = (lanczos(Dense(map_, (half,)), 20, rtol=0) for map_ in (half[:, None] * hessian * half, left))
+    assert symmetric.value == pytest.approx(true, rel=1e-9) and symmetric.error < 1e-9 * true
+    assert other.error > max(1e-2 * true, abs(other.value - true))
+
+
 def test_difference_product_in_float32_restores_the_model() -> None:
     c = case("hg+dnp+or")
     model = copy.deepcopy(c.model).float()
