@@ -38,7 +38,8 @@ class RouterMonitor(MetricAccumulator):
         super().__init__(every_n_steps)
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
-        self._seen: dict[str, Routing] = {}  # routing of the last micro-batch
+        self._seen: dict[str, Routing] = {}  # routing of the last micro-batch, over all its forward passes
+        self._counted: set[str] = set()
         self._hooks: list[RemovableHandle] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -66,15 +67,23 @@ class RouterMonitor(MetricAccumulator):
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._seen = [], {}
+        self._hooks, self._seen, self._counted = [], {}, set()
 
     def _watch(self) -> None:
         mixtures = self._mixtures.items()
         self._hooks = [module.register_forward_hook(partial(self._see, name)) for name, module in mixtures]
 
     def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
-        if module.training:
-            self._seen[name] = output[1].detach()
+        if not module.training:
+            return
+        routing: Routing = output[1].detach()
+        if name in self._seen and name not in self._counted:  # a second pass of the micro-batch
+            before = self._seen[name]
+            logits = torch.cat((before.logits, routing.logits))
+            load, total = before.load + routing.load, before.total + routing.total
+            routing = Routing(load, total, logits.softmax(-1).mean(0), logits)
+        self._seen[name] = routing
+        self._counted.discard(name)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last step."""
@@ -83,6 +92,7 @@ class RouterMonitor(MetricAccumulator):
             if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
                 self._watch()
             routings = [self._seen[name] for name in self._mixtures if name in self._seen]
+            self._counted = set(self._seen)
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1

@@ -405,9 +405,10 @@ class Sharpness(L.Callback):
         if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
         scalars, spent = {"loss": value}, 0
-        together = {id(p): p for name in self._present for p in subsets[name]}  # one graph for all subsets
+        present = [name for name in self._present if subsets.get(name)]  # parameters may have been frozen since
+        together = {id(p): p for name in present for p in subsets[name]}  # one graph for all subsets
         exact = HessianProduct(loss, tuple(together.values())) if self.method == "exact" and together else None
-        for name in self._present:
+        for name in present:
             product = DifferenceProduct(loss, subsets[name]) if exact is None else exact.subset(subsets[name])
             sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2)
             moments = hutchinson(product, self.hutchinson_probes)

@@ -217,6 +217,33 @@ def test_router_monitor_loads_are_those_of_the_named_mixture(tmp_path: Path) -> 
     assert not [tag for tag in logged if "net_c" in tag]
 
 
+def test_sharpness_goes_on_after_vectors_are_frozen(tmp_path: Path) -> None:
+    user, tokens = Foreign(foreign("applied")), blocks(2)
+    vectors = [p for name, p in user.named_parameters() if "parametrizations" in name and "original" not in name]
+    freeze = LambdaCallback(on_train_batch_end=lambda *given: [p.requires_grad_(False) for p in vectors])
+    probe = Sharpness(("all", "scale_output"), 3, loss=lambda module: module.training_step(tokens, 0))  # type: ignore[operator]
+    trainer(tmp_path, freeze, probe).fit(user, loader())
+    measured = [row for row in rows(tmp_path) if row["sharpness/all/lambda_max"]]
+    first, *others = [bool(row["sharpness/scale_output/lambda_max"]) for row in measured]
+    assert first and others and not any(others)
+
+
+class InHalves(Foreign):
+    """Two forward passes for one micro-batch."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        return torch.cat([self.net(tokens[:1]), self.net(tokens[1:])])
+
+
+def test_router_monitor_counts_all_forward_passes_of_a_batch(tmp_path: Path) -> None:
+    logged = []
+    for kind in (Foreign, InHalves):
+        trainer(tmp_path / kind.__name__, RouterMonitor(1), max_steps=2).fit(kind(foreign("mixture")), loader())
+        values = [row for row in rows(tmp_path / kind.__name__) if row["moe/mean/entropy"]]
+        logged.append([float(row[tag]) for row in values for tag in row if tag.startswith("moe/")])
+    assert len(logged[0]) > 8 and logged[0] == pytest.approx(logged[1], rel=1e-4)
+
+
 def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_path: Path) -> None:
     monitor, probe = TrainingMonitor(10), Sharpness(("all",), 2, sequences=1)
     for name, fails in (("fails", 3), ("again", 99), ("fresh", 99)):
