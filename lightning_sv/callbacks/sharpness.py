@@ -388,7 +388,11 @@ class Sharpness(L.Callback):
         given, devices = self.loss, [pl_module.device] if pl_module.device.type == "cuda" else []
 
         def loss() -> Any:
+            before = [p._version for p in pl_module.parameters()]
             value: Any = given(pl_module)  # a training_step may return a dict
+            trains = before != [p._version for p in pl_module.parameters()]
+            wanted = "one without optimizer steps. In manual optimization, compute it without training_step."
+            expect(not trains, "loss of Sharpness", "a function that changes the weights", wanted)
             return value.get("loss") if isinstance(value, Mapping) else value
 
         with (

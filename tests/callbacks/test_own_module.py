@@ -282,6 +282,14 @@ class Twice(Silent):
         return [torch.optim.SGD([parameter], lr=1e-3) for parameter in list(self.parameters())[:2]]
 
 
+@pytest.mark.parametrize("kind", [Silent, Twice])
+def test_sharpness_of_a_loss_that_trains_is_refused(kind: type[Foreign], tmp_path: Path) -> None:
+    tokens = blocks(2)
+    probe = Sharpness(("all",), 2, loss=lambda module: module.training_step(tokens, 0))  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="^loss of Sharpness is a function that changes the weights"):
+        trainer(tmp_path, probe).fit(kind(foreign("applied")), loader())
+
+
 def test_steps_of_several_optimizers_are_counted(tmp_path: Path) -> None:
     planned, note = noted("on_train_start", lambda trainer, _: total_steps(trainer))
     preconditioner = Preconditioner(histograms=4, model="net")
