@@ -166,7 +166,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
-        options, fresh = _SHARDED if self.sharded_checkpoints else _FULL, not optimizer.state
+        options = _SHARDED if self.sharded_checkpoints else _FULL
+        fresh = not optimizer.state
         named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=options)
         if fresh:  # torch has filled the state by a step without gradients, which would count
             optimizer.state.clear()
@@ -255,10 +256,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         module.check_settings(checkpoint)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
-            if saved["state"]:
-                set_optimizer_state_dict(self.model, optimizer, self._named(optimizer, saved), options=_FULL)
-            else:  # before the first step; torch would take one to fill the state
-                optimizer.load_state_dict(saved)
+            self._set_state(optimizer, saved, self._named(optimizer, saved)["state"], _FULL)
         return checkpoint
 
     def _load_sharded(self, folder: Path, module: Any) -> dict[str, Any]:
@@ -267,19 +265,26 @@ class FullyShardedStrategy(ModelParallelStrategy):
         checkpoint = read_sharded(folder, tensors=False)
         module.check_settings(checkpoint)
         model = get_model_state_dict(self.model, options=_SHARDED)
-        optimizers = [
+        optimizers: list[Any] = [
             get_optimizer_state_dict(self.model, each, options=_SHARDED) if saved["state"] else saved
             for each, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
         ]
         load(flat_tensors(model, optimizers), checkpoint_id=folder)
         set_model_state_dict(self.model, model, options=_SHARDED)
         for optimizer, state, saved in zip(self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False):
-            if saved["state"]:
-                state["param_groups"] = self._named(optimizer, saved)["param_groups"]
-                set_optimizer_state_dict(self.model, optimizer, state, options=_SHARDED)
-            else:
-                optimizer.load_state_dict(saved)
+            self._set_state(optimizer, saved, state["state"], _SHARDED)
         return checkpoint
+
+    def _set_state(
+        self, optimizer: Optimizer, saved: dict[str, Any], state: dict[str, Any], options: StateDictOptions
+    ) -> None:
+        """Load the groups of a saved state dict, and `state`, by names."""
+        assert self.model is not None
+        if not state:  # torch would take a step to fill it
+            optimizer.load_state_dict(saved)
+            return
+        named = {"state": state, "param_groups": self._named(optimizer, saved)["param_groups"]}
+        set_optimizer_state_dict(self.model, optimizer, named, options=options)
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""
