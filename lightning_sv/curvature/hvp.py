@@ -186,8 +186,8 @@ def _subset(parameters: Sequence[Tensor]) -> Vector:
     expect(len(subset) > 0, "parameters", "empty", "at least one tensor.")
     if len({id(p) for p in subset}) < len(subset):
         raise ConfigError("parameters has a duplicate tensor; expected each once.")
-    real = all(p.is_floating_point() for p in subset)
-    expect(real, "the dtype of a parameter", [str(p.dtype) for p in subset if not p.is_floating_point()][:1], "real.")
+    other = next((p.dtype for p in subset if not p.is_floating_point()), None)
+    expect(other is None, "the dtype of a parameter", other, "real floating-point numbers.")
     if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:
         raise ConfigError(f"parameters {frozen} of the subset do not require gradients; remove them.")
     return subset

@@ -241,6 +241,10 @@ def test_products_and_estimates_of_wrong_input_refused() -> None:
         (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
         (lambda: HessianProduct(lambda: p.sum(), p), "parameters is a tensor"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
+        (
+            lambda: HessianProduct(lambda: p.sum(), [p, p.detach().to(torch.complex64).requires_grad_()]),
+            "dtype of a parameter",
+        ),
         (lambda: HessianProduct(lambda: p * p, [p]), r"the loss is a tensor of shape \(3,\)"),
         (lambda: HessianProduct(lambda: {"loss": p.sum()}, [p]), "the loss is of type dict"),  # type: ignore
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),

@@ -86,14 +86,15 @@ def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
             elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1]:
                 stays = f"{matrix.weight} reads it with a different width"
         scaled = traced.scaled.get(row.name, ()) if matrices else ()
-        addends = {_addends(node, row.shape, traced) for node, _ in scaled} or {()}
+        addends = {_addends(node, row.shape, traced) for node, _ in scaled}
+        biases = next(iter(addends), ())
         if len(addends) > 1:
             stays = "different biases are added after it"
-        elif any(len(names) > 1 or "" in names for names in addends):
+        elif len(biases) > 1 or "" in biases:
             stays = "something other than one bias of its shape is added after it"
         if row.name in tied:
             stays = TIED
-        bias = next(iter(min(addends)), None) if not stays else None
+        bias = biases[0] if biases and not stays else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
         unfit = tuple(name for name in readers if name not in {matrix.weight for matrix in matrices})
@@ -164,7 +165,7 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
 def _addends(node: Node, vector: tuple[int, ...], traced: TracedModel) -> tuple[str, ...]:
     """Return the parameters of that shape that are added to `node`, a scaled value; '' stands for anything else."""
     added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
-    numbers, walk = [], Walk(node)
+    numbers, walk = [], Walk(node)  # numbers that are added; 1 stands for other values
     if node.op == "addcmul":
         added.append(node.argument("self"))
     for value, argument, user in walk:  # up to the matrices
