@@ -142,7 +142,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")  # it has the width that the numbers leave
     unit = "seconds" if on_cpu else "GPU-hours"
-    for column in ("steps", "tokens", "tokens per\nparameter", f"{unit}\nper run", "runs", "done"):
+    for column in ("steps", "tokens", "tokens per\nparameter", "epochs", f"{unit}\nper run", "runs", "done"):
         table.add_column(column, justify="right", no_wrap=True)
     alike: dict[str, list[RunRequest]] = {}
     for run_spec, seed in total:
@@ -154,6 +154,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
             f"{run_spec.steps:,}",
             f"{run_spec.tokens:,}",
             f"{run_spec.tokens_per_param:.1f}",
+            "" if run_spec.epochs is None else f"{run_spec.epochs:.2f}",
             f"{cost(requests[:1]):,.{0 if on_cpu else 1}f}",
             str(len(requests)),
             str(sum(made.key(seed) not in missing for made, seed in requests)),

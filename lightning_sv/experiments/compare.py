@@ -23,7 +23,7 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.report.tables import check_replaceable, panel_table
+from lightning_sv.experiments.report.tables import LATE_TRAINING, check_replaceable, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel, pairs_of
 from lightning_sv.experiments.run_store import RunStore, train
@@ -103,7 +103,8 @@ def compare(
 def print_comparison(console: Console, figure: Figure, out: Path) -> None:
     """Print the table of a comparison, sentences, warnings and the paths of its files."""
     columns, rows = panel_table(figure.panels[0])
-    shown = [column for column, name in enumerate(columns) if name != "each seed"]  # 80 columns; the report has them
+    in_report = ("each seed", LATE_TRAINING)  # too wide for 80 columns
+    shown = [column for column, name in enumerate(columns) if name not in in_report]
     table = Table(*(Column(columns[k], overflow="fold") for k in shown))
     for row in rows:
         table.add_row(*(escape(row[k]) for k in shown))

@@ -39,6 +39,7 @@ class RunSpec:
         parameters: activated parameters
         cost: seconds of one core; under a budget with a GPU, GPU-hours at `MFU`
         note: sentence for readers of the losses
+        epochs: tokens over those of the training split; None if the corpus is not on this machine
     """
 
     model: str
@@ -52,6 +53,7 @@ class RunSpec:
     cost: float
     title: str
     note: str = ""
+    epochs: float | None = None
 
     @property
     def tokens_per_param(self) -> float:
@@ -191,6 +193,7 @@ class RunResolver:
             cost=cost,
             title=f"{module.backbone.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
+            epochs=data.epochs(tokens) if data.is_prepared else None,
         )
 
 

@@ -81,7 +81,8 @@ class RunStore:
             config = {"data": data, "seed_everything": seed}
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
         if not is_diverged(job.run_dir):
-            return read_run(job.run_dir)
+            run = read_run(job.run_dir)
+            return replace(run, summary={"epochs": run_spec.epochs, **run.summary})  # older summaries lack it
         event, context = read_stop(job.run_dir), read_json(job.run_dir / COMMAND, "train the run again.")["context"]
         tokens = (event["step"] + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that failed
         summary = {key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES}

@@ -45,6 +45,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
+        "epochs": data.epochs(tokens_seen(trainer)),
         "parameters": sum(p.numel() for p in module.net.parameters()),
         "activated_parameters": module.settings.n_activated,
         "lr": None if module.own_optimizer else module.settings.lr,

@@ -36,7 +36,7 @@ SUMMARY_TYPES: dict[str, type] = {
     **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
     **dict.fromkeys(("commit", "date", "machine", "built_by", "own_optimizer"), str),
     **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
-    **dict.fromkeys(("lr", "val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), float),
+    **dict.fromkeys(("lr", "val_loss", "val_perplexity", "val_bits_per_byte", "seconds", "epochs"), float),
     "legs": list,
     "origin": dict,
 }

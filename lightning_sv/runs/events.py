@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
+#: column of results.csv with `Run.late_train_loss`
+LATE_TRAIN_LOSS = "train_loss_last_tenth"
 #: prefix of the tags of `callbacks.CopyingMonitor`
 COPYING = "copying/"
 
@@ -77,6 +79,15 @@ class Run:
     def val_loss(self) -> float:
         """Last validation loss of the run, in nats per token."""
         return float(self.curve(VAL_LOSS).values[-1])
+
+    @property
+    def late_train_loss(self) -> float | None:
+        """Mean training loss of the last tenth of the steps, in nats per token; None if it was not logged."""
+        if TRAIN_LOSS not in self.curves:
+            return self.summary.get(LATE_TRAIN_LOSS)
+        curve = self.curves[TRAIN_LOSS]
+        is_late = curve.tokens > 0.9 * curve.tokens[-1]
+        return float(curve.values[is_late].mean())
 
     @property
     def tokens(self) -> int:

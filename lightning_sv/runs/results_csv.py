@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
-from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
+from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Curve, Run, contradiction
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
 def _run(row: Mapping[str, str], where: str) -> Run:
     """Return a row as a run without config."""
     try:
-        summary = {key: SUMMARY_TYPES.get(key, str)(text) for key, text in printable(dict(row)).items() if text}
+        types = SUMMARY_TYPES | {LATE_TRAIN_LOSS: float}
+        summary = {key: types.get(key, str)(text) for key, text in printable(dict(row)).items() if text}
         diverged = isnan(summary.get("val_loss", 0.0))  # it has no summary with a tokenizer
         lacking = [name for name in _NEEDED[: -1 if diverged else None] if name not in summary]
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))

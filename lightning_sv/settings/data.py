@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, is_remote, local_folder, open_split
+from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sources.files import changed_text
 from lightning_sv.errors import expect
 
@@ -68,6 +69,15 @@ class DataConfig:
     def manifest(self) -> Manifest:
         """Manifest of the corpus, written by `lightning-sv prepare`."""
         return Manifest.load(self.folder)
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if the corpus is on this machine; nothing is downloaded."""
+        return not is_remote(self.corpus.dir) and (self.folder / FILENAME).is_file()
+
+    def epochs(self, tokens: int) -> float:
+        """Return training tokens over the tokens of the training split."""
+        return tokens / self.manifest.train.tokens
 
     def check(self, vocab_size: int, *, checksums: bool = True) -> None:
         """Check the corpus before the first step; with `checksums` also its hashes, and warn if the text has changed.

@@ -57,6 +57,10 @@ def write_run(
     """Write the files of a run; `hidden` is a setting in which arms may differ unexpectedly."""
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * seed + delta) for i in range(1, 11)]
     write_scalars(directory, "val/loss", points, wall_time=1.0)
+    # the last tenth of the steps has two points, with the mean of the last validation
+    train = [(500 * i, points[-1][1] + (20 - i)) for i in range(1, 19)]
+    ends = [(9_500, points[-1][1] - 0.25), (10_000, points[-1][1] + 0.25)]
+    write_scalars(directory, "train/loss", [*train, *ends], wall_time=1.0)
     config = {
         "seed_everything": seed,
         "run_dir": str(directory),
@@ -69,6 +73,7 @@ def write_run(
         "label": label,
         "seed": seed,
         "tokens": 10_000,
+        "epochs": 2.5,
         "val_loss": points[-1][1],
         "corpus_hash": corpus,
         "tokenizer_sha256": "7001",

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
+from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
@@ -367,11 +368,15 @@ def test_paper_command_dry_run_slurm_train_report(
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]
-    words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    keys = {"data.corpus.dir": str(corpus), "data.corpus.tokenizer": "bpe:300"}
+    words += [f"--{key}={value}" for key, value in keys.items()]
     assert run_paper([*words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "heterogeneity 9 runs, alone about 3 min, 2 at a time" in said
     assert "Throughput of training runs: not testable here" in said and not out.exists()
+    (run_spec, _), *_ = plan_figure(load_figure("heterogeneity"), RunResolver(cpu(), keys)).requests()
+    assert run_spec.epochs == run_spec.tokens / Manifest.load(corpus).train.tokens
+    assert f" {run_spec.tokens_per_param:.1f} {run_spec.epochs:.2f} " in said
     assert run_paper([*words, "--slurm"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -172,6 +172,8 @@ def test_report_command_numbers_are_those_of_the_event_files(
         run = read_run(row["run"])
         assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
+        assert row["epochs"] == "2.5"
+        assert float(row["train_loss_last_tenth"]) == pytest.approx(run.val_loss)
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     made = json.loads(said.out)
@@ -182,6 +184,7 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert (shown["difference"]["mean"], shown["tokens_to_higher_final_loss"]["factor"]) == (difference, factor)
     text = Page((tmp_path / "report.html").read_text()).text
     assert f"lightning-sv report {runs} --baseline llama" in text and "not stated (the paper's are 100)" in text
+    assert "epochs over the training text\n2.5\n" in text and "training loss, last tenth" in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
 
 

@@ -1,7 +1,7 @@
 """Markdown of a report."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -75,8 +75,7 @@ def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
 def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
     """Return the lines at the head of the report: (name, value)."""
     runs = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
-    budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
-    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
+    words = _range([tokens_per_param(run) for run in runs])
     facts = {
         key: sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})
         for key in ("commit", "machine", "torch", "date")
@@ -89,10 +88,20 @@ def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: 
         *([("read with it", caution)] if caution else []),
         *([("claims", _by_chance(judged))] if len(judged) > 1 else []),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
+        ("epochs over the training text", _range([run.summary.get("epochs") for run in runs])),
         *((f"{key} of the runs", ", ".join(values) or "not stated") for key, values in facts.items()),
         ("runs", f"{len({run.dir for run in runs})}, finished {finished}"),
         ("report written", f"{made.date}, at commit {made.commit}, on {made.machine}"),
     ]
+
+
+def _range(values: Iterable[float | None]) -> str:
+    """Return the smallest and the largest of the known values, once if they are equal."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not stated"
+    ends = (f"{min(known):.3g}", f"{max(known):.3g}")
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _by_chance(judged: Sequence[Verdict]) -> str:

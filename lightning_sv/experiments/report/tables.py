@@ -14,12 +14,14 @@ from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
 from lightning_sv.json_text import json_text
-from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
+from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text, read_csv
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
 TOKEN_FACTOR = "tokens of the baseline / own tokens"
+#: heading of the mean training loss of the last tenth of the steps
+LATE_TRAINING = "training loss, last tenth"
 #: files of the report
 PAGES = ("report.md", "report.html")
 #: kinds of tokens in `callbacks.copying.token_kinds`
@@ -56,7 +58,9 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "seed": run.summary.get("seed"),
             "tokens": run.tokens,
             "tokens_per_param": tokens_per_param(run),
+            "epochs": run.summary.get("epochs"),
             "val_loss": run.val_loss,
+            LATE_TRAIN_LOSS: run.late_train_loss,
             **{key: run.summary.get(key) for key in _SUMMARY},
             "run": run.dir,
             "curve": curve_text(run.curve(VAL_LOSS)),
@@ -158,12 +162,19 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
             interval = _interval(d.low, d.high) + (f"; {count_pairs(d.n)}" if several else "")
             shown = [f"{d.mean:+.4f}", interval, direction(d), tokens]
-        rows.append([arm.name, f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses), *shown])
+        losses = [f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses)]
+        rows.append([arm.name, *losses, *shown, _late_train_loss(arm)])
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", "result", TOKEN_FACTOR]
+    columns.append(LATE_TRAINING)
     if panel.spec.claims:  # the verdicts of claims are by one-sided tests
         for row in (columns, *rows):
             del row[5]
     return columns, rows
+
+
+def _late_train_loss(arm: Arm) -> str:
+    losses = [loss for run in arm.runs if (loss := run.late_train_loss) is not None]
+    return f"{np.mean(losses):.4f}" if losses else ""
 
 
 def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
