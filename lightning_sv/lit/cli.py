@@ -29,7 +29,7 @@ from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
-from lightning_sv.lit.distributed import StopSignals, check_same_start, end_at_once, exit_code, join_ranks, leave_group
+from lightning_sv.lit.distributed import StopSignals, end_at_once, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import LOSSES, PretrainModule
@@ -99,6 +99,10 @@ MEASURED = (
 
 #: settings of a resumed run that its checkpoint does not have
 _KEPT = ("seed_everything", "model.seed", "data.seed", "data.val_sequences", "trainer.gradient_clip_val")
+
+
+#: keys that may differ between the ranks of a run
+_OF_A_RANK = ("config", "run_dir", "json", "data.corpus.dir", "data.num_workers")
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -244,10 +248,7 @@ class PretrainCLI(LightningCLI):
         if self.command == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
-            begin = LambdaCallback(
-                setup=lambda trainer, module, stage: check_same_start(self._start),
-                on_train_start=lambda trainer, module: self._begin(),
-            )
+            begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self.config_init["progress"].stream = sys.stderr if self.config["json"] else sys.stdout
             self.config_init["checkpoint"].signals = self._signals
@@ -352,6 +353,16 @@ class PretrainCLI(LightningCLI):
         trainer.loggers = [ours, *given]
         self._signals.listen(trainer)
         self.model.segments = Segments()
+        self.datamodule.shared = self._shared_values()
+
+    def _shared_values(self) -> dict[str, Any]:
+        """Return the config and the checkpoint, which all ranks must share."""
+        config = self.config.clone()
+        for key in _OF_A_RANK:
+            config.pop(key, None)
+        path, step = self._start
+        start = f"{path} at step {step}" if path else "none"
+        return config.as_dict() | {"ckpt_path": start}
 
     def _count_steps(self, accumulate: int) -> int:
         """Return the run's steps: trainer.max_steps, or fewer if max_epochs ends it before."""
@@ -426,9 +437,11 @@ class PretrainCLI(LightningCLI):
         """Check checkpoint and corpus."""
         path = self.config["ckpt_path"]
         expect(bool(path), "ckpt_path", "not set", f"a checkpoint to validate. Add --ckpt_path RUN/{LAST}.")
-        check_checkpoint(path, checksums=self.trainer.local_rank == 0)
+        checkpoint = check_checkpoint(path, checksums=self.trainer.local_rank == 0)
+        self._start = (path, checkpoint["global_step"])
         self.batches.check(self.model.settings.backbone.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()
+        self.datamodule.shared = self._shared_values()
 
     def after_validate(self) -> None:
         """Show the validation loss."""

@@ -19,9 +19,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, check_corpus, local_folder, open_split
 from lightning_sv.errors import expect
+from lightning_sv.lit.checkpoint.compat import recorded_settings
+from lightning_sv.lit.distributed import check_same_on_all_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.plan.plan import fitting_micro_batch
+from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
@@ -74,6 +77,8 @@ class TokenDataModule(L.LightningDataModule):
         self._share = self.batches.share(1)
         self._loader: TokenLoader | None = None  # of the last fit, or the last one made
         self._position: dict[str, Any] | None = None  # of the checkpoint, for the first loader of the fit
+        #: values that all ranks must share in addition to those of `_shared_values`; the command line sets its config
+        self.shared: dict[str, Any] = {}
 
     @classmethod
     def from_batches(cls, batches: DataConfig) -> Self:
@@ -100,7 +105,8 @@ class TokenDataModule(L.LightningDataModule):
         """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.
 
         Raises:
-            ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
+            ConfigError: the corpus does not fit the model, accumulation does not match the global batch, or ranks have
+            different settings or data
         """
         trainer, batches = self.trainer, self.batches
         if stage == "fit":
@@ -108,6 +114,7 @@ class TokenDataModule(L.LightningDataModule):
         if trainer is None:  # as in a loop of the user, or with Fabric
             self._share = batches.share(1)
             return
+        check_same_on_all_ranks(self.shared | self._shared_values(trainer))
         accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
         if not self._is_fixed and batches.micro_batch is not None:
             batches.global_batch = batches.micro_batch * accumulate * devices
@@ -137,6 +144,37 @@ class TokenDataModule(L.LightningDataModule):
                 "Choose a val_sequences that is a multiple."
             )
 
+    def _shared_values(self, trainer: L.Trainer) -> dict[str, Any]:
+        """Return what determines a run in any Trainer, as plain values."""
+        settings = settings_of(trainer.lightning_module)
+        data = self.batches
+        return {
+            type(trainer.lightning_module).__name__: settings and recorded_settings(settings, None),
+            "Trainer": {
+                "max_steps": trainer.max_steps,
+                "accumulate_grad_batches": trainer.accumulate_grad_batches,
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "precision": str(trainer.precision),
+                "strategy": type(trainer.strategy).__name__,
+            },
+            "TokenDataModule": {
+                "seq_len": data.seq_len,
+                "micro_batch": data.micro_batch,
+                "val_sequences": data.val_sequences,
+                "seed": self._seed,
+            },
+            "the hash of the corpus": data.manifest.corpus_hash,
+            "the hash of the tokenizer": data.manifest.tokenizer_sha256,
+            "the commit of lightning_sv": commit(),
+            "the version of torch": torch.__version__,
+            "the version of lightning": L.__version__,
+        }
+
+    @property
+    def _seed(self) -> int:
+        """Return the seed of the order: not torch's, which differs between processes until one is set."""
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.batches.seed is None else self.batches.seed
+
     @property
     def _on_cuda(self) -> bool:
         """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
@@ -150,13 +188,11 @@ class TokenDataModule(L.LightningDataModule):
         batches, trainer = self.batches, self.trainer
         ready = trainer is None or self._share.ranks == trainer.world_size
         expect(ready, "setup of TokenDataModule", "not called", "a call of super().setup(stage) in a subclass.")
-        # not torch's seed, which differs between processes until one is set
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if batches.seed is None else batches.seed
         repeat = trainer is not None and trainer.overfit_batches > 0  # type: ignore[attr-defined]
         loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
-            seed=seed,
+            seed=self._seed,
             num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
             # reload_dataloaders_every_n_epochs calls this again

@@ -20,7 +20,8 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from torch import distributed
 from torch.distributed.constants import default_pg_timeout
 
-from lightning_sv.errors import StoppedError, expect
+from lightning_sv.errors import ConfigError, StoppedError
+from lightning_sv.lit.checkpoint.compat import first_difference
 from lightning_sv.lit.fsdp import FullyShardedStrategy, check_strategy
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # the progress bar hides it
+_SAME = "Start all ranks with the same settings, corpus, checkpoint and software."
 #: whether this process has failed and others may be waiting for it in a collective
 _failed = False
 
@@ -47,13 +49,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     Lightning reads RANK or SLURM_PROCID even if the run has a single process.
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
-    forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
-    wanted = "auto, ddp or FullyShardedStrategy, whose processes run the command."
-    expect(not forks, "trainer.strategy", getattr(trainer.strategy, "strategy_name", "ddp_spawn"), wanted)
-    devices, nodes = trainer.num_devices, trainer.num_nodes
-    programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}."
-    wanted = f"{trainer.world_size}, the processes that were started. Start one per device: {programs}"
-    expect(trainer.world_size == devices * nodes, "trainer.devices x trainer.num_nodes", f"{devices} x {nodes}", wanted)
+    _check_processes(trainer)
     strategy: object = trainer.strategy
     check_strategy(strategy)
     if isinstance(strategy, FullyShardedStrategy):
@@ -66,6 +62,32 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
     return partial(_leave, trainer)
 
 
+def _check_processes(trainer: L.Trainer) -> None:
+    """Check that the launcher has started one process per device, and that each of them runs the command.
+
+    WORLD_SIZE is set by torchrun and by operators such as PyTorchJob. With one device Lightning does not read it, and
+    the processes would be equal runs in one directory. The tasks of srun, which may be runs of their own, have none.
+
+    Raises:
+        ConfigError: trainer.strategy forks processes, or trainer.devices is not their number
+    """
+    strategy = trainer.strategy
+    if isinstance(strategy.launcher, _MultiProcessingLauncher):
+        expected = "auto, ddp or FullyShardedStrategy, whose processes run the command."
+        raise ConfigError(f"trainer.strategy is {getattr(strategy, 'strategy_name', 'ddp_spawn')}; expected {expected}")
+    devices = trainer.num_devices
+    nodes = trainer.num_nodes
+    launched = os.environ.get("WORLD_SIZE", "")
+    started = int(launched) if launched.isdigit() else trainer.world_size
+    if trainer.world_size == started == devices * nodes:
+        return
+    programs = f"srun --ntasks-per-node={devices} (under SLURM), or torchrun --nproc-per-node={devices}"
+    raise ConfigError(
+        f"trainer.devices x trainer.num_nodes is {devices} x {nodes}; expected {started}, the processes that were "
+        f"started. Set --trainer.devices, or start one process per device: {programs}."
+    )
+
+
 def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
     """Kill the ranks that this process started if it failed, because they may wait in a collective."""
     global _failed
@@ -74,16 +96,26 @@ def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseExce
         launcher.kill(signal.SIGKILL)
 
 
-def check_same_start(start: tuple[str | None, int]) -> None:
-    """Check that all ranks start from one checkpoint, which a node may not see yet, and one step: a collective."""
+def check_same_on_all_ranks(here: dict[str, Any]) -> None:
+    """Check that all ranks have the same settings, data and versions, before the first of them steps: a collective.
+
+    DDP averages gradients only, so copies of the model with different settings would drift apart unnoticed.
+
+    Args:
+        here: name -> plain value of this rank, which may be nested dictionaries
+
+    Raises:
+        ConfigError: on every rank, with the first name that differs, and the values of rank 0 and of the other rank
+    """
     if not distributed.is_initialized():
         return
-    starts: list[tuple[str | None, int]] = [start] * distributed.get_world_size()
-    distributed.all_gather_object(starts, start)
-    for number, other in enumerate(starts):
-        first, here = (f"{path} at step {step}" if path else "none" for path, step in (starts[0], other))
-        wanted = f"{first}, as on rank 0. Start again when every node reads the same checkpoint."
-        expect(other == starts[0], "ckpt_path", f"{here} on rank {number}", wanted)
+    ranks: list[dict[str, Any]] = [here] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, here)
+    for rank, other in enumerate(ranks):
+        for name in ranks[0] | other:
+            key, first, value = first_difference(name, ranks[0].get(name), other.get(name))
+            if value != first:
+                raise ConfigError(f"{key} is {value} on rank {rank}; expected {first}, as on rank 0. {_SAME}")
 
 
 def end_at_once(code: int) -> None:

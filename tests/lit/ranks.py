@@ -176,6 +176,20 @@ def sharded_checkpoints(die_at: str, *args: str) -> int:
     return main(["fit", *args])
 
 
+def one_rank_differs(count: str, *words: str) -> None:
+    """Fit is refused; the last rank has these further words, or a different commit."""
+    own, fit = words[: int(count)], ["fit", *words[int(count) :]]
+    if RANK == "0":
+        code = main(fit)
+    elif own == ("COMMIT",):
+        with patch("lightning_sv.lit.data.commit", lambda: "0" * 40):
+            code = main(fit)
+    else:
+        code = main([*fit, *own])
+    sys.stderr.flush()
+    os._exit(code != 2)  # a rank that fails would end the other
+
+
 if __name__ == "__main__":
     task, *words = sys.argv[1:]
     sys.exit(globals()[task](*words))

@@ -70,6 +70,21 @@ def test_fit_allocation_of_other_processes_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_fit_processes_of_torchrun_with_one_device_are_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """Lightning ignores torchrun for one device: each process would be a run. Tasks of srun stay runs of their own."""
+    fit = [*short_args, "--trainer.max_steps", "2", "--run_dir", str(tmp_path / "run")]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "--trainer.devices" in refused("fit", *fit)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.delenv("WORLD_SIZE")
+    for name, value in (SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert main(["fit", *fit, "--run_dir", str(tmp_path / "task")]) == 0
+
+
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
