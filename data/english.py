@@ -3,9 +3,10 @@
     python data/english.py          # needs apt-get and dpkg-deb, no root
     lightning-sv prepare --config conf/data/english.yaml
 
-The packages are dict-gcide (a dictionary), anarchism (an FAQ), dict-foldoc (a dictionary of computing) and jargon-text
-(the Jargon File). A document is an entry of a dictionary, a page of the FAQ, or the Jargon File. Any other text works the
-same way: write one JSON object per line, with the text under the key "text".
+The packages are dict-gcide (a dictionary), anarchism (an FAQ), dict-foldoc (a dictionary of
+computing) and jargon-text (the Jargon File). A document is an entry of a dictionary, a page of
+the FAQ, or the Jargon File. Any other text works the same way: write one JSON object per line,
+with the text under the key "text".
 """
 
 import gzip

@@ -186,6 +186,21 @@ def test_protocol_split_by_kind_equals_the_recording() -> None:
         assert said in " ".join(page("results").split()), said
 
 
+def test_limitations_equal_the_log_and_the_runs() -> None:
+    """The number of verdicts on one question, and how often the text was read."""
+    log = recorded("log.csv")
+    verdicts = log[log.claim.str.contains("unified ends below llama")]
+    settings = verdicts.groupby(["budget", "figure"]).ngroups
+    text = " ".join(page("results").split())
+    assert f'has {len(verdicts)} verdicts on "unified ends below llama", in {settings} figures and budgets' in text
+
+    stdlib_tokens = 30_279_913  # docs and data/README.md; corpus 9f59d20f
+    for folder, epochs in (("gpu-25", "3.5 times"), ("cpu-mini", "0.7 of it")):
+        tokens = recorded(f"{folder}/results.csv").tokens.max()
+        assert f"{tokens / stdlib_tokens:.1f}" == epochs.split()[0]
+        assert epochs in text
+
+
 def test_protocol_tables_of_further_arms_equal_the_recording() -> None:
     shown = [cells for _, *cells in table(page("results"), "| difference to `llama` of `tiny`, three seeds")]
     assert shown == [[protocol("cpu-100-protocol", arm, part) for arm in FURTHER] for part in PARTS]

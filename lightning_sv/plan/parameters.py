@@ -38,7 +38,7 @@ PAPER_NUMBERS = tuple(starmap(PaperNumber, (
     ("llama-1b", "llama", "scale vectors (Section 2.1)", "80,640", "scale"),
     ("llama-1b", "llama", "their share (Section 2.1)", "7.84e-05", "scale_share"),
     ("llama-1b", "hg+dnp+or+iwd", "increase over llama (Section 4.4)", "7.85e-05", "increase",
-     "discrepancy: no layout gives the printed number, which is the baseline's own share"),
+     "discrepancy: `or` on the norms of llama gives the printed number: (2L + 1)(d + 1) / N"),
     ("moe-0.25b", "llama", "size (Table 5)", "0.25B", "total"),
     ("moe-0.25b", "llama", "activated size (Table 5)", "0.11B", "activated"),
     ("moe-0.5b", "llama", "size (Table 5)", "0.48B", "total",

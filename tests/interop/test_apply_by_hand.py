@@ -828,3 +828,20 @@ def test_tensor_subclasses_are_refused() -> None:
     for refused in (partial(apply_strategy, net, "hg+dp"), partial(param_groups, net, 0.1, 0.1, "iwd")):
         with pytest.raises(ConfigError, match="^head.weight is a Quantized"):
             refused(example=IDS)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(D), nn.BatchNorm1d(D)], ids=lambda norm: type(norm).__name__)
+def test_apply_strategy_norm_with_statistics_and_bias_keeps_outputs(norm: nn.Module) -> None:
+    """The factor of LayerNorm and BatchNorm moves into the matrices; their statistics and bias stay in the norm."""
+    model = nn.Sequential(copy.deepcopy(norm), nn.Linear(D, V)).double().eval()
+    features = torch.randn(4, D).double()
+    with torch.no_grad():
+        for tensor in (*model[0].parameters(), *model[0].buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand_like(tensor) + 0.5)
+    before = model(features)
+
+    report = apply_strategy(model, "hg+dp+or", features)
+    assert len(report.vectors) == 2
+    torch.testing.assert_close(model(features), before)
+    torch.testing.assert_close(fold_applied(model)(features), before)
