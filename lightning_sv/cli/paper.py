@@ -15,6 +15,7 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.preflight import check_corpora, check_recorded_curves, check_trainable
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure, RunRequest, requests_of
@@ -53,10 +54,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     resolver = RunResolver(budget, _keys(rest))
     names = dict.fromkeys(options.fig or budget.figures or figure_names())
     figures = [plan_figure(load_figure(name), resolver) for name in names]
-    for figure in figures if options.fig and not (options.dry_run or options.no_train) else ():
-        skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
-        if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
-            raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
+    is_training = not (options.dry_run or options.no_train)
+    if is_training and options.fig:
+        check_trainable(figures)
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
@@ -65,9 +65,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
     wanted = requests_of(figures)
+    if is_training:
+        check_corpora(figures)
     context = None if options.no_train else context_of(parse_run(list(wanted[0][0].args))[1]) if wanted else {}
     recorded = read_recorded(options.results_from, (context or {}).get("corpus_hash"))
     runs = RunStore(out, context, launcher, recorded)
+    if is_training and runs.missing(wanted):
+        check_recorded_curves(figures, runs)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, budget, options.submit)

@@ -34,7 +34,8 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     axes = {key: by_budget[budget] for key, by_budget in panel.axes.items() if budget in by_budget}
     why_not = panel.skip_under.get(budget)
     if why_not is None and panel.lr is not None and budget not in panel.lr:
-        why_not = f"no learning rate is tuned under {budget}; add one to lr in conf/paper/{figure}.yaml"
+        where_to = f"add one to lr in conf/paper/{figure}.yaml; `lightning-sv sweep` finds it"
+        why_not = f"no learning rate is tuned under {budget}; {where_to}"
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # arms of these kinds have the models of the panel

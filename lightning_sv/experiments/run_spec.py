@@ -115,7 +115,8 @@ class RunResolver:
             return f"the optimum of each arm is not known for {model.config}"
         if not model.tuned or panel.lr is not None or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
             return None
-        return f"conf/paper/tuned/{model.tuned}.yaml does not exist yet; the figure tuning writes it"
+        command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
+        return f"conf/paper/tuned/{model.tuned}.yaml does not exist yet; `{command}` writes it, to be copied there"
 
     def _tuned(
         self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, args: Sequence[str]
@@ -222,7 +223,10 @@ def tuned_keys(tuned: Tuned, strategy: ScaleStrategy, label: str, d_model: int) 
     related = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
     source = max(related, key=lambda name: len(_split(name)[1]), default=of_placement)
     if source not in tuned.arms:
-        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for {of_placement!r}.")
+        command = tuned.source.partition(";")[0]
+        hint = f"Add the arm to conf/paper/tuning.yaml, and run `{command}`."
+        missing = f"has no values for {label}, nor for {of_placement!r}"
+        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml {missing}; expected some. {hint}")
     values = dict(tuned.arms[source])
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))

@@ -405,7 +405,9 @@ def test_paper_command_dry_run_slurm_train_report(
 WRONG = [
     (["--fig", "plcement"], "'plcement'"),
     (["--budget", "gpuu"], "'gpuu'"),
-    (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
+    (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long.*lightning-sv sweep"),
+    (["--budget", "cpu-mini", "--fig", "own-optimum"], "tuned/mini-2578.*paper --budget cpu-mini --fig tuning"),
+    (["--fig", "iwd", "--data.corpus.dir", "data/no"], "data.corpus.dir is data/no.*prepare --config .*--data.corpus"),
     (["--submit"], "--submit"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
+from lightning_sv.experiments.preflight import check_recorded_curves
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Table
 from lightning_sv.experiments.run_store import RunStore, train
@@ -104,6 +105,23 @@ def test_paper_command_takes_recordings(
     assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     with pytest.raises(ValueError, match="--results_from"):
         run_paper([*words[:-1], str(tmp_path), "--no_train"])
+
+
+def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
+    trained: tuple[Path, Figure], tmp_path: Path
+) -> None:
+    """The claim about half of the tokens needs curves, the one about the end does not."""
+    report, _ = trained
+    pd.read_csv(report / "results.csv", dtype=str).assign(curve="").to_csv(tmp_path / "results.csv", index=False)
+    (figure,) = plan("heterogeneity")
+    (panel,) = figure.panels
+    without = RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path]))
+    check_recorded_curves([figure], without)
+    claims = [replace(claim, until=0.5) for claim in panel.spec.claims]
+    early = replace(figure, panels=(replace(panel, spec=replace(panel.spec, claims=claims)),))
+    check_recorded_curves([early], replace(without, recorded=read_recorded([report])))
+    with pytest.raises(ValueError, match="--results_from.*--fig heterogeneity"):
+        check_recorded_curves([early], without)
 
 
 @pytest.mark.parametrize(("change", "message"), [

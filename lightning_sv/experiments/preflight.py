@@ -1,0 +1,90 @@
+"""Checks of figures before their first run is trained."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from lightning_sv.corpus import is_remote
+from lightning_sv.corpus.manifest import FILENAME
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.results import Figure, Panel, requests_of
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.runs.events import VAL_LOSS
+
+# kinds of claims about more than the last loss of a run
+_OF_CURVES = ("widens", "keeps", "efficiency")
+
+
+def check_trainable(figures: Sequence[Figure]) -> None:
+    """Refuse a figure without an available panel, except if conf/paper leaves it out.
+
+    Raises:
+        ConfigError: the sentence of the first panel, which names the missing rate or the command that tunes it
+    """
+    for figure in figures:
+        if any(panel.why_not is None for panel in figure.panels):
+            continue
+        for panel in figure.panels:
+            if figure.budget not in panel.spec.skip_under:
+                raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
+
+
+def check_corpora(figures: Sequence[Figure]) -> None:
+    """Refuse runs whose corpus is not prepared.
+
+    Raises:
+        ConfigError: names the folder and the command that prepares it
+    """
+    for run_spec, _ in requests_of(figures):
+        folder = json.loads(run_spec.identity)["data"]["corpus"]["dir"]
+        if is_remote(folder) or (Path(folder).expanduser() / FILENAME).is_file():
+            continue
+        command = shlex.join(["lightning-sv", "prepare", *_of_corpus(run_spec.args)])
+        raise ConfigError(f"data.corpus.dir is {folder}; expected a prepared corpus. Run `{command}`.")
+
+
+def _of_corpus(args: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of a run that `prepare` takes too."""
+    for name, value in pairwise(args):
+        is_file = name == "--config" and Path(value).parent.name == "data"
+        if is_file or name.startswith("--data.corpus."):
+            yield name
+            yield value
+
+
+def check_recorded_curves(figures: Sequence[Figure], runs: RunStore) -> None:
+    """Refuse to train next to recorded runs that lack the loss curve of a claim.
+
+    Raises:
+        ConfigError: names the run and the command that trains it
+    """
+    for figure in figures:
+        for panel in figure.panels:
+            for claim in filter(_reads_curve, panel.spec.claims):
+                if run := _recorded_without_curve(claim, panel, runs):
+                    command = f"lightning-sv paper --budget {figure.budget} --fig {figure.spec.name}"
+                    what = f"a curve of val/loss, which a claim {claim.kind!r} of {figure.spec.name} needs"
+                    hint = f"Run `{command}` without --results_from, or judge the other claims with --no_train."
+                    raise ConfigError(f"--results_from: {run} has a single loss; expected {what}. {hint}")
+
+
+def _reads_curve(claim: ClaimSpec) -> bool:
+    """Return True if a claim is about losses before the end of a run."""
+    parts = KINDS[claim.kind].parts(claim)
+    return any(part.kind in _OF_CURVES or part.until < 1 for part in parts)
+
+
+def _recorded_without_curve(claim: ClaimSpec, panel: Panel, runs: RunStore) -> str | None:
+    """Return the name of the first recorded run of a claim's arms that has only its last loss."""
+    compared = [arm for arm in panel.arms if (arm.series or arm.label) in (claim.a, claim.b)]
+    for arm in compared:
+        for run_spec, seed in arm.requests:
+            if runs.is_recorded(run_spec, seed):
+                run = runs.read(run_spec, seed)
+                if len(run.curve(VAL_LOSS).tokens) == 1:
+                    return run.dir.name
+    return None
