@@ -124,11 +124,13 @@ def test_export_folder_has_version_4_keys(
 ) -> None:
     """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
     model = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5))
-    save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
-    files = ("config.json", "tokenizer_config.json")
-    written, tokenizer = (json.loads((tmp_path / "out" / name).read_text()) for name in files)
-    assert written["rope_theta"] == 5e5 and written.get("num_experts") == sizes.get("n_expert")
-    assert written.get("rope_local_base_freq") == (5e5 if sizes is GEMMA else None)
+    save.export(model, Tokenizer.load(corpus), tmp_path / "command", context=16, card="")
+    to_hugging_face(model).save_pretrained(tmp_path / "function")
+    for folder in ("command", "function"):
+        written = json.loads((tmp_path / folder / "config.json").read_text())
+        assert written["rope_theta"] == 5e5 and written.get("num_experts") == sizes.get("n_expert")
+        assert written.get("rope_local_base_freq") == (5e5 if sizes is GEMMA else None)
+    tokenizer = json.loads((tmp_path / "command/tokenizer_config.json").read_text())
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 

@@ -168,7 +168,7 @@ def ways_to_load(config: BackboneConfig) -> dict[str, str]:
 
 
 def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of transformers 4 that differ from those of `written`, a config.json of transformers 5.
+    """Return the keys of transformers 4 that differ from those of `written`, a config of transformers 5.
 
     Without them, version 4 silently uses its defaults.
     """
@@ -213,13 +213,18 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     """
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)
-    model_of = getattr(transformers(), f"{to.family}ForCausalLM")
+    settings = arguments(model.config, to, max_positions, eot)
     if to.output_norms:
         own_code = import_module("lightning_sv.interop.hf.modeling_scaled")  # here, because it imports transformers
         model_of = getattr(own_code, f"Scaled{to.family}ForCausalLM")
         model_of.config_class.register_for_auto_class()
         model_of.register_for_auto_class("AutoModelForCausalLM")
-    theirs = model_of(model_of.config_class(**arguments(model.config, to, max_positions, eot)))
+        settings["auto_map"] = own_code.auto_map(to.family)
+    else:
+        model_of = getattr(transformers(), f"{to.family}ForCausalLM")
+    theirs = model_of(model_of.config_class(**settings))
+    # Version 5 does not write these keys of version 4, but it writes all attributes. Its setters would rename the keys.
+    vars(theirs.config).update(names_in_version_4(theirs.config.to_dict()))
     # Gemma's embedding factor, sqrt(d_model) in float32
     scale = theirs.model.embed_tokens.embed_scale.item() if to.family == "Gemma3" else 1.0
     for parameter in theirs.parameters():  # not the buffers: the frequencies of RoPE stay in float32
@@ -250,7 +255,7 @@ def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: floa
 
 
 def _add_output_norm(state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None) -> None:
-    """Add the gamma of a normalized branch, as in `modeling_scaled`."""
+    """Add the gamma of a normalized branch, and rename its weight, as in `modeling_scaled`."""
     if path.endswith(("expert_gate_proj", "expert_up_proj")):
         experts = names[f"{path.partition('.inputs')[0]}.expert_down_proj.weight"].removesuffix(".down_proj")
         n, _, hidden = state[f"{experts}.down_proj"].shape
@@ -258,10 +263,11 @@ def _add_output_norm(state: dict[str, Tensor], names: dict[str, str], path: str,
         if gamma is not None:
             state[f"{experts}.gamma"] = gamma
         return
-    weight = names[f"{path}.weight"]
-    d_out = len(state[weight])
-    full = state[weight].new_ones(d_out) if gamma is None else gamma.repeat(d_out // len(gamma))
-    state[f"{weight.removesuffix('weight')}gamma"] = full
+    branch = names[f"{path}.weight"].removesuffix(".weight")
+    weight = state.pop(f"{branch}.weight")
+    d_out = len(weight)
+    state[f"{branch}.linear.weight"] = weight
+    state[f"{branch}.gamma"] = weight.new_ones(d_out) if gamma is None else gamma.repeat(d_out // len(gamma))
 
 
 def _complete_experts(config: BackboneConfig, ours: dict[str, Tensor], *, shared: bool) -> None:

@@ -1,6 +1,5 @@
 """Export to a folder for transformers and compatible engines: weights, config, tokenizer, model card."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, RunError, expect
 from lightning_sv.interop.fold import Folding
-from lightning_sv.interop.hf.convert import names_in_version_4, to_hugging_face, ways_to_load
+from lightning_sv.interop.hf.convert import to_hugging_face, ways_to_load
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 
@@ -105,9 +104,6 @@ def export(
                 raise
             raise RunError(f"{final} cannot be written ({error}).") from error
         theirs_tokenizer.save_pretrained(partial)
-        config = partial / "config.json"
-        written = json.loads(config.read_text())
-        config.write_text(json.dumps(written | names_in_version_4(written), indent=2, sort_keys=True) + "\n")
         text = card.replace("{kind}", type(theirs).__name__).replace("{load}", load)
         (partial / "README.md").write_text(text, encoding="utf-8")
         difference = checked_difference(model, type(theirs).from_pretrained(partial, **experts), context)
