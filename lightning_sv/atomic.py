@@ -36,8 +36,7 @@ def atomic_path(final: Path) -> Iterator[Path]:
     try:
         yield partial
         if partial.is_file():
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(partial)
         else:
             mode = partial.stat().st_mode & 0o666  # safetensors ignores the umask
             for path in partial.rglob("*"):
@@ -97,6 +96,15 @@ def acquire_lock(path: Path, timeout: float) -> FileLock:
             raise
         log.warning("%s cannot be locked; do not start a second process that writes to it", path.parent)
     return lock
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def file_sha256(path: Path) -> str:

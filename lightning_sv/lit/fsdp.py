@@ -32,8 +32,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lightning_sv.atomic import partial_of, remove, replace
+from lightning_sv.atomic import partial_of, remove, replace, sync
 from lightning_sv.errors import expect
+from lightning_sv.lit.checkpoint.sharded_writer import ChecksummedWriter
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
@@ -190,11 +191,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if self.is_global_zero:
             remove(partial_of(path))  # left by a process that was killed
             partial_of(path).mkdir(parents=True)
-            torch.save(checkpoint | {GROUPS: [each["param_groups"] for each in optimizers]}, partial_of(path) / META)
+            groups = [optimizer["param_groups"] for optimizer in optimizers]
+            torch.save(checkpoint | {GROUPS: groups}, partial_of(path) / META)
+            sync(partial_of(path) / META)
         self.barrier()
         if self._write_group is None:  # used by the writing thread only, because NCCL cannot send host memory
             self._write_group = distributed.new_group(backend="gloo")
-        future: Any = async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
+        writer = ChecksummedWriter(partial_of(path))
+        future: Any = async_save(tensors, storage_writer=writer, process_group=self._write_group)
         self._write = path, future
         if self._ended:  # saved after a fit
             self.finish_write()
@@ -242,6 +246,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
         if self.is_global_zero:
             replace(partial_of(path), path)  # an old one is of an abandoned branch of this run
+            sync(path.parent)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""
@@ -262,7 +267,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def _load_sharded(self, folder: Path, module: Any) -> dict[str, Any]:
         """Read the shards of this rank from the files of all ranks."""
         assert self.model is not None
-        checkpoint = read_sharded(folder, tensors=False)
+        checkpoint = read_sharded(folder, tensors=False, checksums=False)
         module.check_settings(checkpoint)
         model = get_model_state_dict(self.model, options=_SHARDED)
         optimizers: list[Any] = [

@@ -152,7 +152,7 @@ class PretrainModule(L.LightningModule):
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Load a module as Lightning does, also from the folder of a sharded checkpoint."""
         if isinstance(checkpoint_path, str | Path) and is_sharded(checkpoint_path):
-            checkpoint, checkpoint_path = read_sharded(checkpoint_path, tensors=True), BytesIO()
+            checkpoint, checkpoint_path = read_sharded(checkpoint_path, tensors=True, checksums=True), BytesIO()
             torch.save(checkpoint, checkpoint_path)
             checkpoint_path.seek(0)
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)

@@ -34,14 +34,14 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
 
     Args:
         path: a file, or the folder of a sharded checkpoint
-        checksums: if True, check the checksums in a file, which takes seconds per gigabyte; torch does not check them
+        checksums: if True, check the checksums of all content, which takes seconds per gigabyte; torch does not
         tensors: if True, read the tensors of a folder; those of a file are always mapped
 
     Raises:
         ConfigError: the file is missing or damaged, has a different format, or was not written by `PretrainModule`
     """
     if is_sharded(path):
-        checkpoint: Any = read_sharded(path, tensors=tensors)
+        checkpoint: Any = read_sharded(path, tensors=tensors, checksums=checksums)
     elif not Path(path).is_file():
         found = "is not a file" if Path(path).exists() else "does not exist"
         raise ConfigError(f"the checkpoint is {path}, which {found}; expected a file such as RUN/{LAST}.")

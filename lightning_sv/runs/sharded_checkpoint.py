@@ -1,7 +1,8 @@
 """Sharded checkpoints: a folder of `torch.distributed.checkpoint` (DCP) with one file per rank.
 
 Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state. `meta.pt` has the rest of
-Lightning's checkpoint. DCP writes `.metadata` last, so a folder without it is incomplete.
+Lightning's checkpoint. `checksums.json` has the sha256 of each other file. It is written last, after all ranks have
+finished, so a folder without it is incomplete.
 """
 
 import pickle
@@ -12,13 +13,17 @@ from typing import Any
 
 import torch
 
+from lightning_sv.atomic import file_sha256, read_json
 from lightning_sv.errors import ConfigError
 
 #: file with everything but the tensors; Lightning's name
 META = "meta.pt"
 #: entry of META: names, values and parameter names of each optimizer's groups
 GROUPS = "optimizer_groups"
-_INDEX = ".metadata"
+#: DCP's index of the tensors
+INDEX = ".metadata"
+#: sha256 of each other file
+CHECKSUMS = "checksums.json"
 _PATHS = {"PosixPath", "WindowsPath"}
 #: classes in DCP's index of tensors; unpickling others could execute code
 _SAFE: dict[str, set[str]] = {
@@ -76,11 +81,21 @@ def number_parameters(named: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
-    """Read a sharded checkpoint in one process, as a file's dictionary; without `tensors` they are on meta."""
+def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[str, Any]:
+    """Read a sharded checkpoint in one process, as a file's dictionary.
+
+    Args:
+        path: the folder
+        tensors: if True, read the tensors; if False, they are on meta
+        checksums: if True, compare the checksum of every file, which reads all of them
+
+    Raises:
+        ConfigError: the folder is incomplete or damaged, or contains a link
+    """
     folder = Path(path)
+    names = _check_files(folder, checksums=checksums)
     try:
-        index = _read_index(folder)
+        index = _read_index(folder, names)
         checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True, mmap=True)
         flat = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if tensors else "meta")
@@ -101,15 +116,30 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
     return checkpoint
 
 
-def _read_index(folder: Path) -> Any:
-    """Read DCP's index, and check that the files which it names are complete."""
-    if not (folder / _INDEX).is_file():
-        raise ConfigError(f"{folder} is incomplete: it has no {_INDEX}. Use a different checkpoint.")
-    with (folder / _INDEX).open("rb") as file:
+def _check_files(folder: Path, *, checksums: bool) -> set[str]:
+    """Check that a folder has the files that its list names, and no links; return their names."""
+    for path in (folder / CHECKSUMS, *folder.iterdir()):
+        if path.is_symlink():  # the content could change later, and come from anywhere
+            raise ConfigError(f"{path} is a link; expected a file. Copy the file, or link the folder.")
+    if not (folder / CHECKSUMS).is_file():
+        raise ConfigError(f"{folder} is incomplete: it has no {CHECKSUMS}. Use a different checkpoint.")
+    digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
+    for name in {META, INDEX} | digests.keys():
+        path = folder / name
+        if path.parent != folder or not path.is_file() or name not in digests:
+            raise ConfigError(f"{folder} is incomplete: {name} is missing. Use a different checkpoint.")
+        if checksums and file_sha256(path) != digests[name]:
+            raise ConfigError(f"{folder} is damaged: {name} was altered. Use a different checkpoint.")
+    return set(digests)
+
+
+def _read_index(folder: Path, names: set[str]) -> Any:
+    """Read DCP's index, and check that its entries are inside the listed files."""
+    with (folder / INDEX).open("rb") as file:
         index = _Unpickler(file).load()
     for entry in index.storage_data.values():
-        name, end = entry.relative_path, entry.offset + entry.length
-        if Path(name).name != name or not (folder / name).is_file() or (folder / name).stat().st_size < end:
+        name = entry.relative_path
+        if name not in names or (folder / name).stat().st_size < entry.offset + entry.length:
             raise ConfigError(f"{folder} is incomplete: {name} is missing or too short. Use a different checkpoint.")
     return index
 

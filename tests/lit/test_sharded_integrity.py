@@ -1,0 +1,87 @@
+"""Damaged sharded checkpoints are refused by every command that reads a checkpoint."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
+from lightning_sv.runs.directory import LAST
+from tests.conftest import Refused, write_run_args
+from tests.launch import launch
+from tests.lit.several_processes import CPU, SHARDED, STRATEGIES
+
+
+@pytest.fixture(scope="module")
+def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [*write_run_args(short_corpus, tmp_path_factory.mktemp("args")), "--trainer.max_steps", "2"]
+
+
+@pytest.fixture(scope="module")
+def written(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of two ranks with sharded checkpoints."""
+    run = tmp_path_factory.mktemp("sharded") / "run"
+    fit = ["--config", str(STRATEGIES["fsdp"]), *CPU, *args, *SHARDED, "--trainer.devices", "2"]
+    launch("tests.lit.ranks", "sharded_checkpoints", "-1", *fit, "--run_dir", str(run), logs=run.parent)
+    return run
+
+
+@pytest.fixture
+def run(written: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run, which a test may damage."""
+    return Path(shutil.copytree(written, tmp_path / "copy", symlinks=True))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def zero(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(bytes(len(content)))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def link(file: Path) -> None:
+    elsewhere = file.parents[1] / file.name
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+NAMES = ("__0_0.distcp", "__1_0.distcp", "meta.pt", ".metadata", "checksums.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", [flip, zero, cut, link, Path.unlink])
+def test_check_checkpoint_damaged_shard_is_refused(damage: Callable[[Path], None], name: str, run: Path) -> None:
+    checkpoint = run / LAST
+    assert {file.name for file in checkpoint.iterdir()} == set(NAMES)
+    check_checkpoint(str(checkpoint))
+    damage(checkpoint / name)
+    with pytest.raises(ConfigError, match=LAST.name):
+        check_checkpoint(str(checkpoint))
+
+
+def test_every_reader_refuses_a_damaged_shard(run: Path, args: list[str], tmp_path: Path, refused: Refused) -> None:
+    load_backbone(run)
+    flip(run / LAST / "__1_0.distcp")
+    last = str(run / LAST)
+    commands = [
+        ["inspect", last],
+        ["generate", str(run), "--prompt", "a"],
+        ["export", str(run), str(tmp_path / "out")],
+        ["validate", *args, "--ckpt_path", last],
+        ["fit", *args, "--model.init_from", last, "--run_dir", str(tmp_path / "new")],
+        ["fit", *args, "--run_dir", str(run), "--ckpt_path", "last", "--trainer.max_steps", "3", "--allow_lr_jump"],
+    ]
+    for command in commands:
+        assert "__1_0.distcp" in refused(*command)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "new").exists()
