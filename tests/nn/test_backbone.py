@@ -23,10 +23,13 @@ from lightning_sv.nn import (
 )
 from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
+from lightning_sv.nn.rope import rope_tables
+from lightning_sv.optim.groups import parameter_roles
 from lightning_sv.plan.memory import AllocatedBytes
-from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale import RMSNorm, ScaleOptions
 from lightning_sv.scale.eager import CHUNK_ELEMENTS
-from tests.conftest import EVERY_BUILD, GEMMA, LLAMA_31, MOE, thinned
+from tests.conftest import EVERY_BUILD, FEW_BUILDS, GEMMA, LLAMA_31, MOE, perturbed, thinned
+from tests.paper_llama import PaperLlama
 from tests.tolerances import assert_near
 
 
@@ -55,6 +58,48 @@ def test_init_weights_depend_on_seed_and_name_only(config: BackboneConfig) -> No
     assert not torch.equal(attn.qkv.q_proj.weight, attn.qkv.k_proj.weight)
     torch.testing.assert_close(attn.qkv.q_proj.weight.std(), torch.tensor(0.02), rtol=0.1, atol=0)
     torch.testing.assert_close(attn.o_proj.weight.std(), torch.tensor(0.01), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("residual_scaling", [True, False])
+@pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
+def test_init_weights_have_the_std_of_their_role(family: dict, residual_scaling: bool, config: BackboneConfig) -> None:
+    stds = {"matrix": 0.1, "head": 0.03, "embedding": 0.5}
+    if family:
+        stds["router"] = 0.7
+    config = replace(config, init_std_by_role=stds, init_residual_scaling=residual_scaling, **family)
+    for named in parameter_roles(Backbone(config)):
+        if named.role not in stds:
+            continue
+        std = stds[named.role]
+        if residual_scaling and named.name.endswith(("o_proj.weight", "down_proj.weight")):
+            std /= 2  # sqrt(2 n_layer)
+        assert named.parameter.std().item() == pytest.approx(std, rel=0.2), named.name
+
+
+@pytest.mark.parametrize("text", FEW_BUILDS)
+def test_backbone_with_another_eps_and_theta_equals_the_papers_equations(text: str, config: BackboneConfig) -> None:
+    config = replace(config, norm_eps=0.1, rope_theta=50.0)
+    model = perturbed(Backbone(config, text)).double()
+    block = torch.randint(0, config.vocab_size, (2, 13))
+    tokens, targets = block[:, :-1], block[:, 1:]
+    logits = PaperLlama(model)(tokens).logits
+    torch.testing.assert_close(model(tokens), logits)
+    torch.testing.assert_close(model(tokens, targets=targets), next_token_loss(logits, targets))
+
+
+@pytest.mark.parametrize("family", [GEMMA, MOE], ids=["gemma", "moe"])
+def test_every_norm_has_the_eps_of_the_config(family: dict, config: BackboneConfig) -> None:
+    text = "llama" if "qk_norm" in family else "unified"
+    model = meta_backbone(replace(config, norm_eps=0.1, **family), text)
+    norms = [m for m in model.modules() if isinstance(m, RMSNorm) or getattr(m, "norm_width", None) is not None]
+    assert len(norms) > 5 and {norm.eps for norm in norms} == {0.1}
+
+
+def test_rotary_tables_of_16_bit_weights_are_float32() -> None:
+    """In bf16, positions above 256 would be equal to their neighbors."""
+    like = torch.empty(0)
+    for narrow, wide in zip(rope_tables(600, 8, 1e4, like.bfloat16()), rope_tables(600, 8, 1e4, like), strict=True):
+        assert narrow.dtype == torch.float32 and torch.equal(narrow, wide)
 
 
 @pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])

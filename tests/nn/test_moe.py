@@ -167,6 +167,8 @@ def test_router_losses_equal_hugging_face_and_paper(config: BackboneConfig) -> N
     z = replace(config, router=RouterConfig(balance="none", z_coef=1e-3))
     torch.testing.assert_close(router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2)
     assert router_loss([], config) == 0.0
+    for balance in ("bias", "none"):
+        assert router_loss(routings, replace(config, router=RouterConfig(balance=balance))) == 0.0
     routing = routings[0]._replace(total=routings[0].load.roll(1))  # of all devices
     share = routing.total / routing.total.sum()
     torch.testing.assert_close(routing.balance_loss, config.n_expert * (share * routing.probability).sum())

@@ -1,6 +1,9 @@
 """Groups of parameters by role, settings, tuned learning rates and schedules."""
 
 import math
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +58,67 @@ def test_group_table_shows_kind_rate_and_decay(name: str, config: BackboneConfig
         assert (lr, decay) == ("0.003", "0" if role == "output scale" else "0.1")
     assert rows["matrix"][:2] == ["14", f"{2 * (4 * 32**2 + 3 * 32 * 85):,}"]
     assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
+
+
+ROLES = {"matrix", "head", "embedding", "input", "output"}
+DECAYED = ROLES - {"output"}
+#: (optimizer, setting, value, roles whose groups change, entries that change)
+EFFECTS: list[tuple[str, str, Any, Collection[str], dict[str, Any]]] = [
+    ("adamw", "beta1", 0.8, ROLES, {"betas": (0.8, 0.95)}),
+    ("adamw", "beta2", 0.99, ROLES, {"betas": (0.9, 0.99)}),
+    ("adamw", "eps", 1e-6, ROLES, {"eps": 1e-6}),
+    ("adamw", "weight_decay", 0.2, DECAYED, {"weight_decay": 0.2}),
+    ("adamw", "undecayed", ["head"], ["head"], {"weight_decay": 0.0}),
+    ("adamw", "lr_factor_by_role", {"head": 0.5}, ["head"], {"lr": 5e-4}),
+    ("adamw", "weight_decay_by_role", {"input": 0.3}, ["input"], {"weight_decay": 0.3}),
+    ("muon", "beta1", 0.8, ROLES - {"matrix"}, {"betas": (0.8, 0.95), "momentum": 0.8}),
+    ("muon", "beta2", 0.99, ROLES - {"matrix"}, {"betas": (0.9, 0.99)}),
+    ("muon", "eps", 1e-6, ROLES - {"matrix"}, {"eps": 1e-6}),
+    ("muon", "weight_decay", 0.2, DECAYED, {"weight_decay": 0.2}),
+    ("muon", "muon_roles", ["matrix", "head"], ["head"], {"kind": "muon", "momentum": 0.95}),
+    ("muon", "muon_momentum", 0.8, ["matrix"], {"momentum": 0.8}),
+    ("muon", "ns_dtype", "float32", ["matrix"], {"ns_dtype": "float32"}),
+    ("sgd", "beta1", 0.8, ROLES, {"momentum": 0.8}),
+    ("sgd", "weight_decay", 0.2, DECAYED, {"weight_decay": 0.2}),
+]
+#: settings that other tests change, because the optimizer is not built from them
+NOT_IN_GROUPS = {"name", "lr", "clip_by_role"}
+
+
+def groups_of(config: BackboneConfig, optim: OptimConfig) -> dict[str, dict[str, Any]]:
+    strategy = ScaleStrategy.parse("unified")
+    groups = role_groups(Backbone(config, strategy), strategy.decayed_roles)
+    optimizer = build_optimizer(groups, optim, 1e-3)
+    return {group["role"]: group for group in optimizer.param_groups}
+
+
+@pytest.mark.parametrize(("name", "key", "value", "roles", "entries"), EFFECTS)
+def test_optim_setting_changes_its_entries_of_the_groups_alone(
+    name: str, key: str, value: Any, roles: Collection[str], entries: dict[str, Any], config: BackboneConfig
+) -> None:
+    before, after = groups_of(config, OptimConfig(name)), groups_of(config, OptimConfig(name, **{key: value}))
+    for role in ROLES:
+        common = (before[role].keys() & after[role].keys()) - {"params"}
+        changed = {entry: after[role][entry] for entry in common if after[role][entry] != before[role][entry]}
+        assert changed == (entries if role in roles else {}), role
+
+
+def test_every_optim_setting_is_in_the_table_of_effects() -> None:
+    assert {key for _, key, *_ in EFFECTS} | NOT_IN_GROUPS == {each.name for each in fields(OptimConfig)}
+
+
+def test_sgd_two_steps_equal_its_formula() -> None:
+    model = nn.ModuleList([nn.Linear(3, 2, bias=False)]).double()
+    (weight,) = model.parameters()
+    expected, momentum = weight.detach().clone(), torch.zeros(2, 3).double()
+    settings = OptimConfig("sgd", beta1=0.8, weight_decay=0.2)
+    optimizer = build_optimizer(role_groups(model, frozenset()), settings, 0.1)
+    for _ in range(2):
+        weight.grad = torch.randn(2, 3).double()
+        optimizer.step()
+        momentum = 0.8 * momentum + weight.grad + 0.2 * expected
+        expected = expected - 0.1 * momentum
+    torch.testing.assert_close(weight.detach(), expected)
 
 
 @pytest.mark.parametrize(("model", "optimizer", "message"), [

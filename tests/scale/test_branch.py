@@ -10,7 +10,15 @@ from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
-from lightning_sv.scale import Branch, RMSNorm, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
+from lightning_sv.scale import (
+    Branch,
+    RMSNorm,
+    ScaleBuilder,
+    ScaledLinear,
+    ScaleOptions,
+    ScaleStrategy,
+    normalize,
+)
 from lightning_sv.scale.fold import scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.vector import HeadShared
@@ -53,12 +61,13 @@ def naive(group, name: str, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("text", EVERY_BUILD)
 def test_branch_group_and_gradients_equal_naive_formula(text: str, share_out: bool, share_heads: list[str]) -> None:
     options = ScaleOptions(share_scale_out=share_out, share_heads=share_heads)
-    build = ScaleBuilder(ScaleStrategy.parse(text), options)
+    build = ScaleBuilder(ScaleStrategy.parse(text), options, eps=0.1)
     heads = Branch(OUT, HEAD, n_head=OUT // HEAD)
     group = build.group("norm", D, {"q": heads, "k": heads, "u": Branch(OUT, OUT)})
     shared = [isinstance(group.vectors(name)[1], HeadShared) for name in group.names]
     assert shared == [name in share_heads and build.strategy.placement_row.scale_out for name in group.names]
     for _, branch in group.branches():
+        assert branch.eps == 0.1
         torch.nn.init.normal_(branch.weight)
     perturbed(group.double())
     x = torch.randn(3, 5, D, dtype=torch.float64, requires_grad=True)
@@ -194,10 +203,16 @@ def test_share_heads_site_without_heads_or_vector_refused(config: BackboneConfig
         Backbone(config, "hg+dp", ScaleOptions(share_heads=["q_proj"], placement_at={"q_proj": "bp"}))
 
 
+@pytest.mark.parametrize("eps", [None, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_norm_without_eps_equals_torch(dtype: torch.dtype) -> None:
+def test_norm_equals_torch(dtype: torch.dtype, eps: float | None) -> None:
     x = torch.randn(3, 8).mul(0.01).to(dtype)
-    torch.testing.assert_close(RMSNorm(8).to(dtype)(x), F.rms_norm(x, (8,)))
+    torch.testing.assert_close(RMSNorm(8, eps).to(dtype)(x), F.rms_norm(x, (8,), eps=eps))
+
+
+def test_new_matrix_is_uniform_within_one_over_the_root_of_its_inputs() -> None:
+    weight = ScaledLinear(16, 400).weight.detach()
+    assert 0.24 < weight.max() <= 0.25 and -0.25 <= weight.min() < -0.24
 
 
 @pytest.mark.parametrize("scale", ["llama", "hg+dnp"])

@@ -56,6 +56,18 @@ def test_forward_of_or_and_er_equals_their_formulas() -> None:
     torch.testing.assert_close(e(), beta.exp() * (alpha - alpha.mean()).exp())
 
 
+def test_set_gamma_sets_alpha_and_beta_as_documented() -> None:
+    """Weight decay and learning speed depend on them, not on gamma alone."""
+    gamma = torch.tensor([0.5, 2.0, 4.0, 1.0], dtype=torch.float64)
+    r, e = OriginalSpaceScale(4, "input").double(), ExponentialScale(4, "input").double()
+    for vector in (r, e):
+        vector.set_gamma(gamma)
+    torch.testing.assert_close(r.alpha.detach(), gamma)
+    torch.testing.assert_close(r.beta.detach(), gamma.norm().view(1) / 2)
+    torch.testing.assert_close(e.beta.detach(), gamma.log().mean().view(1))
+    torch.testing.assert_close(e.alpha.detach(), gamma.log() - gamma.log().mean())
+
+
 def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
     made = {"or": nn.Sequential(OriginalSpaceScale(3, "input")), "er": nn.Sequential(ExponentialScale(3, "input"))}
     for name, model in made.items():
@@ -72,8 +84,9 @@ def test_state_of_or_and_er_is_not_confused(tmp_path: Path) -> None:
 def test_set_gamma_not_representable_refused() -> None:
     with pytest.raises(ValueError, match="'or' cannot represent a zero"):
         OriginalSpaceScale(3, "input").set_gamma(torch.zeros(3))
-    with pytest.raises(ValueError, match="'er' cannot represent"):
-        ExponentialScale(3, "input").set_gamma(torch.tensor([1.0, -1.0, 2.0]))
+    for entry in (0.0, -1.0):
+        with pytest.raises(ValueError, match="'er' cannot represent"):
+            ExponentialScale(3, "input").set_gamma(torch.tensor([1.0, entry, 2.0]))
     DirectScale(3, "input").set_gamma(torch.zeros(3))
     vector = HeadShared(DirectScale(3, "output"), 2)
     vector.set_gamma(torch.tensor([1.0, 2, 3, 1, 2, 3]))
