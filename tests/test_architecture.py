@@ -106,8 +106,8 @@ def test_command_without_tensors_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize(("given", "used"), [({}, "0"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_cli_openmp_spin_count_is_0_unless_given(given: dict[str, str], used: str) -> None:
+@pytest.mark.parametrize(("given", "used"), [({}, "300"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_cli_openmp_spin_count_is_set_unless_given(given: dict[str, str], used: str) -> None:
     """The variable is read when torch is imported, so it is set before."""
     program = (
         "import os, sys; from lightning_sv.cli.main import cli; sys.argv = ['lightning-sv', '--version']\n"

@@ -89,9 +89,10 @@ def main(args: Sequence[str] | None = None) -> int:
 def cli() -> None:
     """Run the command of the program's arguments and exit."""
     os.environ |= _MATPLOTLIB
-    # OpenMP threads that wait sleep, instead of occupying a core that others need: on a busy machine a step with two
-    # threads made 837 instead of 5,193 tokens per second, on an idle one it takes as long. Read when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    # OpenMP threads that wait spin this often before they sleep. Few spins leave the core to other
+    # processes, many are faster on an idle machine: the table is in benchmarks/TRIED.md. Read when
+    # torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "300")
     if sys.stderr is not None:
         sys.stderr = LastingStream(sys.stderr, "stderr")  # type: ignore[assignment]
     try:
