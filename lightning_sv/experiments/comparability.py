@@ -11,7 +11,7 @@ from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
-from lightning_sv.runs.provenance import schedule_lengths
+from lightning_sv.runs.provenance import changed_numerics, schedule_lengths
 from lightning_sv.settings.yaml_file import leaves
 
 #: keys of `data` that define the validation set
@@ -73,6 +73,8 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     for name, run in runs.items():
         if skipped := run.summary.get("skipped_steps"):
             warnings.append(f"{name} skipped {skipped} steps that were not finite, which biases a comparison.")
+        for setting, values in changed_numerics(run.summary).items():
+            warnings.append(f"{name} was resumed with a different {setting}: {', then '.join(values)}.")
         if extended := schedule_lengths(run.summary):
             warnings.append(
                 f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
@@ -130,11 +132,27 @@ def config_of(run: Run) -> dict[str, str]:
 
 def _leaves(run: Run) -> dict[str, Any]:
     """Return the config of a run by dotted keys, with `<run_dir>` for its directory; lists as JSON."""
-    # the longer spelling of the directory may contain the shorter one
-    longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
-    found = leaves(run.config)
-    for key, value in found.items():
-        if isinstance(value, str | list):
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            found[key] = text.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
-    return found
+    directories = (str(run.dir.resolve()), str(run.dir))
+    values = leaves(run.config)
+    for key, value in values.items():
+        value = _without_directory(value, directories)
+        values[key] = json.dumps(value, default=str) if isinstance(value, list) else value
+    return values
+
+
+def _without_directory(value: Any, directories: Sequence[str]) -> Any:
+    """Return a value with `<run_dir>` for paths of the run's directory, and of files below it."""
+    if isinstance(value, list):
+        return [_without_directory(entry, directories) for entry in value]
+    if isinstance(value, dict):
+        return {key: _without_directory(entry, directories) for key, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+
+    for directory in directories:
+        # A single name, such as `tiny`, may also be the value of another setting.
+        if value == directory and "/" in directory:
+            return "<run_dir>"
+        if value.startswith(f"{directory}/"):
+            return "<run_dir>" + value.removeprefix(directory)
+    return value

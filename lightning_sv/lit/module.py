@@ -414,7 +414,7 @@ class PretrainModule(L.LightningModule):
         progress = {
             "accumulate": trainer.accumulate_grad_batches,
             "skipped_steps": self.nonfinite.skipped,
-            "legs": self.segments.at(trainer.global_step, trainer.max_steps),
+            "legs": self.segments_so_far(),
             "commit": commit(),
             "corpus_hash": None if data is None else data.manifest.corpus_hash,
             "origin": self.origin,
@@ -454,6 +454,15 @@ class PretrainModule(L.LightningModule):
         check_settings(
             checkpoint, self.settings, data, training=training, own_groups=self.has_own_groups, built_by=self.built_by
         )
+
+    def segments_so_far(self) -> list[dict[str, Any]]:
+        """Return the segments of the run, each with the settings that change its numbers."""
+        trainer = self.trainer
+        numerics = {"precision": str(trainer.precision), "device": trainer.strategy.root_device.type}
+        data = data_of(trainer)
+        if data is not None and self.settings.backbone.n_expert:  # their balance loss depends on the micro-batch
+            numerics["micro_batch"] = str(data.share(trainer.world_size).micro_batch)
+        return self.segments.at(trainer.global_step, trainer.max_steps, numerics)
 
     @property
     def built_by(self) -> str | None:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect the results of a finished run."""
-    segments = module.segments.at(trainer.global_step, trainer.max_steps)
+    segments = module.segments_so_far()
     return {
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),

@@ -32,18 +32,30 @@ class Provenance(NamedTuple):
 class Segments:
     """Segments of a run, each from a start of the program to the checkpoint from which the next one resumes.
 
-    A segment is {"steps", "max_steps", "seconds"}: its optimizer steps, the length of its schedule, its time. The steps
-    add up to those of the run; steps lost by a kill do not count.
+    A segment has "steps", its optimizer steps; "max_steps", the length of its schedule; "seconds", its time; and
+    "numerics", the settings that change the numbers of a resumed run. The steps add up to those of the run; steps lost
+    by a kill do not count.
     """
 
     def __init__(self) -> None:
         self._before: list[dict[str, Any]] = []
         self._began = time.perf_counter()
 
-    def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
-        """Return all segments, including the current one."""
-        steps = step - sum(segment["steps"] for segment in self._before)
-        return [*self._before, {"steps": steps, "max_steps": max_steps, "seconds": time.perf_counter() - self._began}]
+    def at(self, step: int, max_steps: int, numerics: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return all segments, including the current one.
+
+        Args:
+            step: optimizer steps of the run
+            max_steps: trainer.max_steps
+            numerics: setting -> value, for settings that a resumed run may change although its numbers depend on them
+        """
+        current = {
+            "steps": step - sum(segment["steps"] for segment in self._before),
+            "max_steps": max_steps,
+            "seconds": time.perf_counter() - self._began,
+            "numerics": dict(numerics),
+        }
+        return [*self._before, current]
 
     @property
     def length(self) -> int | None:
@@ -52,11 +64,30 @@ class Segments:
 
     def restore(self, saved: Any) -> None:
         """Continue after the segments of a checkpoint, unless they are damaged."""
-        kinds = {"steps": int, "max_steps": int, "seconds": float}
         try:
-            self._before = [{key: kind(segment[key]) for key, kind in kinds.items()} for segment in saved]
+            self._before = [_read_segment(segment) for segment in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one.") from error
+
+
+def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a segment of a checkpoint; those of earlier versions have no numerics."""
+    return {
+        "steps": int(saved["steps"]),
+        "max_steps": int(saved["max_steps"]),
+        "seconds": float(saved["seconds"]),
+        "numerics": {str(key): str(value) for key, value in dict(saved.get("numerics", {})).items()},
+    }
+
+
+def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return setting -> its different values in the order of the run's segments, for settings that a resume changed."""
+    values: dict[str, dict[str, None]] = {}
+    for segment in summary.get("legs") or ():
+        numerics = segment.get("numerics") if isinstance(segment, dict) else None
+        for setting, value in (numerics or {}).items():
+            values.setdefault(setting, {})[value] = None
+    return {setting: list(different) for setting, different in values.items() if len(different) > 1}
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:

@@ -176,6 +176,7 @@ def test_fit_extended_run_records_its_lengths(schedule: str, run_args: list[str]
     assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
     assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
     assert run.config["trainer"]["max_steps"] == 12 and run.config["allow_lr_jump"] is False
+    assert {leg["numerics"]["precision"] for leg in summary["legs"]} == {"32-true"}
     assert "learning rate is that of no single schedule" in comparability_warnings({"run": run}, ())[0]
     if schedule == "wsd":
         lr = run.curve("lr").values
