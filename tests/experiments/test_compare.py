@@ -25,6 +25,7 @@ from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
+from lightning_sv.experiments.report.tables import TOKEN_FACTOR
 from lightning_sv.experiments.results import Figure, pairs_of
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
@@ -119,7 +120,7 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]
-    assert lines[1][-1].startswith(f"{found['tokens_to_higher_final_loss']['factor']:.2f} (")
+    assert lines[1][head.index(TOKEN_FACTOR)].startswith(f"{found['tokens_to_higher_final_loss']['factor']:.2f} (")
     moved = tmp_path / "moved"
     shutil.copytree(three, moved)
     again = own_figure([moved])
