@@ -191,7 +191,7 @@ class TokenLoader(DataLoader[Tensor]):
         self._loaded = self._epoch >= 0
 
 
-_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
 
 
 def _outlive_signals(worker: int) -> None:

@@ -61,7 +61,7 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import check_trainer_keys, prepare_process
+from lightning_sv.settings.trainer import check_plugins, check_trainer_keys, prepare_process
 from lightning_sv.settings.yaml_file import CALLBACKS
 
 log = logging.getLogger(__name__)
@@ -244,8 +244,11 @@ class PretrainCLI(LightningCLI):
         kwargs["logger"] = False
         if isinstance(given["strategy"], FullyShardedStrategy):
             kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
-        kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
+        plugins = _several(given["plugins"])
+        check_plugins(plugins)
+        kwargs["plugins"] = [AtomicCheckpointIO(), *plugins]
         if self.command == "fit":
+            kwargs["log_every_n_steps"] = self.config["scalars"]["every_n_steps"]  # of values that others log
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())

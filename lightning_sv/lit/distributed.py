@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import distributed
@@ -33,7 +33,9 @@ _PR_SET_PDEATHSIG = 1
 REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
 #: exit codes after SIGTERM, Ctrl-C, and the end of the terminal
 STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+#: signals that schedulers such as SLURM, submitit, SGE and OAR send before the end of a job's time
+_ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+_SIGNALS = _ANNOUNCING | {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 #: signals that shells ignore for background jobs, and nohup
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
@@ -148,6 +150,8 @@ class StopSignals:
         #: last signal that asked this process to stop
         self.received: int | None = None
         self._before: dict[int, Any] = {}
+        #: signals after which the SLURM job is queued again
+        self._requeueing = set[int](_ANNOUNCING)
 
     def listen(self, trainer: L.Trainer) -> None:
         """Install the handlers before the trainer does; Python allows that in the main thread only."""
@@ -158,9 +162,21 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         self._speaks = trainer.is_global_zero
-        for number in _SIGNALS:
+        self._follow(trainer._accelerator_connector.cluster_environment)
+        for number in _SIGNALS | self._requeueing:
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
+
+    def _follow(self, environment: ClusterEnvironment) -> None:
+        """Set the signals that requeue the job to those of the Trainer's plugin, if there is one."""
+        if os.environ.get(REQUEUE_ON_SIGTERM):
+            self._requeueing.add(signal.SIGTERM)
+        if not isinstance(environment, SLURMEnvironment):
+            return
+        if environment.requeue_signal is not None:
+            self._requeueing.add(environment.requeue_signal)
+        if not environment.auto_requeue:
+            self._requeueing.clear()
 
     def leave(self) -> None:
         """Restore the previous handlers."""
@@ -179,17 +195,24 @@ class StopSignals:
         """Stop the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; with requeue if SLURM announced the end of the job's time to any device, or sent
-                SIGTERM and `REQUEUE_ON_SIGTERM` is set
+            StoppedError: always; with requeue if any device received a signal that requeues the SLURM job
         """
-        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-        announced, interrupted, hung_up = (self.received == number for number in kinds)
-        announced |= self.received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
+        announced = self.received in self._requeueing
+        interrupted = self.received == signal.SIGINT
+        hung_up = self.received == signal.SIGHUP
         if trainer.world_size > 1:  # processes receive the signal at different times
             decide = trainer.strategy.reduce_boolean_decision
-            announced, interrupted, hung_up = (decide(kind, all=False) for kind in (announced, interrupted, hung_up))
-        code = INTERRUPTED if interrupted else HUNG_UP if hung_up else STOPPED
-        raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
+            announced = decide(announced, all=False)
+            interrupted = decide(interrupted, all=False)
+            hung_up = decide(hung_up, all=False)
+        requeues = announced and not interrupted and "SLURM_JOB_ID" in os.environ
+        raise StoppedError(trainer.global_step, _code(interrupted, hung_up), requeues)
+
+
+def _code(interrupted: bool, hung_up: bool) -> int:
+    if interrupted:
+        return INTERRUPTED
+    return HUNG_UP if hung_up else STOPPED
 
 
 def requeue() -> bool:

@@ -23,6 +23,7 @@ _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
 _GRACE_S = 20.0  # a stopping run ends its step and writes a checkpoint
 _SIGNALLED = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (128 + number, -number)}
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _POLL_S = 0.1
 
 
@@ -131,7 +132,7 @@ def _stop(processes: Sequence[Popen[bytes]]) -> None:
 
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
-    """Convert SIGTERM and SIGHUP to KeyboardInterrupt, so that no child survives; only the main thread may do so."""
+    """Convert a scheduler's signals to KeyboardInterrupt, so that no child survives; only the main thread may do so."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -139,7 +140,7 @@ def _stops_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    caught = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = [signal.signal(number, interrupt) for number in caught]
     try:
         yield

@@ -8,7 +8,8 @@ import re
 import typing
 import warnings
 from collections import defaultdict
-from dataclasses import make_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, make_dataclass
 from datetime import timedelta
 from functools import cache
 from importlib.util import find_spec
@@ -53,20 +54,82 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,
 }
-#: trainer key -> (accepted values, hint)
-DERIVED = {
-    "accumulate_grad_batches": ((1, None), "Set data.global_batch and data.micro_batch instead."),
-    "val_check_interval": ((1.0, None), "Set data.validations instead."),
-    "limit_val_batches": ((1.0, None), "Set data.val_sequences instead."),
-    "check_val_every_n_epoch": ((None,), "Set data.validations instead."),
-    "enable_checkpointing": ((None, True), "A run writes checkpoints, each checkpoint.every_n_steps."),
-    "enable_progress_bar": ((None, True), "Use --quiet."),
-    "barebones": ((False,), "Use a Trainer of your own."),
-    "default_root_dir": ((None,), "Set run_dir."),
-    "gradient_clip_algorithm": ((None, "norm"), "As in the paper, trainer.gradient_clip_val limits the global norm."),
-    "use_distributed_sampler": ((False,), "Every device reads its part of the global batch without it."),
-    "overfit_batches": ((0.0, 0), "Prepare a corpus of the text to repeat, and set trainer.max_steps."),
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Treatment of an argument of Lightning's Trainer by the command line.
+
+    Attributes:
+        note: what the argument does in a run; for a refused one, what to use instead
+        accepted: the only accepted values, which change nothing; empty if Lightning follows every value
+    """
+
+    note: str
+    accepted: tuple[Any, ...] = ()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a run follows other values than the accepted ones."""
+        return not self.accepted
+
+
+_OTHER_TRAINER = "Use a Trainer of your own."
+#: every argument of Lightning's Trainer; docs/own-trainer.md shows this table
+TRAINER_ARGUMENTS = {
+    "accelerator": Argument("Kind of device."),
+    "strategy": Argument("auto, ddp, or lightning_sv.lit.fsdp.FullyShardedStrategy; others are refused."),
+    "devices": Argument("Devices per node."),
+    "num_nodes": Argument("Number of nodes."),
+    "precision": Argument("All but 16-true, under which AdamW divides by 0."),
+    "logger": Argument("Loggers in addition to the run's TensorBoard files; false is refused."),
+    "callbacks": Argument("Callbacks in addition to the run's own; those that change what is trained are refused."),
+    "fast_dev_run": Argument("A few batches, in a temporary directory."),
+    "max_epochs": Argument("May end a run before max_steps."),
+    "min_epochs": Argument("Delays a stop by a callback."),
+    "max_steps": Argument("Optimizer steps; -1 to follow model.tokens_per_param."),
+    "min_steps": Argument("Delays a stop by a callback."),
+    "max_time": Argument("Ends a run after a step, with a checkpoint."),
+    "limit_train_batches": Argument("Batches per epoch, a multiple of those of a step."),
+    "limit_val_batches": Argument("Set data.val_sequences instead.", (1.0, None)),
+    "limit_test_batches": Argument("No command tests; use validate.", (1.0, None)),
+    "limit_predict_batches": Argument("No command predicts; use generate.", (1.0, None)),
+    "overfit_batches": Argument("Prepare a corpus of the text to repeat, and set trainer.max_steps.", (0.0, 0)),
+    "val_check_interval": Argument("Set data.validations instead.", (1.0, None)),
+    "check_val_every_n_epoch": Argument("Set data.validations instead.", (None,)),
+    "num_sanity_val_steps": Argument("Batches of a validation before the first step; 0 by default."),
+    "log_every_n_steps": Argument("Set scalars.every_n_steps instead.", (None, 50)),
+    "enable_checkpointing": Argument("A run writes checkpoints, each checkpoint.every_n_steps.", (None, True)),
+    "enable_progress_bar": Argument("Use --quiet.", (None, True)),
+    "enable_model_summary": Argument("Lightning's table of modules; false by default."),
+    "accumulate_grad_batches": Argument("Set data.global_batch and data.micro_batch instead.", (1, None)),
+    "gradient_clip_val": Argument("Largest global norm of the gradient; null for no clipping."),
+    "gradient_clip_algorithm": Argument(
+        "As in the paper, trainer.gradient_clip_val limits the global norm.", (None, "norm")
+    ),
+    "deterministic": Argument("Deterministic operations of torch."),
+    "benchmark": Argument("cuDNN's search for fast convolutions."),
+    "inference_mode": Argument("torch.inference_mode in validation; FullyShardedStrategy needs torch.no_grad."),
+    "use_distributed_sampler": Argument("Every device reads its part of the global batch without it.", (False,)),
+    "profiler": Argument("A profiler of Lightning."),
+    "detect_anomaly": Argument("torch's search for the operation of a gradient of NaN."),
+    "barebones": Argument(_OTHER_TRAINER, (False,)),
+    "plugins": Argument("Cluster environments, such as SLURMEnvironment; others are refused."),
+    "sync_batchnorm": Argument("The models have no batch norm.", (False,)),
+    "reload_dataloaders_every_n_epochs": Argument("Opens the corpus again; does not change the order."),
+    "default_root_dir": Argument("Set run_dir.", (None,)),
+    "enable_autolog_hparams": Argument("A run records its settings for the table of runs.", (True,)),
+    "model_registry": Argument(_OTHER_TRAINER, (None,)),
 }
+#: base class of Lightning's plugins -> what to use instead; empty if a run follows them
+PLUGINS = {
+    "ClusterEnvironment": "",
+    "Precision": "Set trainer.precision.",
+    "CheckpointIO": "A run writes its own checkpoints, each checkpoint.every_n_steps.",
+    "LayerSync": "The models have no batch norm.",
+}
+#: arguments of strategies that are such plugins
+_STRATEGY_PLUGINS = {"precision_plugin": "Precision", "checkpoint_io": "CheckpointIO"}
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
 _AVERAGES = "validates and saves averaged weights, which no file of the run records"
@@ -95,9 +158,11 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     Raises:
         ConfigError: names the key or callback, the reason and a hint
     """
-    for key, (accepted, hint) in DERIVED.items():
-        same = repr(given[key]) in map(repr, accepted)  # 1 is one batch for Lightning, 1.0 all of them
-        expect(same, f"trainer.{key}", given[key], f"its default. {hint}")
+    for key, argument in TRAINER_ARGUMENTS.items():
+        # 1 is one batch for Lightning, 1.0 all of them
+        if not argument.is_followed and repr(given[key]) not in map(repr, argument.accepted):
+            raise ConfigError(f"trainer.{key} is {given[key]}; expected its default. {argument.note}")
+    _check_strategy_plugins(given["strategy"])
     early = [] if given["max_time"] is None else [f"trainer.max_time {given['max_time']}"]
     callbacks = given["callbacks"]
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
@@ -119,6 +184,28 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
     if str(given["precision"]) == "bf16-true":
         log.warning("trainer.precision bf16-true loses small changes of a scale vector near 1; bf16-mixed keeps them")
+
+
+def _check_strategy_plugins(strategy: Any) -> None:
+    """Refuse plugins among the arguments of a strategy, as those of trainer.plugins."""
+    arguments = strategy.get("init_args") if isinstance(strategy, dict | Namespace) else None
+    for key, kind in _STRATEGY_PLUGINS.items():
+        if arguments is not None and arguments.get(key) is not None:
+            raise ConfigError(f"trainer.strategy.init_args.{key} is set; expected null. {PLUGINS[kind]}")
+
+
+def check_plugins(plugins: Iterable[object]) -> None:
+    """Reject plugins of the Trainer that a run does not follow.
+
+    Raises:
+        ConfigError: names the class and a hint
+    """
+    for plugin in plugins:
+        bases = [base.__name__ for base in type(plugin).__mro__]
+        kind = next((base for base in bases if base in PLUGINS), None)
+        hint = _OTHER_TRAINER if kind is None else PLUGINS[kind]
+        if hint:
+            raise ConfigError(f"trainer.plugins is {type(plugin).__name__}; expected cluster environments. {hint}")
 
 
 def prepare_process() -> None:

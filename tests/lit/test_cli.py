@@ -1,6 +1,7 @@
 """The command line: help, a command line of the user's, and the tools of Lightning that people add."""
 
 import csv
+import functools
 import json
 import re
 import runpy
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 from lightning.pytorch import callbacks
 from torch import Tensor
@@ -20,7 +22,13 @@ from lightning_sv.errors import ConfigError, StoppedError
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import _keys, _parser
-from lightning_sv.settings.trainer import REFUSED_CALLBACKS, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
+from lightning_sv.settings.trainer import (
+    REFUSED_CALLBACKS,
+    TRAINER_ARGUMENTS,
+    TRAINER_DEFAULTS,
+    check_trainer_keys,
+    trainer_keys,
+)
 from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import ROOT, Refused, Told
 from tests.lit.own_trainer import rows
@@ -219,7 +227,6 @@ trainer:
   max_steps: 4
   max_time: "00:12:00:00"
   precision: bf16-mixed
-  log_every_n_steps: 1
   profiler: simple
   logger: {{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path / "csv"}}}}}
   callbacks:
@@ -240,6 +247,39 @@ trainer:
     assert [float(row["train/loss"]) for row in logged] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
     assert (tmp_path / "best/best.ckpt").is_file() and (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
+
+
+#: argument of the Trainer -> a value other than its default
+FOLLOWED: dict[str, Any] = {
+    "accelerator": "cpu", "strategy": "ddp", "devices": 1, "num_nodes": 1, "precision": "64-true",
+    "logger": False, "callbacks": [], "fast_dev_run": 3, "max_epochs": 2, "min_epochs": 1, "max_steps": 3,
+    "min_steps": 2, "max_time": "00:01:00:00", "limit_train_batches": 0.5, "num_sanity_val_steps": 1,
+    "enable_model_summary": True, "gradient_clip_val": 0.3, "deterministic": True, "benchmark": True,
+    "inference_mode": False, "profiler": "simple", "detect_anomaly": True, "plugins": [],
+    "reload_dataloaders_every_n_epochs": 1,
+}  # fmt: skip
+#: joined with those of the command line
+JOINED = {"logger", "callbacks", "plugins"}
+
+
+def test_followed_arguments_reach_the_trainer(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(FOLLOWED) == {key for key, argument in TRAINER_ARGUMENTS.items() if argument.is_followed}
+    received: dict[str, Any] = {}
+
+    class Received(Exception):
+        pass
+
+    def receive(self: object, **arguments: Any) -> None:
+        received.update(arguments)
+        raise Received
+
+    monkeypatch.setattr(L.Trainer, "__init__", functools.wraps(L.Trainer.__init__)(receive))
+    words = [f"--trainer.{key}={value}" for key, value in FOLLOWED.items() if key not in JOINED]
+    with pytest.raises(Received):
+        PretrainCLI(PretrainModule, ["fit", *run_args, *words])
+    for key in FOLLOWED.keys() - JOINED:
+        assert str(received[key]) == str(FOLLOWED[key]), key
+    assert received["log_every_n_steps"] == 1  # scalars.every_n_steps
 
 
 def test_fit_callback_that_changes_training_is_refused(run_args: list[str], refused: Refused) -> None:

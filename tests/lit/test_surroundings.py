@@ -12,7 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.lit.distributed import HUNG_UP
+from lightning_sv.lit.distributed import HUNG_UP, STOPPED
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
 from lightning_sv.runs.events import read_run
@@ -83,6 +83,43 @@ def test_fit_processes_of_torchrun_with_one_device_are_refused(
     for name, value in (SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}).items():
         monkeypatch.setenv(name, value)
     assert main(["fit", *fit, "--run_dir", str(tmp_path / "task")]) == 0
+
+
+KEEP = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {auto_requeue: false}}"
+ALARM = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {requeue_signal: SIGALRM}}"
+
+
+@pytest.mark.parametrize(
+    ("number", "environment", "plugin", "code"),
+    [
+        (signal.SIGUSR2, {}, None, STOPPED),
+        (signal.SIGXCPU, {}, None, STOPPED),
+        (signal.SIGUSR2, SRUN, None, 0),
+        (signal.SIGXCPU, SRUN, None, 0),
+        (signal.SIGTERM, SRUN, None, STOPPED),
+        (signal.SIGUSR1, SRUN, KEEP, STOPPED),
+        (signal.SIGALRM, SRUN, ALARM, 0),
+    ],
+)
+def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
+    number: int, environment: dict[str, str], plugin: str | None, code: int, short_args: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """SLURM queues the job again, unless its plugin forbids that."""
+    run, asked = tmp_path / "run", list[list[str]]()
+
+    def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        if self.global_step == 1:
+            os.kill(os.getpid(), number)
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(PretrainModule, "on_train_batch_start", send)
+    monkeypatch.setattr("lightning_sv.lit.distributed.subprocess.run", lambda words, **_: asked.append(words))
+    fit = ["fit", *short_args, "--trainer.max_steps", "5", "--run_dir", str(run)]
+    assert main([*fit, "--trainer.plugins", f"[{plugin}]"] if plugin else fit) == code
+    assert load(run)["global_step"] == 2
+    assert asked == ([] if code else [["scontrol", "requeue", "12"]])
 
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import HalfPrecision, TorchCheckpointIO, TorchSyncBatchNorm
 from rich.console import Console
 
 from lightning_sv.__main__ import main
@@ -20,8 +22,15 @@ from lightning_sv.optim import OptimConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.trainer import DERIVED, TRAINER_DEFAULTS, check_trainer_keys, trainer_keys
-from tests.conftest import CONFIG, Refused, thinned
+from lightning_sv.settings.trainer import (
+    TRAINER_ARGUMENTS,
+    TRAINER_DEFAULTS,
+    check_plugins,
+    check_trainer_keys,
+    trainer_keys,
+)
+from tests.conftest import CONFIG, ROOT, Refused, thinned
+from tests.test_results_pages import table
 
 
 class AbsentLogger(CSVLogger):
@@ -87,7 +96,36 @@ def test_trainer_keys_equal_the_signature() -> None:
     assert {name: key.default for name, key in keys.items()} == {name: p.default for name, p in signature.items()}
     for name in ("max_steps", "devices", "precision", "max_time", "val_check_interval", "deterministic"):
         assert keys[name].type == signature[name].annotation, name
-    assert {*DERIVED, *TRAINER_DEFAULTS} <= set(signature)
+    assert TRAINER_DEFAULTS.keys() <= signature.keys()
+
+
+def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
+    """The table has each argument of this version of Lightning, and docs/own-trainer.md shows it."""
+    assert set(TRAINER_ARGUMENTS) == set(inspect.signature(L.Trainer).parameters)
+    defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
+    check_trainer_keys(defaults)
+    shown = table((ROOT / "docs/own-trainer.md").read_text(), "| argument of the Trainer |")
+    for (key, argument), row in zip(TRAINER_ARGUMENTS.items(), shown, strict=True):
+        treatment = "followed" if argument.is_followed else "refused"
+        assert row == [key, treatment, argument.note]
+        if argument.is_followed:
+            continue
+        for value in argument.accepted:
+            check_trainer_keys(defaults | {key: value})
+        with pytest.raises(ConfigError, match=f"^trainer.{key} is "):
+            check_trainer_keys(defaults | {key: "a different value"})
+
+
+def test_plugins_are_followed_or_refused() -> None:
+    check_plugins([SLURMEnvironment(auto_requeue=False), LightningEnvironment()])
+    for plugin in (HalfPrecision("16-true"), TorchCheckpointIO(), TorchSyncBatchNorm(), object()):
+        with pytest.raises(ConfigError, match="^trainer.plugins is "):
+            check_plugins([plugin])
+    defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
+    for key in ("precision_plugin", "checkpoint_io"):
+        strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {key: {}}}
+        with pytest.raises(ConfigError, match=f"^trainer.strategy.init_args.{key} is "):
+            check_trainer_keys(defaults | {"strategy": strategy})
 
 
 FIT = ["fit", *CONFIG]

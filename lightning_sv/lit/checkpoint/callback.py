@@ -122,7 +122,7 @@ class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step, and step-500.ckpt etc. if requested.
 
     A numbered checkpoint is a link to an earlier last.ckpt. A run resumes from any of them. Ctrl-C, SIGTERM,
-    SIGHUP and SIGUSR1 end the run after the current step, with a checkpoint.
+    SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
