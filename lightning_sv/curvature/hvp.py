@@ -100,9 +100,10 @@ class HessianProduct:
             return tuple(torch.zeros_like(p) for p in self.parameters)
         outputs, weights = zip(*live, strict=True)
         try:
-            return torch.autograd.grad(
-                outputs, self.parameters, weights, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
+            with twice_differentiable():  # activation checkpointing computes parts of the loss again
+                product = torch.autograd.grad(
+                    outputs, self.parameters, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
         except RuntimeError as error:
             if "modified by an inplace" in str(error):
                 since = "since HessianProduct was built, by an optimizer step or a DifferenceProduct"
@@ -111,6 +112,7 @@ class HessianProduct:
                 raise
             operation = f"an operation without second derivative ({error})"
             raise ConfigError(f"the loss has {operation}; replace it, or use DifferenceProduct.") from error
+        return _dense(product)
 
 
 class DifferenceProduct:
@@ -210,7 +212,21 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: b
     value = scalar_loss(loss())
     if not value.requires_grad:
         raise ConfigError("the loss has no gradient; compute it from parameters, without detach() and inference_mode.")
-    return torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    try:
+        gradient = torch.autograd.grad(
+            value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
+        )
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        hint = "Use checkpoint(..., use_reentrant=False)."
+        raise ConfigError(f"the loss has reentrant activation checkpointing; expected none. {hint}") from error
+    return _dense(gradient)
+
+
+def _dense(gradient: Vector) -> Vector:
+    """Return the tensors with all their entries, also those of nn.Embedding(sparse=True)."""
+    return tuple(g.to_dense() if g.is_sparse else g for g in gradient)
 
 
 def _has_dead_end(gradient: Vector) -> bool:

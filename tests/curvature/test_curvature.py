@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.curvature import DifferenceProduct, Estimate, HessianProduct, hutchinson, lanczos
 from lightning_sv.curvature.vectors import gaussian, seeded
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import next_token_loss
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
@@ -188,6 +190,43 @@ def test_hessian_product_of_compiled_model_equals_dense() -> None:
     with torch.no_grad():
         found = flat(HessianProduct(lambda: c.loss(model), parameters)(split_like(v, parameters)))
     torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
+
+
+def test_hessian_product_of_checkpointed_model_equals_plain() -> None:
+    c = case("hg+dnp+or")
+    model = copy.deepcopy(c.model)
+    model.activation_checkpointing = True
+    parameters = list(model.parameters())
+    v = torch.randn(len(c.hessian), dtype=torch.float64)
+    product = HessianProduct(lambda: c.loss(model), parameters)
+    for _ in range(2):
+        torch.testing.assert_close(flat(product(split_like(v, parameters))), c.hessian @ v, rtol=1e-9, atol=1e-10)
+
+
+class Squares(nn.Module):
+    """The mean square of an embedding's rows, by a reentrant checkpoint or with sparse gradients."""
+
+    def __init__(self, *, sparse: bool, reentrant: bool) -> None:
+        super().__init__()
+        self.rows, self.reentrant = nn.Embedding(3, 2, sparse=sparse), reentrant
+
+    def forward(self) -> Tensor:
+        rows = self.rows(torch.tensor([0, 2]))
+        return checkpoint(torch.square, rows, use_reentrant=True).sum() if self.reentrant else rows.square().sum()
+
+
+@pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
+def test_products_of_sparse_gradients_are_dense(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+    model = Squares(sparse=True, reentrant=False).double()
+    (image,) = kind(model, [model.rows.weight])([torch.ones(3, 2, dtype=torch.float64)])
+    torch.testing.assert_close(image, torch.tensor([[2, 2], [0, 0], [2, 2]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
+def test_products_of_reentrant_checkpoint_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+    model = Squares(sparse=False, reentrant=True)
+    with pytest.raises(ConfigError, match="use_reentrant"):
+        kind(model, [model.rows.weight])([torch.ones(3, 2)])
 
 
 def test_hessian_product_of_linear_and_unused_parameters_is_zero() -> None:
