@@ -83,25 +83,42 @@ class TracedModel:
         self.roles = Roles(self._completed(found, every=every))
 
     def _note(self, use: Use) -> None:
-        names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
+        """Record the role that one use gives to the parameters in its value."""
         rule = first_rule(use)
         if rule is None:
-            if not names <= self._declared.keys():
-                found = f"{', '.join(sorted(names))} is combined with activations in {use.node.op!r}"
-                hint = "trace a plain model (no quantization, no fused kernel), or give its role in `known`."
-                raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
+            self._check_declared(use)
         elif rule.role == "scale vector":
-            for name in names | factors:
-                self.scaled[name] += [(scaled, use.value) for scaled in use.scaled]
+            for name in self._names(use) | self._factors(use):
+                self.scaled[name] += use.scaled_values
         elif rule.role is not None:
-            for name in names:
-                self.uses[name].add(rule.role)
-                if use.part == "operand" and use.node.kind != PARAM:
-                    self.products[name].append((use.node, use.value, use.argument))
-            for name in factors:  # a factor of a matrix is a multiplier
-                self.uses[name].add("multiplier" if rule.role in WEIGHTS else rule.role)
-            if rule.role in WEIGHTS:
-                self._scales_matrix |= factors
+            self._note_role(use, rule.role)
+
+    def _names(self, use: Use) -> frozenset[str]:
+        return self.flow.sources[use.value]
+
+    def _factors(self, use: Use) -> frozenset[str]:
+        return self.flow.factors.get(use.value, frozenset())
+
+    def _check_declared(self, use: Use) -> None:
+        """Refuse an unknown operation, unless the roles of its parameters are given."""
+        names = self._names(use)
+        if not names <= self._declared.keys():
+            found = f"{', '.join(sorted(names))} is combined with activations in {use.node.op!r}"
+            hint = "trace a plain model (no quantization, no fused kernel), or give its role in `known`."
+            raise ConfigError(f"parameter {found}, an unknown operation; {hint}")
+
+    def _note_role(self, use: Use, role: ModelRole) -> None:
+        is_product = use.part == "operand" and use.node.kind != PARAM
+        for name in self._names(use):
+            self.uses[name].add(role)
+            if is_product:
+                self.products[name].append((use.node, use.value, use.argument))
+        factors = self._factors(use)
+        of_matrix = role in WEIGHTS
+        for name in factors:
+            self.uses[name].add("multiplier" if of_matrix else role)
+        if of_matrix:
+            self._scales_matrix |= factors
 
     def consumers_of(self, name: str) -> list[Consumer]:
         """Return the consumers of the values that a scale vector scales, without passing gates.
@@ -137,6 +154,8 @@ class TracedModel:
 
     def _folds(self, name: str) -> bool:
         """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
+        if any(factor.kind != PARAM for _, factor in self.scaled[name]):
+            return False
         try:
             ends = list(consumers(self.scaled[name], name, through_gates=True, outputs=self.flow.graph.outputs))
         except UnknownConsumerError:  # behind a gate, which roles do not pass

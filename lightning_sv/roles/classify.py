@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.consumers import is_head, is_router
-from lightning_sv.roles.dataflow import Dataflow
+from lightning_sv.roles.dataflow import Dataflow, plain, stems
 from lightning_sv.roles.trace import CONST, PARAM, Node
 from lightning_sv.roles.types import ModelRole
 
@@ -46,6 +46,24 @@ class Use:
             return [self.node]
         return [end for other in others for end in self.flow.late_norms(self.node, other)]
 
+    @cached_property
+    def scaled_by_sum(self) -> list[Node]:
+        """Outputs of norms that are multiplied by the sum of the value and data, as in (gamma + d(x)) * xhat.
+
+        A bias of a linear map, and one that is added to the output of a norm, is no part of a scale vector.
+        """
+        if self.node.op not in ops.SUMS or math.prod(self.value.shape) == 1:
+            return []
+        for other in self.node.others(self.value):
+            if plain(other).op in ops.PRODUCTS or stems(other) & self.flow.normalized:
+                return []
+        return self.flow.factors_of_norms(self.node)
+
+    @property
+    def scaled_values(self) -> list[tuple[Node, Node]]:
+        """Scaled outputs of norms, each with its factor: the value, or the sum of the value and data."""
+        return [(end, self.value) for end in self.scaled] + [(end, self.node) for end in self.scaled_by_sum]
+
 
 class Rule(NamedTuple):
     """One row of `RULES`."""
@@ -75,6 +93,7 @@ RULES = (
     Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node)),
     Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs)),
     Rule("matrix", "matrix", lambda use: use.part == "operand"),
+    Rule("summand of a scale vector", "scale vector", lambda use: bool(use.scaled_by_sum)),
     Rule("bias", "bias", lambda use: use.part == "addend"),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
     Rule("norm's statistics", None, lambda use: use.part == "norm weight"),

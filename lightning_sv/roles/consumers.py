@@ -18,6 +18,8 @@ _BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 
 #: nodes that are linear in a scale vector -> the axes of its channels
 Reached = dict[Node, frozenset[int]]
+#: no axis has the vector's channels
+_MIXED = frozenset[int]()
 
 
 class UnknownConsumerError(ConfigError):
@@ -35,7 +37,7 @@ class Consumer(NamedTuple):
 def consumers(
     scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool, outputs: Collection[Node] = ()
 ) -> Iterator[Consumer]:
-    """Yield the consumers of all values that are linear in a scale vector, channel by channel.
+    """Yield the consumers of all values that are linear in a scale vector.
 
     `scaled` has products of a normalized value and the scale vector, each with the vector's factor. Values stay linear
     in the vector if coefficients are constants, parameters, or one number per position: views, casts, selected rows,
@@ -45,40 +47,86 @@ def consumers(
     Raises:
         UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
     """
-    reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
-    yield from (Consumer(start) for start in reached if not start.users)  # returned unchanged
-    for user in users_in_order(reached):  # inputs are decided first
-        if user.kind == CONST:
-            continue
-        if user.output and user.op in ops.ATTENTION | frozenset(ops.NORMS):  # statistics
-            continue
-        linear_inputs = []  # without the operands of linear maps
-        for argument, value in user.inputs:
-            if value not in reached:
-                continue
-            if (matrix := _matrix(argument, user, reached)) is None:
-                linear_inputs.append((argument, value))
-                continue
-            axis = contraction(user, argument, value)
-            batch = {0} if len(value.shape) == 3 and user.op in _BATCHED else set()
-            yield Consumer(user, matrix, axis in reached[value] and reached[value] <= {axis} | batch)
-        if not linear_inputs:
-            continue
-        after = _after(user, linear_inputs, reached, through_gates)
-        if after is not None:
-            reached[user] = after
-            continue
-        if user.op in ops.QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
-            why = f"{name} scales a value read by {user.op!r}, and it is unknown whether that is a linear map"
+    walk = _LinearWalk(scaled, name, through_gates=through_gates)
+    yield from walk.consumers()
+    yield from (Consumer(value) for value in walk.reached if value in outputs)
+
+
+class _LinearWalk:
+    """Walk from the scaled values along everything that is linear in their vector.
+
+    A matrix consumes a value, and the walk goes on behind it, because h + conv(h) is as linear as h is: the sum is one
+    more value to be consumed. What else happens behind the matrix concerns the matrix alone.
+
+    Attributes:
+        reached: values that must be consumed -> the axes of the vector's channels, none if a matrix has mixed them
+        linear: these and the values behind matrices; without axes, because matrices mix the channels
+    """
+
+    def __init__(self, scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool):
+        self.reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
+        self.linear: Reached = dict.fromkeys(self.reached, _MIXED)
+        self.name = name
+        self.through_gates = through_gates
+
+    def consumers(self) -> Iterator[Consumer]:
+        """Yield the consumers in the order of the pass; first the values that are returned unchanged."""
+        yield from [Consumer(start) for start in self.reached if not start.users]
+        for user in users_in_order(self.linear):  # inputs are decided first
+            is_statistic = bool(user.output) and user.op in ops.ATTENTION | frozenset(ops.NORMS)
+            if user.kind != CONST and not is_statistic:
+                yield from self._consumers_in(user)
+
+    def _consumers_in(self, user: Node) -> Iterator[Consumer]:
+        """Yield what consumes values in one operation, and record its result if that is linear."""
+        inputs = [(argument, value) for argument, value in user.inputs if value in self.reached]
+        operands = [(argument, value) for argument, value in inputs if _matrix(argument, user, self.reached)]
+        for argument, value in operands:
+            matrix = _matrix(argument, user, self.reached)
+            yield Consumer(user, matrix, self._is_along_channels(user, argument, value))
+        others = [pair for pair in inputs if pair not in operands]
+        if others:
+            yield from self._consumers_without_matrix(user, others)
+        elif self._is_linear(user):
+            self.linear[user] = _MIXED
+
+    def _consumers_without_matrix(self, user: Node, inputs: list[tuple[str, Node]]) -> Iterator[Consumer]:
+        channels = _after(user, inputs, self.reached, self.through_gates)
+        if channels is None and self._is_linear(user):
+            channels = _MIXED
+        if channels is not None:
+            self.reached[user] = channels
+            self.linear[user] = _MIXED
+            return
+        is_known = user.pointwise or user.op in _KNOWN or is_measurable(user)
+        if user.op in ops.QUANTIZES or not is_known:
+            why = f"{self.name} scales a value read by {user.op!r}, and it is unknown whether that is a linear map"
             hint = "trace a plain model (no quantization, no fused kernel), or give the role in `known`."
             raise UnknownConsumerError(f"{why}; {hint}")
         yield Consumer(user)
-    yield from (Consumer(value) for value in reached if value in outputs)
+
+    def _is_along_channels(self, product: Node, argument: str, value: Node) -> bool:
+        axis = contraction(product, argument, value)
+        channels = self.reached[value]
+        batch = {0} if len(value.shape) == 3 and product.op in _BATCHED else set()
+        return axis in channels and channels <= {axis} | batch
+
+    def _is_linear(self, user: Node) -> bool:
+        """Return True if a result is linear in the vector, with channels mixed by matrices."""
+        inputs = [(argument, value) for argument, value in user.inputs if value in self.linear]
+        if any(_matrix(argument, user, self.linear) for argument, _ in inputs):
+            addends = [value for argument, value in user.inputs if argument not in ops.PRODUCTS[user.op]]
+            return all(value.kind != DATA or value in self.linear for value in addends)
+        if user.moves or user.op in ops.ROWS or user.op in ops.TERMS:
+            return _after(user, inputs, self.linear, self.through_gates) is not None
+        return False
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:
     if start.op in ops.NORMS and ("group" in start.op or "batch" in start.op):
         return frozenset({1})
+    if factor.kind == DATA:  # a sum of the vector and data
+        factor = next(value for _, value in factor.inputs if value.kind == PARAM)
     shift = len(start.shape) - len(factor.shape)
     rows = 1 if plain(factor).op in ops.CHOICES_OF_ROWS else 0  # one expert's vector per row
     return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
@@ -190,17 +238,26 @@ def is_router(product: Node) -> bool:
 
 
 def is_head(product: Node, outputs: set[Node]) -> bool:
-    """Return True if a linear map's result reaches only the output, apart from a scale, a cap or a loss."""
-    walk = Walk(product)
-    for value, argument, user in walk:
-        if user.kind == CONST or user in walk.seen:
+    """Return True if a linear map's result reaches only the output, apart from a scale, a cap, a norm or a loss."""
+    reached = {product}
+    for user in users_in_order(reached):
+        if user.kind == CONST:
             continue
-        factors = user.op in ("where", "masked_fill") or user.is_alone(value, walk.seen)
-        moves = user.moves or argument in ops.ROWS.get(user.op, ())
-        if not (moves or (user.op in ops.SCORES and factors) or user.op in ops.LOSSES or user.op in ops.NORMS):
+        if not _keeps_logits(user, reached):
             return False
-        walk.follow(user)
-    return bool(walk.seen & outputs)
+        reached.add(user)
+    return bool(reached & outputs)
+
+
+def _keeps_logits(user: Node, logits: set[Node]) -> bool:
+    """Return True if an operation returns logits again, or a number computed from them."""
+    if user.moves or user.op in ops.LOSSES or user.op in ops.NORMS or user.op in ("where", "masked_fill"):
+        return True
+    arguments = {argument for argument, value in user.inputs if value in logits}
+    if user.op in ops.ROWS:
+        return arguments <= set(ops.ROWS[user.op])
+    is_alone = all(value.kind in (CONST, PARAM) or value in logits for _, value in user.inputs)
+    return user.op in ops.SCORES | ops.POWERS | ops.STATISTICS and is_alone
 
 
 def head_width(product: Node) -> int | None:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS, TRANSPOSED
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS, STATISTICS, SUMS, TRANSPOSED
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
 #: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
@@ -83,12 +83,11 @@ class Dataflow:
         """Record the sources of a value that depends on parameters only."""
         selected = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
         operands = [v for name, v in node.inputs if v.kind == PARAM and (not selected or name in selected)]
-        largest = max(map(_size, operands), default=0)
-        vectors = [v for v in operands if node.op in MULTIPLIED and _size(v) < largest]
-        full = [v for v in operands if v not in vectors]
-        self.sources[node] = frozenset().union(*(self.sources[v] for v in full))
+        factors = [v for v in operands if _is_factor(v, node)]
+        tables = [v for v in operands if v not in factors]
+        self.sources[node] = frozenset().union(*(self.sources[v] for v in tables))
         inherited = [self.factors.get(v, frozenset()) for v in operands]
-        self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in vectors))
+        self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in factors))
         if _chooses_rows(node) or (node.moves and any(v in self.tables for v in operands)):
             self.tables.add(node)
 
@@ -97,7 +96,7 @@ class Dataflow:
         if not node.inputs:
             return None
         value = node.inputs[0][1]
-        if node.op in ("var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"):
+        if node.op in STATISTICS:
             euclidean = float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2
             power = _SQUARE if node.op.startswith("var") else _ROOT
             return (stem(value), power) if euclidean and not node.output else None
@@ -168,9 +167,25 @@ class Dataflow:
     def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
         """Return True if `other` is the missing half of the norm: x (`of`), or a statistic of x."""
         if of is not None:
-            return op == "mul" and of in _stems(other)
+            return op == "mul" and of in stems(other)
         found, power = self.statistics.get(other, (None, 0))
-        return power == (_INVERSE if op == "mul" else _ROOT) and found in _stems(data)
+        return power == (_INVERSE if op == "mul" else _ROOT) and found in stems(data)
+
+    def factors_of_norms(self, total: Node) -> list[Node]:
+        """Return the products of `total`, a sum, with outputs of norms; empty if anything else reads the sum."""
+        products: list[Node] = []
+        walk = Walk(total)
+        for value, _, user in walk:
+            if user.kind == CONST or user in walk.seen:
+                continue
+            others = user.others(value)
+            if user.moves or (user.op in SUMS | {"mul", "div"} and user.is_alone(value)):
+                walk.follow(user)
+            elif user.op == "mul" and any(other in self.normalized for other in others):
+                products.append(user)
+            else:
+                return []
+        return [] if walk.seen & self.graph.outputs else products
 
     def is_linear(self, operand: Node) -> bool:
         """Return True if a column factor of `operand` is a column factor of one of its parameters.
@@ -202,7 +217,7 @@ class Dataflow:
         """Return the parameter's own axis over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
-            learned = [value for _, value in operand.inputs if value.kind == PARAM]
+            learned = [value for _, value in operand.inputs if self.sources.get(value)]
             if not learned:
                 return None
             size = math.prod(operand.shape)
@@ -213,13 +228,30 @@ class Dataflow:
         return axis
 
 
+def _is_factor(value: Node, product: Node) -> bool:
+    """Return True if a product multiplies a larger table of parameters by `value`, or a constant table by a number.
+
+    A number of a constant table is the b of b * I.
+    """
+    if product.op not in MULTIPLIED:
+        return False
+    others = product.others(value)
+    if _size(value) == 1:
+        return any(_size(other) > 1 for other in others)
+    return any(other.kind == PARAM and _size(other) > _size(value) for other in others)
+
+
 def _chooses_rows(node: Node) -> bool:
     """Return True for several rows of a table, selected by position: `table[:, :n]` or `table[positions]`."""
-    table, *indices = (value for _, value in node.inputs)
-    rows = max(node.shape[:-1], default=0) > 1 and node.shape[-1] == table.shape[-1] > 1
-    if node.op in CHOICES_OF_ROWS:
-        return rows and all(index.kind == CONST for index in indices)
-    return rows and node.op == "slice" and node.shape != table.shape
+    if node.op not in CHOICES_OF_ROWS and node.op != "slice":
+        return False
+    table, *indices = (value for _, value in node.inputs)  # the table is the first input of these operations
+    keeps_columns = node.shape[-1:] == table.shape[-1:] != (1,)
+    if not keeps_columns or max(node.shape[:-1], default=0) <= 1:
+        return False
+    if node.op == "slice":
+        return node.shape != table.shape
+    return all(index.kind == CONST for index in indices)
 
 
 def _size(node: Node) -> int:
@@ -240,24 +272,35 @@ def stem(node: Node) -> Node:
     """Return `node` before views, copies, constant factors, and subtraction of a mean or a constant."""
     while True:
         node = plain(node)
-        rest = [value for _, value in node.inputs[1:]]
-        centred = node.op == "sub" and len(rest) == 1 and _is_mean(plain(rest[0]))
-        scaled = node.op in ("mul", "div") and all(value.kind == CONST for value in rest)
-        if centred or scaled:
-            node = node.inputs[0][1]
-        else:
+        before = _without_constant(node)
+        if before is None:
             return node
+        node = before
 
 
-def _stems(node: Node) -> set[Node]:
+def _without_constant(node: Node) -> Node | None:
+    """Return x of x - mean(x), of x / c, and of x * c or c * x with a constant c; None for another operation."""
+    if node.op not in ("sub", "mul", "div"):
+        return None
+    first, *rest = (value for _, value in node.inputs)
+    if node.op == "sub":
+        return first if len(rest) == 1 and _is_mean(plain(rest[0])) else None
+    if all(value.kind == CONST for value in rest):
+        return first
+    if node.op == "mul" and first.kind == CONST and len(rest) == 1:
+        return rest[0]
+    return None
+
+
+def stems(node: Node) -> set[Node]:
     """Return the stem of `node`, and the stems before its parameter factors."""
-    stems = {node := stem(node)}
+    found = {node := stem(node)}
     while node.op in ("mul", "div"):
         data = [value for _, value in node.inputs if value.kind not in (CONST, PARAM)]
         if len(data) != 1 or len(node.inputs) != 2 or (node.op == "div" and data[0] is not node.inputs[0][1]):
             break
-        stems.add(node := stem(data[0]))
-    return stems
+        found.add(node := stem(data[0]))
+    return found
 
 
 def _is_mean(node: Node) -> bool:

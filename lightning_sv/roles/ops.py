@@ -89,6 +89,10 @@ SCORES = SOFTMAX | {
     "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp", "sqrt", "masked_fill", "where", "clamp",
     "add", "sub", "mul", "div", "sum",
 }  # fmt: skip
+#: powers, of which a norm or a cap by hand is made
+POWERS = frozenset({"pow", "square", "rsqrt", "reciprocal"})
+#: sizes of a value, by which a norm by hand divides
+STATISTICS = frozenset({"var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"})
 CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
 #: operations only before the output
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})

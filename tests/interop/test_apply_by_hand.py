@@ -437,6 +437,38 @@ def test_apply_strategy_convolution_keeps_norm_and_notes() -> None:
     assert "remains one vector of its norm" in dict(report.notes)["norm.weight"]
 
 
+class Unnormed(Net):
+    """`read` gets the embedding itself, and a second vector."""
+
+    def __init__(self, read: Read):
+        super().__init__(read)
+        self.vector = nn.Parameter(torch.randn(D))
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(self.matrix(self.read(self, self.emb(ids))).tanh() @ self.matrix.weight)
+
+
+def _canon(n: Any, x: Tensor) -> Tensor:
+    h: Tensor = n.norm(x)
+    kernel = torch.stack([n.vector, -n.vector], -1)[:, None]
+    return h + F.conv1d(h.mT, kernel, padding=1, groups=D).mT[:, : x.shape[1]]
+
+
+def _see_d_norm(n: Any, x: Tensor) -> Tensor:
+    summand: Tensor = (x @ n.vector).tanh()[..., None]
+    return (n.norm.weight + summand) * F.rms_norm(x, (D,))
+
+
+@pytest.mark.parametrize("strategy", ["hg+dp+or+iwd", "shared+dp+or", "nop"])
+@pytest.mark.parametrize("read", [_canon, _see_d_norm])
+def test_apply_strategy_vector_that_no_matrix_absorbs_keeps_outputs(read: Read, strategy: str) -> None:
+    model = Unnormed(read)
+    before = model(IDS)
+    report = apply_strategy(model, strategy, IDS)
+    assert report.same_function and "norm.weight" in dict(report.notes)
+    torch.testing.assert_close(fold_applied(model)(IDS), before, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("unfit", [
     lambda net, x: F.linear(x, F.normalize(net.matrix.weight)),
     lambda net, x: F.conv1d(x.mT, net.matrix.weight[..., None]).mT,

@@ -13,7 +13,7 @@ from torch.nn.init import trunc_normal_
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.interop import Roles, fake_model, weight_decay_roles
+from lightning_sv.interop import Roles, fake_model, to_hugging_face, weight_decay_roles
 from lightning_sv.optim.groups import parameter_roles
 from tests.conftest import GEMMA, MOE, thinned
 from tests.roles.families import FAMILIES, Family, ends_in, find
@@ -297,6 +297,9 @@ def test_weight_decay_roles_norms_by_hand_any_order(how: str) -> None:
 WEIGHTS = {
     "cast and joined": (True, lambda w, g: torch.cat([w.double()[:3], w.double()[3:]]).float() * 2),
     "gain": (True, lambda w, g: w * g),
+    "gain first": (True, lambda w, g: g * w),
+    "number first": (True, lambda w, g: g.sum() * w),
+    "number and identity": (False, lambda w, g: g.sum() * torch.eye(8, 4) + w),
     "normalized": (False, lambda w, g: nn.functional.normalize(w, dim=-1) * g),
     "weight norm": (False, lambda w, g: torch._weight_norm(w, g, 0)),
     "weight norm by hand": (False, lambda w, g: w * (g / w.norm(dim=1, keepdim=True))),
@@ -324,6 +327,11 @@ def _shifted(y: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(y, (0, 0, 1, -1))
 
 
+def _depthwise(y: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    kernel = torch.stack([a, -a], -1)[:, None]
+    return nn.functional.conv1d(y.mT, kernel, padding=1, groups=4).mT[:, :5]
+
+
 #: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a vector a: the vector's
 #: role, and whether it folds
 READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
@@ -341,6 +349,12 @@ READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
     "stacked last": ("input", True, lambda y, x, a: torch.stack([y, _shifted(y)], -1).sum(-1)),
     "pixel shuffle": ("input", False,
         lambda y, x, a: nn.functional.pixel_shuffle(y.mT[..., None], 2).flatten(2).mT.expand(1, 20, 4)),
+    "convolution and itself": ("input", False, lambda y, x, a: y + _depthwise(y, a)),
+    "matrix and itself": ("input", False, lambda y, x, a: y + (y @ torch.outer(a, a)) @ torch.outer(a, a)),
+    "convolution, then relu": ("input", True, lambda y, x, a: _depthwise(y, a).relu()),
+    "convolution and itself, then relu": ("output", False, lambda y, x, a: (y + _depthwise(y, a)).relu()),
+    "convolution and other data": ("output", False, lambda y, x, a: y + _depthwise(y, a) + x),
+    "matrix, relu and itself": ("output", False, lambda y, x, a: y + (y @ torch.outer(a, a)).relu()),
     "gated": ("output", True, lambda y, x, a: y * x.sigmoid()),
     "averaged by data": ("output", True, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
     "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
@@ -361,6 +375,56 @@ def test_weight_decay_roles_linear_readers_make_input(how: str) -> None:
     model = Small(lambda m, x: m.up(between(NORMED["var_mean"](m.w, x), x, m.a)), a=torch.rand(4))
     row = weight_decay_roles(model, (IDS,))["w"]  # positional arguments in a tuple
     assert (row.role, row.redundant) == (role, folds)
+
+
+def _rms(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.rms_norm(x, (4,))
+
+
+#: what is computed of x (1, 5, 4), a vector w and other parameters a, before a matrix reads it: w's role
+SUMMANDS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "SeeDNorm": ("input", lambda w, a, x: (w + (x * a).sum(-1, keepdim=True).tanh()) * _rms(x)),
+    "1 + w, cast": ("input", lambda w, a, x: _rms(x) * (1 + w + (x * a).tanh()).double().float()),
+    "read by others": ("bias", lambda w, a, x: (y := w + (x * a).tanh()) * _rms(x) + y),
+    "residual": ("output", lambda w, a, x: x + (w + (x * a).tanh()) * _rms(x)),
+    "bias of a linear map": ("bias", lambda w, a, x: (w + x @ torch.outer(a, a)) * _rms(x)),
+    "bias of a norm": ("bias", lambda w, a, x: (w + _rms(x) * a) * _rms(x.tanh())),
+}
+
+
+@pytest.mark.parametrize("how", SUMMANDS)
+def test_weight_decay_roles_summand_has_role_of_sum(how: str) -> None:
+    role, computed = SUMMANDS[how]
+    model = Small(lambda m, x: m.up(computed(m.w, m.a, x)), a=torch.rand(4))
+    row = weight_decay_roles(model, IDS)["w"]
+    assert (row.role, row.decays_to) == (role, None)
+    assert row.redundant is (None if role == "bias" else False)
+
+
+#: what is done to the logits y of the last matrix: its role
+LAST: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "norm by hand": ("head", lambda y: y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)),
+    "norm by hand, of heads": ("head", lambda y: NORMED["annotated"](2.0, y.unflatten(-1, (1, 11))).flatten(-2)),
+    "cap by hand": ("head", lambda y: 15 * y * torch.rsqrt(y**2 + 225)),
+    "cap": ("head", lambda y: 30 * (y / 30).tanh()),
+    "relu": ("matrix", lambda y: y.relu()),
+}
+
+
+@pytest.mark.parametrize("how", LAST)
+def test_weight_decay_roles_head_before_function_of_logits(how: str) -> None:
+    role, after = LAST[how]
+
+    class Last(Small):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return after(super().forward(ids))
+
+    assert weight_decay_roles(Last(lambda m, x: m.up(x * m.w)), IDS)["out.weight"].role == role
+
+
+def test_weight_decay_roles_exported_head() -> None:
+    model = Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=48), "unified")
+    assert weight_decay_roles(to_hugging_face(model))["lm_head.linear.weight"].role == "head"
 
 
 def test_weight_decay_roles_higher_order_operator_refused() -> None:
