@@ -52,6 +52,7 @@ from lightning_sv.runs.directory import (
     read_config,
     read_summary,
     run_of,
+    segment_suffix,
 )
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
 from lightning_sv.runs.output import message_of
@@ -350,7 +351,13 @@ class PretrainCLI(LightningCLI):
         folder = self.run_dir.absolute()
         # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
         self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
-        ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+        ours = RunLogger(
+            folder.parent,
+            name="",
+            version=folder.name,
+            default_hp_metric=False,
+            filename_suffix=segment_suffix(folder),
+        )
         ours.tokens_per_step = data.tokens_per_step
         given = [] if trainer.fast_dev_run else _several(self.config_init["trainer"]["logger"])  # type: ignore[attr-defined]
         trainer.loggers = [ours, *given]

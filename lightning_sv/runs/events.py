@@ -5,9 +5,10 @@ batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_sv.errors import ConfigError, NotTestableError, expect
-from lightning_sv.runs.directory import CONFIG, SUMMARY, config_value, event_files, read_config, read_summary
+from lightning_sv.runs.directory import (
+    CONFIG,
+    SUMMARY,
+    config_value,
+    event_files,
+    read_config,
+    read_summary,
+    segment_number,
+)
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +166,7 @@ class _Segment(NamedTuple):
     """One event file: the scalars that one start of a run logged.
 
     Attributes:
-        began: wall time of its first point or mark; 0 if there is none
+        number: number in the file's name, counted from 1; 0 in files of other programs
         start: tokens at which it began; None if the file was not written by `RunLogger`
         reach: tokens of its last checkpoint, or of its start
         points: tag -> tokens -> value
@@ -165,34 +174,52 @@ class _Segment(NamedTuple):
     """
 
     file: Path
-    began: float
+    number: int
     start: int | None
     reach: int
     points: dict[str, dict[int, float]]
     complete: bool
 
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Key to sort by, without a clock. Of two starts from one checkpoint, the one that reached further is later."""
+        first_points = [min(tokens) for tokens in self.points.values()]
+        first = min(first_points, default=0) if self.start is None else self.start
+        return self.number, first, self.reach
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file has neither a point nor a mark."""
+        return self.start is None and not self.points
+
 
 def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
     """Return the curves without points that a resumed run repeated, and the event files whose end is missing."""
-    segments = sorted(map(_read_segment, event_files(directory)), key=lambda segment: segment.began)
+    segments = sorted(map(_read_segment, event_files(directory)), key=attrgetter("order"))
     if not any(segment.points for segment in segments):
         raise ConfigError(f"{directory} has no TensorBoard scalars (events.out.tfevents.*); expected a run with some.")
     curves: dict[str, dict[int, float]] = {}
     cut = []
-    for i, (file, began, start, reach, points, complete) in enumerate(segments):
-        # A kill cuts only points after the last checkpoint, and the next start repeats these.
-        later = segments[i + 1 :]
-        resumed = began and any(start is None or each.start is None or each.start <= reach for each in later)
-        if not complete and not resumed:
-            cut.append(file)
+    for i, segment in enumerate(segments):
+        if not segment.complete and not _is_repeated(segment, segments[i + 1 :]):
+            cut.append(segment.file)
         # Without a start, each tag continues at its first point in the file.
-        for tag in curves if start is not None else points.keys() & curves.keys():
-            end = min(points[tag]) - 1 if start is None else start
+        for tag in curves if segment.start is not None else segment.points.keys() & curves.keys():
+            end = min(segment.points[tag]) - 1 if segment.start is None else segment.start
             curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
-        for tag, values in points.items():
+        for tag, values in segment.points.items():
             curves.setdefault(tag, {}).update(values)
     columns = {tag: zip(*sorted(points.items()), strict=True) for tag, points in curves.items() if points}
     return {tag: Curve(*map(np.array, pair)) for tag, pair in columns.items()}, cut
+
+
+def _is_repeated(segment: _Segment, later: Sequence[_Segment]) -> bool:
+    """Return True if a later start repeats the end of a segment: a kill cuts only points after the last checkpoint."""
+    if segment.is_empty:
+        return False
+    if segment.start is None:
+        return bool(later)
+    return any(each.start is None or each.start <= segment.reach for each in later)
 
 
 def _read_segment(file: Path) -> _Segment:
@@ -202,7 +229,9 @@ def _read_segment(file: Path) -> _Segment:
     from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-    began, start, reach, complete = 0.0, None, 0, False
+    start: int | None = None
+    reach = 0
+    complete = False
     points: dict[str, dict[int, float]] = {}
     try:
         reader = PyRecordReader_New(str(file))
@@ -217,10 +246,8 @@ def _read_segment(file: Path) -> _Segment:
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     points.setdefault(value.tag, {})[event.step] = value.simple_value
-            if mark or points:
-                began = began or event.wall_time
     except OutOfRangeError:  # the end of the file
         complete = True
     except (DataLossError, DecodeError, MemoryError, OverflowError, TypeError, ValueError):  # a damaged record
         pass
-    return _Segment(file, began, start, reach, points, complete)
+    return _Segment(file, segment_number(file), start, reach, points, complete)

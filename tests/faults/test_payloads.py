@@ -64,7 +64,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
     (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
     shutil.copy(corpus / "tokenizer.json", folder)
-    write(folder, [(10, 1.0)], wall_time=1.0)
+    write(folder, [(10, 1.0)], number=1)
     return folder
 
 
@@ -231,7 +231,7 @@ def test_command_pipe_in_a_directory_is_refused(
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     if not name.endswith(("json", "safetensors")) or name == "summary.json":
-        write(run, [(10, 4.0)], wall_time=1.0)
+        write(run, [(10, 4.0)], number=1)
         finish(run)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)

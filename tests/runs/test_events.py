@@ -9,6 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.runs.directory import segment_suffix
 from lightning_sv.runs.events import read_run
 
 
@@ -19,24 +20,26 @@ def finish(directory: Path) -> None:
 
 
 def write(
-    folder: Path, points: list[tuple[int, float]], wall_time: float, start: int | None = None, saved: int | None = None
+    folder: Path, points: list[tuple[int, float]], number: int, start: int | None = None, saved: int | None = None
 ) -> Path:
-    """One event file of val/loss, as torch's writer makes it, with the marks of `RunLogger`."""
-    with SummaryWriter(str(folder), filename_suffix=f".{wall_time}") as writer:
+    """One event file of val/loss, with the marks of `RunLogger`; the clock of each later file is 100 s behind."""
+    wall_time = 1e6 - 1 * number
+    suffix = f".segment-{number}" if number else ""
+    with SummaryWriter(str(folder), filename_suffix=suffix) as writer:
+        file = Path(writer.file_writer.event_writer._file_name)
         if start is not None:
             writer.file_writer.add_event(Event(session_log=SessionLog(status="START")), start + 1, wall_time)
         for tokens, value in points:
             writer.add_scalar("val/loss", value, tokens, walltime=wall_time)
             if tokens == saved:
                 writer.file_writer.add_event(Event(session_log=SessionLog(status="CHECKPOINT")), saved, wall_time)
-    (file,) = folder.glob(f"*.{wall_time}")
     return file
 
 
 def test_read_run_resumed_keeps_the_last_written_value(tmp_path: Path) -> None:
     """If steps overlap, the later file is used, even if its name sorts first."""
-    write(tmp_path, [(20, 2.5), (30, 2.0), (40, 1.5)], wall_time=200.0)
-    write(tmp_path, [(10, 4.0), (20, 9.0), (30, 9.0)], wall_time=100.0)
+    write(tmp_path, [(20, 2.5), (30, 2.0), (40, 1.5)], number=2)
+    write(tmp_path, [(10, 4.0), (20, 9.0), (30, 9.0)], number=1)
     finish(tmp_path)
     run = read_run(tmp_path)
     tokens, values = run.curve("val/loss")
@@ -56,21 +59,39 @@ def test_curve_without_a_similar_name_lists_few(tmp_path: Path) -> None:
 
 
 def test_read_run_drops_points_beyond_a_resume(tmp_path: Path) -> None:
-    write(tmp_path, [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)], 100.0, start=0, saved=20)
-    write(tmp_path, [(24, 2.5), (28, 2.4)], 200.0, start=20)
+    write(tmp_path, [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)], 1, start=0, saved=20)
+    write(tmp_path, [(24, 2.5), (28, 2.4)], 2, start=20)
     run = read_run(tmp_path, complete=False)
     assert run.curve("val/loss").tokens.tolist() == [10, 20, 24, 28] and run.val_loss == np.float32(2.4)
     # killed before its first checkpoint, that start has no successor
-    write(tmp_path, [(22, 2.7)], 300.0, start=20, saved=22)
+    write(tmp_path, [(22, 2.7)], 3, start=20, saved=22)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
     # a file of an earlier version has no start
-    write(tmp_path, [(15, 3.5)], 400.0)
+    write(tmp_path, [(15, 3.5)], 4)
     assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
+
+
+def test_read_run_without_numbers_orders_by_tokens(tmp_path: Path) -> None:
+    """Files of earlier versions: of two starts from one checkpoint, the one that reached further is the last."""
+    write(tmp_path, [(24, 2.5), (40, 1.5)], 0, start=20, saved=40)
+    write(tmp_path, [(24, 9.0)], 0, start=20)  # killed before its first checkpoint
+    write(tmp_path, [(10, 4.0), (20, 3.0), (30, 9.0)], 0, start=0, saved=20)
+    tokens, values = read_run(tmp_path, complete=False).curve("val/loss")
+    assert tokens.tolist() == [10, 20, 24, 40] and values.tolist() == [4.0, 3.0, 2.5, 1.5]
+
+
+def test_segment_suffix_is_one_more_than_the_largest(tmp_path: Path) -> None:
+    """An abandoned branch may begin at more tokens than the start that follows it."""
+    assert segment_suffix(tmp_path) == ".segment-1"
+    write(tmp_path, [(10, 4.0)], 0)
+    write(tmp_path, [(20, 3.0)], 9)
+    write(tmp_path, [(30, 2.0)], 10)
+    assert segment_suffix(tmp_path) == ".segment-11"
 
 
 def test_read_run_cut_events_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     points = [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.5)]
-    first = write(tmp_path, points, 100.0, start=0, saved=30)
+    first = write(tmp_path, points, 1, start=0, saved=30)
     whole = first.read_bytes()
     finish(tmp_path)
 
@@ -86,7 +107,7 @@ def test_read_run_cut_events_are_refused(tmp_path: Path, caplog: pytest.LogCaptu
     first.write_bytes(b"val/lost".join(whole.rsplit(b"val/loss", 1)))  # one altered record
     assert refused()
     first.write_bytes(whole[:-1])
-    write(tmp_path, points[3:], 200.0, start=30)  # a kill cut only points after the checkpoint
+    write(tmp_path, points[3:], 2, start=30)  # a kill cut only points after the checkpoint
     assert read_run(tmp_path).tokens == 40
     for size in (len(whole) // 2, 20):
         first.write_bytes(whole[:size])
@@ -97,7 +118,7 @@ def test_read_run_cut_events_are_refused(tmp_path: Path, caplog: pytest.LogCaptu
 def test_read_run_summary_that_contradicts_events_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stated: dict[str, float]
 ) -> None:
-    write(tmp_path, [(20, 3.0), (40, 1.5)], 100.0)
+    write(tmp_path, [(20, 3.0), (40, 1.5)], 1)
     finish(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"tokens": 40} | stated))
     with pytest.raises(ConfigError, match="summary"):
@@ -117,7 +138,7 @@ def test_read_run_summary_that_contradicts_events_is_refused(
 def test_read_run_label_and_seed_are_those_of_summary_and_config(
     tmp_path: Path, scale: str, options: dict[str, object], stated: str | None, label: str
 ) -> None:
-    write(tmp_path, [(40, 1.5)], 100.0)
+    write(tmp_path, [(40, 1.5)], 1)
     config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}, "note": {"\x1b]": ["\x1b["]}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     (tmp_path / "summary.json").write_text(json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"}))
@@ -133,7 +154,7 @@ def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> 
 
     refused("expected the directory of a run", tmp_path / "nowhere")
     refused("no TensorBoard scalars", complete=False)
-    write(tmp_path, [(10, 4.0)], wall_time=1.0)
+    write(tmp_path, [(10, 4.0)], number=1)
     refused("expected a complete run")
     assert read_run(tmp_path, complete=False).label == tmp_path.name
     finish(tmp_path)

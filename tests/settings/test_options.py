@@ -8,7 +8,8 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import HalfPrecision, TorchCheckpointIO, TorchSyncBatchNorm
 from rich.console import Console
