@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.log import start_logging
+from lightning_sv.scale import BranchGroup
 from lightning_sv.scale.strategy import AXES, PLACEMENTS
 
 # Tests never assert on time.
@@ -239,6 +241,11 @@ def edit_json(file: Path, **changes: Any) -> None:
 def listen_to_interrupts() -> None:
     """Restore SIGINT, which a shell ignores for background processes; for `preexec_fn`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def gammas(group: BranchGroup, name: str) -> list[Tensor | None]:
+    """Return the (input-side, output-side) gamma of a branch, shared or own."""
+    return [None if vector is None else vector() for vector in group.vectors(name)]
 
 
 def perturbed(model: Backbone, size: float = 0.3) -> Backbone:

@@ -34,7 +34,7 @@ def run_models(builds: Sequence[str]) -> int:
     with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.beartype"):
         from lightning_sv.nn import Backbone, BackboneConfig, document_ids
         from lightning_sv.scale import ScaleOptions, ScaleStrategy
-        from lightning_sv.scale.fold import effective_weight
+        from lightning_sv.scale.definitions import effective_weight
     from tests.conftest import GEMMA, MOE
 
     for gamma in (torch.ones(1), torch.ones(6, 4)):  # torch itself broadcasts these, so the hook is active

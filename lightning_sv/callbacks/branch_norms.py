@@ -15,7 +15,7 @@ from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.errors import expect
 from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
-from lightning_sv.scale.fold import effective_weight
+from lightning_sv.scale.definitions import effective_weight
 
 
 class ScaledBranch(NamedTuple):

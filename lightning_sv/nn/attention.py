@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
+from lightning_sv.scale.fast import rotate
 from lightning_sv.scale.shapes import Float
 
 # B batch, T positions, D d_model, H heads (n_kv_head for keys and values), K head width.
@@ -24,22 +24,33 @@ class Attention(nn.Module):
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
-        self.d_head = config.head_width
-        q, kv = (
-            Branch(n * self.d_head, norm_width=self.d_head, n_head=n)  # dnp normalizes per head
-            for n in (config.n_head, config.kv_heads)
+        d_head = config.head_width
+        # dnp normalizes per head
+        q = Branch(config.n_head * d_head, norm_width=d_head, n_head=config.n_head)
+        kv = Branch(config.kv_heads * d_head, norm_width=d_head, n_head=config.kv_heads)
+        self.d_head = d_head
+        self.qkv = build.group(
+            "attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv}
         )
-        self.qkv = build.group("attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv})
         self.grouped = config.kv_heads != config.n_head
         self.o_proj = build.linear("o_proj", q.d_out, config.d_model)
         self.qk_norm = config.qk_norm
         if self.qk_norm:
-            normalized = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
-            why = f"because the strategy {str(build.strategy)!r} already normalizes {' and '.join(normalized)}"
-            hint = "Use dp instead of dnp, or model.scale_options.placement_at {q_proj: dp, k_proj: dp}."
-            expect(not normalized, "model.backbone.qk_norm", "true", f"false, {why}. {hint}")
-            self.q_norm = build.norm("q_norm", self.d_head)
-            self.k_norm = build.norm("k_norm", self.d_head)
+            self._check_not_normalized(build)
+            self.q_norm = build.norm("q_norm", d_head)
+            self.k_norm = build.norm("k_norm", d_head)
+
+    def _check_not_normalized(self, build: ScaleBuilder) -> None:
+        branches = dict(self.qkv.branches())
+        normalized = [
+            name for name in ("q_proj", "k_proj") if branches[name].norm_width is not None
+        ]
+        if normalized:
+            strategy = str(build.strategy)
+            why = f"because the strategy {strategy!r} already normalizes {' and '.join(normalized)}"
+            placement_at = "{q_proj: dp, k_proj: dp}"
+            hint = f"Use dp instead of dnp, or model.scale_options.placement_at {placement_at}."
+            raise ConfigError(f"model.backbone.qk_norm is true; expected false, {why}. {hint}")
 
     def forward(
         self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
@@ -53,9 +64,17 @@ class Attention(nn.Module):
         """
         q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
         if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, rope), rotate(k, rope)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = rotate(q, rope)
+        k = rotate(k, rope)
         # Rotate before transposing: the output has the layout of q, and o_proj needs B T H K.
-        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),  # B H T K
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.grouped,
+        )
         return self.o_proj(y.transpose(1, 2).flatten(2))

@@ -1,4 +1,10 @@
-"""Backbone of Llama, Gemma and LlamaMoE, with norms and branches of a scale-vector strategy."""
+"""Backbone of Llama, Gemma and LlamaMoE, with norms and branches of a scale-vector strategy.
+
+    tokens -> embed -> layers: x + attn(x), x + ffn(x) -> head: norm, lm_head -> logits or loss
+
+The families are one class: Gemma's additional norms and experts are options of the config, and
+where scale vectors stand is decided by `ScaleBuilder`. No module here reads the strategy.
+"""
 
 from typing import Any, Literal
 
@@ -8,17 +14,25 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.cross_entropy import linear_cross_entropy
 from lightning_sv.nn.ffn import FeedForward
 from lightning_sv.nn.init import init_weights
 from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
-from lightning_sv.scale import Branch, BranchGroup, ScaleBuilder, ScaledLinear, ScaleOptions, ScaleStrategy
-from lightning_sv.scale.fold import product_dtype
-from lightning_sv.scale.shapes import Float, Int
+from lightning_sv.scale import (
+    Branch,
+    BranchGroup,
+    ScaleBuilder,
+    ScaledLinear,
+    ScaleOptions,
+    ScaleStrategy,
+)
+from lightning_sv.scale.definitions import product_dtype
+from lightning_sv.scale.fast import linear_cross_entropy
+from lightning_sv.scale.shapes import Bool, Float, Int
 
 CompileMode = Literal["none", "model", "block"]
-#: Let Inductor recompute cheap operations in their consumers instead of storing float32 results (torch 2.11 and 2.13).
+#: Let Inductor recompute cheap operations in their consumers instead of storing float32 results
+#: (torch 2.11 and 2.13).
 INDUCTOR: dict[str, Any] = {
     "realize_reads_threshold": 16,
     "realize_opcount_threshold": 200,
@@ -42,7 +56,9 @@ class Block(_Copied):
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
         self.attn = Attention(config, build)
-        self.ffn = MixtureOfExperts(config, build) if config.n_expert else FeedForward(config, build)
+        self.ffn = (
+            MixtureOfExperts(config, build) if config.n_expert else FeedForward(config, build)
+        )
         self.attn_post_norm: nn.Module = nn.Identity()
         self.ffn_post_norm: nn.Module = nn.Identity()
         if config.post_norm:
@@ -63,14 +79,17 @@ class Head(_Copied, BranchGroup):
 
     lm_head: ScaledLinear
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor]:
-        """Return the logits (B, T, vocab_size); with `targets` (B, T), their mean loss in nats, a scalar."""
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Return the logits (B, T, vocab_size); with `targets` (B, T), their mean loss in nats."""
+        xhat = self.norm(x)
         if targets is None:
-            return (self.branch("lm_head", self.norm(x)),)
-        branch = self.lm_head
-        gamma_in, gamma_out = (None if v is None else v() for v in (branch.scale_in, branch.scale_out))
-        eps = None if branch.norm_width is None else branch.eps
-        return (linear_cross_entropy(self.norm(x), branch.weight, targets, gamma_in, gamma_out, eps),)
+            return self.branch("lm_head", xhat)
+
+        lm_head = self.lm_head
+        gamma_in = None if lm_head.scale_in is None else lm_head.scale_in()
+        gamma_out = None if lm_head.scale_out is None else lm_head.scale_out()
+        norm_eps = None if lm_head.norm_width is None else lm_head.eps
+        return linear_cross_entropy(xhat, lm_head.weight, targets, gamma_in, gamma_out, norm_eps)
 
 
 class Backbone(nn.Module):
@@ -85,8 +104,8 @@ class Backbone(nn.Module):
         seed: seed of the initialization; see `nn/init.py`
 
     Raises:
-        ConfigError: an unknown strategy, one that does not fit the model, or an option for a site that the model
-            does not have
+        ConfigError: an unknown strategy, one that does not fit the model, or an option for a site
+            that the model does not have
 
     >>> model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")
     >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
@@ -105,7 +124,8 @@ class Backbone(nn.Module):
         self.config = config
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
-        # An explicit weight, because nn.Embedding would sample one, which imports torch's compiler on the meta device.
+        # An explicit weight, because nn.Embedding would sample one, which imports torch's compiler
+        # on the meta device.
         size = config.vocab_size, config.d_model
         self.embed = nn.Embedding(*size, _weight=torch.empty(*size))
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
@@ -113,9 +133,11 @@ class Backbone(nn.Module):
         self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)
         #: save only the inputs of blocks for backward, and recompute the blocks there
         self.activation_checkpointing = False
-        #: keep the residual stream in the dtype of the products (bf16 under autocast) instead of float32
+        #: keep the residual stream in the dtype of the products (bf16 under autocast) instead of
+        #: float32
         self.narrow_residual = False
-        #: the simplest strategy that builds this model; models with the same canonical strategy are not compared
+        #: the simplest strategy that builds this model; models with the same canonical strategy are
+        #: not compared
         self.canonical = build.finish()
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
@@ -128,37 +150,47 @@ class Backbone(nn.Module):
         targets: Int[Tensor, "B T"] | None = None,
         with_routing: bool = False,
     ) -> Tensor | tuple[Tensor, list[Routing]]:
-        """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss with respect to `targets`.
+        """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss for `targets`.
 
         Args:
             tokens: (B, T) token ids
-            documents: (B, T) document number of each position, to restrict attention to the same document;
-                None to attend across documents
-            targets: (B, T) token ids, shifted by one position: return their `next_token_loss` instead of the
-                logits, computed in chunks
-            with_routing: if True, also return the routing of each mixture of experts, in the order of
-                the blocks; an empty list for a dense model
+            documents: (B, T) document number of each position, to restrict attention to the same
+                document; None to attend across documents
+            targets: (B, T) token ids, shifted by one position: return their `next_token_loss`
+                instead of the logits, computed in chunks
+            with_routing: if True, also return the routing of each mixture of experts, in the order
+                of the blocks; an empty list for a dense model
         """
         x = self.embed(tokens)  # B T D
         config = self.config
-        rope = rope_tables(tokens.shape[1], config.head_width, config.rope_theta, x, config.rope_scaling)
+        rope = rope_tables(
+            tokens.shape[1], config.head_width, config.rope_theta, x, config.rope_scaling
+        )
         if self.narrow_residual:
             x = x.to(product_dtype(x, self.embed.weight))
-        mask = None
-        if documents is not None:
-            same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T
-            mask = same.tril().unsqueeze(1)
+        mask = None if documents is None else document_mask(documents)
+
         routings = []
         for layer in self.layers:
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x, routing = checkpoint(layer, x, rope, mask, use_reentrant=False)
-            else:
-                x, routing = layer(x, rope, mask)
+            x, routing = self._run(layer, x, rope, mask)
             if routing is not None:
                 routings.append(routing)
-        out: Tensor
-        (out,) = self.head(x, targets)
+
+        out: Tensor = self.head(x, targets)
         return (out, routings) if with_routing else out
+
+    def _run(
+        self, layer: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> tuple[Tensor, Routing | None]:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, x, rope, mask, use_reentrant=False)
+        return layer(x, rope, mask)
+
+
+def document_mask(documents: Int[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
+    """Return True where a query may see a key: its own position or earlier, in its document."""
+    same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T
+    return same.tril().unsqueeze(1)
 
 
 def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
@@ -171,7 +203,9 @@ def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
 
 
 def meta_backbone(
-    config: BackboneConfig, scale: str | ScaleStrategy = "llama", options: ScaleOptions | None = None
+    config: BackboneConfig,
+    scale: str | ScaleStrategy = "llama",
+    options: ScaleOptions | None = None,
 ) -> Backbone:
     """Build the backbone without storage, to count or name its parameters."""
     with torch.device("meta"):
@@ -182,28 +216,29 @@ def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:
     """Count the parameters used per token: all, but only n_expert_active of n_expert experts."""
     total = 0
     for module in model.modules():
-        sparse = config.n_expert > 0 and getattr(module, "batch_dims", ()) == (config.n_expert,)
-        for parameter in module.parameters(recurse=False):
-            n = parameter.numel()
-            total += n // config.n_expert * config.n_expert_active if sparse else n
+        n = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if config.n_expert and getattr(module, "batch_dims", ()) == (config.n_expert,):
+            n = n // config.n_expert * config.n_expert_active
+        total += n
     return total
 
 
 def flops_per_token(activated: int, config: BackboneConfig, seq_len: int) -> float:
     """Return the FLOPs of forward and backward per token: 6 N + 12 n_layer T (H K).
 
-    N is the number of `activated_parameters` without the embedding (a lookup). Attention counts as full, not
-    causal, as in appendix B of the PaLM paper (arXiv:2204.02311), with the number of query heads.
+    N is the number of `activated_parameters` without the embedding (a lookup). Attention counts as
+    full, not causal, as in appendix B of the PaLM paper (arXiv:2204.02311), with the number of
+    query heads.
     """
     n = activated - config.vocab_size * config.d_model
     return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width
 
 
 def compile_backbone(net: Backbone, how: CompileMode) -> None:
-    """Compile in place, without changing state-dict keys: nothing, the model, or each block and the head.
+    """Compile nothing, the model, or each block and the head, in place: state-dict keys stay.
 
-    With `block`, one compilation serves all blocks and hooks on blocks still run. DDP's hooks run between these graphs,
-    so dynamo does not need to split them at DDP's buckets.
+    With `block`, one compilation serves all blocks and hooks on blocks still run. DDP's hooks run
+    between these graphs, so dynamo does not need to split them at DDP's buckets.
     """
     if how == "none":
         return

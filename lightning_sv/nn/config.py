@@ -6,27 +6,35 @@ from dataclasses import dataclass, field
 from lightning_sv.errors import ConfigError, expect, expect_known
 
 BALANCES = ("loss", "bias", "none")
-#: Upper bound on any width: larger values are typing errors, and a product of three such widths fits in 64 bits.
+#: Upper bound on any width: larger values are typing errors, and a product of three such widths
+#: fits in 64 bits.
 MAX_WIDTH = 1 << 20
 MAX_LAYERS = 1 << 12
+PREFIX = "model.backbone"
+SIZES = (
+    "d_model", "n_layer", "n_head", "n_kv_head", "vocab_size", "d_head", "d_ff", "d_expert",
+    "n_expert_active",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RouterConfig:
     """Routing and load balancing of a mixture of experts, which the paper does not specify.
 
-    Qwen-MoE, whose widths the paper follows, does not renormalize, gates its shared expert, and uses a coefficient of
-    0.001 for a balance loss that is k times ours.
+    Qwen-MoE, whose widths the paper follows, does not renormalize, gates its shared expert, and
+    uses a coefficient of 0.001 for a balance loss that is k times ours.
 
     Attributes:
         renormalize: divide the selected softmax probabilities by their sum
         balance: 'loss': an auxiliary loss (Switch Transformer, arXiv:2101.03961, eq. 4); 'bias':
             loss-free, a bias on the selection updated after every step (arXiv:2408.15664); 'none'
-        balance_coef: weight of the auxiliary loss, which is 1 when balanced; the Switch Transformer uses 0.01
+        balance_coef: weight of the auxiliary loss, which is 1 when balanced; the Switch Transformer
+            uses 0.01
         bias_rate: step size of the bias
         z_coef: weight of the router z-loss, the mean squared log-sum-exp of the router's logits
             (ST-MoE, arXiv:2202.08906, eq. 5)
-        gate_shared: multiply the shared expert's output by the sigmoid of a linear map, as in Qwen2-MoE
+        gate_shared: multiply the shared expert's output by the sigmoid of a linear map, as in
+            Qwen2-MoE
     """
 
     renormalize: bool = True
@@ -37,11 +45,13 @@ class RouterConfig:
     gate_shared: bool = False
 
     def __post_init__(self) -> None:
-        prefix = "model.backbone.router"
+        prefix = f"{PREFIX}.router"
         expect_known(f"{prefix}.balance", self.balance, BALANCES)
         for key in ("balance_coef", "bias_rate", "z_coef"):
             value = getattr(self, key)
-            expect(0 <= value < math.inf, f"{prefix}.{key}", value, "a finite number of at least 0.")
+            expect(
+                0 <= value < math.inf, f"{prefix}.{key}", value, "a finite number of at least 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -49,9 +59,11 @@ class RopeScalingConfig:
     """Llama 3.1's scaling of low RoPE frequencies, for contexts longer than in pre-training.
 
     Attributes:
-        factor: divisor of the frequencies with fewer than low_freq_factor rotations in original_context
+        factor: divisor of the frequencies with fewer than low_freq_factor rotations in
+            original_context
         low_freq_factor: number of rotations below which a frequency is divided by factor
-        high_freq_factor: number of rotations above which a frequency is unchanged; interpolated in between
+        high_freq_factor: number of rotations above which a frequency is unchanged; interpolated in
+            between
         original_context: context length before the extension, in tokens
     """
 
@@ -61,7 +73,7 @@ class RopeScalingConfig:
     original_context: int
 
     def __post_init__(self) -> None:
-        prefix = "model.backbone.rope_scaling"
+        prefix = f"{PREFIX}.rope_scaling"
         for key in ("factor", "low_freq_factor", "original_context"):
             value = getattr(self, key)
             expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
@@ -74,8 +86,8 @@ class RopeScalingConfig:
 class BackboneConfig:
     """A Pre-Norm Llama: RoPE, SwiGLU, RMSNorm, no biases, untied embeddings.
 
-    Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE uses `n_expert` and the options below it. Defaults
-    other than sizes are interpretations of the paper (docs/readings.md).
+    Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE uses `n_expert` and the options below it.
+    Defaults other than sizes are interpretations of the paper (docs/readings.md).
 
     Attributes:
         name: name of the model in runs, figures and the table of tuned learning rates
@@ -84,9 +96,11 @@ class BackboneConfig:
         n_head: number of attention heads
         vocab_size: rows of the embedding and of the lm_head, including padding
         d_head: width of a head; null for d_model / n_head
-        n_kv_head: number of key and value heads, each shared by n_head / n_kv_head queries; null for n_head
+        n_kv_head: number of key and value heads, each shared by n_head / n_kv_head queries; null
+            for n_head
         d_ff: hidden width of the SwiGLU and of a shared expert; null for int(8 d_model / 3)
-        qk_norm: normalize q and k over the head width, with one scale vector for all heads (Gemma 3)
+        qk_norm: normalize q and k over the head width, with one scale vector for all heads (Gemma
+            3)
         post_norm: normalize the outputs of attention and FFN (Gemma 3)
         n_expert: number of sparse experts per block; 0 for a dense FFN
         n_expert_active: number of experts per token
@@ -97,8 +111,8 @@ class BackboneConfig:
         rope_scaling: scaling of these frequencies as in Llama 3.1; null for none
         norm_eps: added to the mean square in every norm
         init_std: standard deviation of the normal initialization of every matrix
-        init_std_by_role: standard deviation per role, e.g. {embedding: 0.006, head: 0.01}; the roles are
-            matrix, router, head and embedding, with init_std as the default
+        init_std_by_role: standard deviation per role, e.g. {embedding: 0.006, head: 0.01}; the
+            roles are matrix, router, head and embedding, with init_std as the default
         init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)
     """
 
@@ -125,41 +139,66 @@ class BackboneConfig:
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        prefix = "model.backbone"
         if isinstance(self.router, dict):  # checkpoints contain plain values
             object.__setattr__(self, "router", RouterConfig(**self.router))
-        if not isinstance(self.rope_scaling, RopeScalingConfig | None):
+        if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScalingConfig(**self.rope_scaling))
-        sizes = ("d_model", "n_layer", "n_head", "n_kv_head", "vocab_size", "d_head", "d_ff", "d_expert")
-        for key in (*sizes, "n_expert_active"):
+        self._check_sizes()
+        self._check_heads()
+        self._check_numbers()
+        self._check_experts()
+
+    def _check_sizes(self) -> None:
+        for key in SIZES:
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
-            expect(value is None or 1 <= value <= limit, f"{prefix}.{key}", value, f"1 to {limit:,}.")
-        wanted = f"a multiple of n_head {self.n_head}. Change one of them or set d_head."
-        expect(self.d_head is not None or self.d_model % self.n_head == 0, f"{prefix}.d_model", self.d_model, wanted)
-        wanted = f"a divisor of n_head {self.n_head}."
-        expect(self.n_head % self.kv_heads == 0, f"{prefix}.n_kv_head", self.n_kv_head, wanted)
-        even = self.head_width % 2 == 0
-        expect(even, f"{prefix}: the head width", self.head_width, "an even number, because of RoPE.")
+            if value is not None:
+                expect(1 <= value <= limit, f"{PREFIX}.{key}", value, f"1 to {limit:,}.")
+
+    def _check_heads(self) -> None:
+        if self.d_head is None:
+            expected = f"a multiple of n_head {self.n_head}. Change one of them or set d_head."
+            divides = self.d_model % self.n_head == 0
+            expect(divides, f"{PREFIX}.d_model", self.d_model, expected)
+        expected = f"a divisor of n_head {self.n_head}."
+        expect(self.n_head % self.kv_heads == 0, f"{PREFIX}.n_kv_head", self.n_kv_head, expected)
+        is_even = self.head_width % 2 == 0
+        expected = "an even number, because of RoPE."
+        expect(is_even, f"{PREFIX}: the head width", self.head_width, expected)
+
+    def _check_numbers(self) -> None:
         for key in ("init_std", "norm_eps", "rope_theta"):
             value = getattr(self, key)  # torch does not accept integers of more than 64 bits
-            expect(0 < value <= 1e12, f"{prefix}.{key}", value, "a number above 0, at most 1e12.")
-        roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
+            expect(0 < value <= 1e12, f"{PREFIX}.{key}", value, "a number above 0, at most 1e12.")
+        roles = ["matrix", "head", "embedding"]
+        if self.n_expert:
+            roles.insert(1, "router")
         for role, std in self.init_std_by_role.items():
-            expect_known(f"role in {prefix}.init_std_by_role", role, roles)
-            expect(0 <= std <= 1e12, f"{prefix}.init_std_by_role.{role}", std, "a number from 0 to 1e12.")
-        if not self.n_expert and self.router != RouterConfig():
-            raise ConfigError(f"{prefix}.router is set, but n_expert is 0; set n_expert.")
-        if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
-            why = "because one renormalized weight is always 1 and has no gradient. Set router.renormalize to false."
-            raise ConfigError(f"{prefix}.n_expert_active is 1; expected 2 or more, {why}")
-        if self.router.gate_shared and not self.n_expert_shared:
-            raise ConfigError(f"{prefix}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
-        wanted = f"more than n_expert_active {self.n_expert_active}, or 0 for a dense FFN."
-        fits = self.n_expert == 0 or self.n_expert_active < self.n_expert <= MAX_WIDTH
-        expect(fits, f"{prefix}.n_expert", self.n_expert, wanted)
-        shared = self.n_expert_shared
-        expect(shared in (0, 1), f"{prefix}.n_expert_shared", shared, "0 or 1. Its width is d_ff.")
+            expect_known(f"role in {PREFIX}.init_std_by_role", role, roles)
+            key = f"{PREFIX}.init_std_by_role.{role}"
+            expect(0 <= std <= 1e12, key, std, "a number from 0 to 1e12.")
+
+    def _check_experts(self) -> None:
+        n_shared = self.n_expert_shared
+        expect(
+            n_shared in (0, 1), f"{PREFIX}.n_expert_shared", n_shared, "0 or 1. Its width is d_ff."
+        )
+        if self.router.gate_shared and not n_shared:
+            found = f"{PREFIX}.router.gate_shared needs a shared expert"
+            raise ConfigError(f"{found}; set n_expert_shared to 1.")
+        if self.n_expert == 0:
+            expected = "the default, because n_expert is 0. Set n_expert."
+            expect(self.router == RouterConfig(), f"{PREFIX}.router", "set", expected)
+            return
+
+        n_active = self.n_expert_active
+        if n_active == 1 and self.router.renormalize:
+            why = "because one renormalized weight is always 1 and has no gradient"
+            hint = "Set router.renormalize to false."
+            raise ConfigError(f"{PREFIX}.n_expert_active is 1; expected 2 or more, {why}. {hint}")
+        expected = f"more than n_expert_active {n_active}, or 0 for a dense FFN."
+        fits = n_active < self.n_expert <= MAX_WIDTH
+        expect(fits, f"{PREFIX}.n_expert", self.n_expert, expected)
 
     @property
     def head_width(self) -> int:

@@ -1,11 +1,12 @@
 """Initialization seeded by parameter name.
 
-A matrix has the same initial values under every strategy and on any number of devices. Strategies therefore start as
-the same function and can be compared in pairs.
+A matrix has the same initial values under every strategy and on any number of devices. Strategies
+therefore start as the same function and can be compared in pairs.
 """
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,17 @@ from torch import Tensor, nn
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
+#: matrices whose outputs are added to the residual stream
+RESIDUAL_WRITERS = ("o_proj.weight", "down_proj.weight")
+
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix: str = "") -> None:
     """Initialize all parameters: matrices N(0, std^2), scale vectors with their initial gamma.
 
-    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. For o_proj and down_proj, which write to
-    the residual stream, it is divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
+    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. For o_proj and
+    down_proj, which write to the residual stream, it is divided by sqrt(2 n_layer) if
+    `init_residual_scaling` is on.
 
     Args:
         model: a model on any device except meta
@@ -27,23 +32,54 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         seed: seed; each parameter's values depend on it and on the parameter's name
         prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
     """
-    vectors: set[Tensor] = set()
-    inner: set[nn.Module] = set()  # parts of a vector, which it sets itself
-    for module in model.modules():
-        if isinstance(module, ScaleVector) and module not in inner:
-            module.reset_parameters()
-            vectors.update(module.parameters())
-            inner.update(module.modules())
-    roles: dict[Tensor, str] = {m.weight: m.role for m in model.modules() if isinstance(m, ScaledLinear)}
-    roles |= {m.weight: "embedding" for m in model.modules() if isinstance(m, nn.Embedding)}
+    in_vectors: set[Tensor] = set()
+    for vector in outer_scale_vectors(model):
+        vector.reset_parameters()
+        in_vectors.update(vector.parameters())
+
+    roles = matrix_roles(model)
     for name, parameter in model.named_parameters():
-        if parameter in vectors:
+        if parameter in in_vectors:
             continue
-        std = config.init_std_by_role.get(roles.get(parameter, "matrix"), config.init_std)
-        if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
+        role = roles.get(parameter, "matrix")
+        std = config.init_std_by_role.get(role, config.init_std)
+        if config.init_residual_scaling and name.endswith(RESIDUAL_WRITERS):
             std /= math.sqrt(2 * config.n_layer)
-        # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default device.
-        digest = hashlib.sha256(f"{seed}:{prefix}{name}".encode()).digest()
-        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        # Do not assign the values to a variable: it would keep a matrix in memory until the next one is sampled.
-        parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(std))
+        fill_normal(parameter, std, generator_of(f"{seed}:{prefix}{name}"))
+
+
+def fill_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
+    """Fill with N(0, std^2), sampled in float32 on the CPU: equal values on every device."""
+    # Lightning sets a default device. No variable keeps the sample: it would stay in memory until
+    # the next matrix is sampled.
+    parameter.copy_(
+        torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32).mul_(
+            std
+        )
+    )
+
+
+def generator_of(key: str) -> torch.Generator:
+    """Return a CPU generator seeded by a string."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def outer_scale_vectors(model: nn.Module) -> Iterator[ScaleVector]:
+    """Yield the scale vectors that are not a part of another one, which sets its parts itself."""
+    parts: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, ScaleVector) and module not in parts:
+            parts.update(module.modules())
+            yield module
+
+
+def matrix_roles(model: nn.Module) -> dict[Tensor, str]:
+    """Return the role of the matrices that are not plain linear maps."""
+    roles: dict[Tensor, str] = {}
+    for module in model.modules():
+        if isinstance(module, ScaledLinear):
+            roles[module.weight] = module.role
+        elif isinstance(module, nn.Embedding):
+            roles[module.weight] = "embedding"
+    return roles

@@ -1,9 +1,9 @@
 """LlamaMoE's feed-forward network: a router, sparse SwiGLU experts, and a shared expert.
 
-The widths are Qwen-MoE's (paper, Appendix B.1). Routing and balancing are our interpretation, see `RouterConfig`.
-Every linear map of the block's normalized input is a branch: under `hg` the router and each expert's gate and up have
-their own scale vectors, and a placement with an output side also scales the router's logits
-(`scale_options.placement_at` can disable that). No token is dropped.
+The widths are Qwen-MoE's (paper, Appendix B.1). Routing and balancing are our interpretation, see
+`RouterConfig`. Every linear map of the block's normalized input is a branch: under `hg` the router
+and each expert's gate and up have their own scale vectors, and a placement with an output side also
+scales the router's logits (`scale_options.placement_at` can disable that). No token is dropped.
 """
 
 from typing import Any, NamedTuple
@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
-from lightning_sv.nn.ffn import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder
+from lightning_sv.scale.fast import swiglu
 from lightning_sv.scale.shapes import Float, Int
 
-# B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the dispatch buffer.
+# B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the
+# dispatch buffer.
 
 
 class Routing(NamedTuple):
@@ -38,10 +39,12 @@ class Routing(NamedTuple):
 
     @property
     def balance_loss(self) -> Tensor:
-        """E sum_e f_e P_e: 1 when balanced, E / k when all tokens use the same k experts (arXiv:2101.03961, eq. 4).
+        """E sum_e f_e P_e: 1 when balanced, E / k when all tokens use the same k experts.
 
-        f is an expert's fraction of the assignments of all devices, P its mean probability on this device.
-        f has no gradient, so the mean over devices is the loss of the combined batch (arXiv:2501.11873).
+        Switch Transformer, arXiv:2101.03961, eq. 4.
+        f is an expert's fraction of the assignments of all devices, P its mean probability on this
+        device. f has no gradient, so the mean over devices is the loss of the combined batch
+        (arXiv:2501.11873).
         """
         return len(self.total) * (self.total / self.total.sum() * self.probability).sum()
 
@@ -75,41 +78,69 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
-        d, d_expert, n_expert = config.d_model, config.expert_width, config.n_expert
-        self.n_expert, self.n_active, self.router = n_expert, config.n_expert_active, config.router
-        # The router is never normalized, because that would fix the spread of its logits.
-        branches = {"router": Branch(n_expert, norm_width=None, role="router")}
-        expert = Branch(d_expert, norm_width=d_expert, batch_dims=(n_expert,))
-        branches |= {"expert_gate_proj": expert, "expert_up_proj": expert}
-        self.expert_down_proj = build.linear("expert_down_proj", d_expert, d, (n_expert,))
+        d = config.d_model
+        self.n_expert = config.n_expert
+        self.n_active = config.n_expert_active
+        self.router = config.router
+        self.expert_down_proj = build.linear(
+            "expert_down_proj", config.expert_width, d, (self.n_expert,)
+        )
         self.has_shared = config.n_expert_shared > 0
         if self.has_shared:
-            shared = Branch(config.ffn_width, norm_width=config.ffn_width)
-            branches |= {"shared_gate_proj": shared, "shared_up_proj": shared}
             self.shared_down_proj = build.linear("shared_down_proj", config.ffn_width, d)
+        self.inputs = build.group("ffn_norm", d, self._branches(config))
+        if self.router.balance == "bias":
+            self.register_buffer("router_bias", torch.zeros(self.n_expert))
+
+    def _branches(self, config: BackboneConfig) -> dict[str, Branch]:
+        """Return every linear map of the block's normalized input."""
+        d_expert = config.expert_width
+        expert = Branch(d_expert, norm_width=d_expert, batch_dims=(self.n_expert,))
+        # The router is never normalized, because that would fix the spread of its logits.
+        branches = {
+            "router": Branch(self.n_expert, norm_width=None, role="router"),
+            "expert_gate_proj": expert,
+            "expert_up_proj": expert,
+        }
+        if self.has_shared:
+            shared = Branch(config.ffn_width, norm_width=config.ffn_width)
+            branches["shared_gate_proj"] = shared
+            branches["shared_up_proj"] = shared
             if self.router.gate_shared:
                 branches["shared_router"] = Branch(1, norm_width=None, role="router")
-        self.inputs = build.group("ffn_norm", d, branches)
-        if self.router.balance == "bias":
-            self.register_buffer("router_bias", torch.zeros(n_expert))
+        return branches
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], Routing]:
         """(B, T, D) -> (B, T, D) and the routing; x is the residual stream before the norm."""
         xhat = self.inputs.norm(x).flatten(0, 1)  # N D
         weights, experts, routing = self._route(xhat)
+        out = self._run_experts(xhat, weights, experts)  # N D
+        if self.has_shared:
+            out = out + self._run_shared(xhat)
+        return out.view_as(x), routing
+
+    def _run_experts(
+        self,
+        xhat: Float[Tensor, "N D"],
+        weights: Float[Tensor, "N {self.n_active}"],
+        experts: Int[Tensor, "N {self.n_active}"],
+    ) -> Float[Tensor, "N D"]:
         places = layout(experts, self.n_expert)
         buffer = dispatch(xhat, places)  # R D
-        gate, up = (self.inputs.branch(name, buffer, places.rows) for name in ("expert_gate_proj", "expert_up_proj"))
-        # down is linear: with the weights applied before it, its output is not saved for their gradient.
+        gate = self.inputs.branch("expert_gate_proj", buffer, places.rows)  # R d_expert
+        up = self.inputs.branch("expert_up_proj", buffer, places.rows)
+        # down is linear: with the weights applied before it, its output is not saved for their
+        # gradient.
         hidden = swiglu(gate, up, weights_by_row(weights, places))
-        out = combine(self.expert_down_proj(hidden, rows=places.rows), places)
-        if self.has_shared:
-            gate, up = (self.inputs.branch(name, xhat) for name in ("shared_gate_proj", "shared_up_proj"))
-            shared = self.shared_down_proj(F.silu(gate) * up)
-            if self.router.gate_shared:
-                shared = shared * self.inputs.branch("shared_router", xhat).sigmoid()
-            out = out + shared
-        return out.view_as(x), routing
+        return combine(self.expert_down_proj(hidden, rows=places.rows), places)
+
+    def _run_shared(self, xhat: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        gate = self.inputs.branch("shared_gate_proj", xhat)  # N d_ff
+        up = self.inputs.branch("shared_up_proj", xhat)
+        out: Tensor = self.shared_down_proj(F.silu(gate) * up)
+        if self.router.gate_shared:
+            out = out * self.inputs.branch("shared_router", xhat).sigmoid()
+        return out
 
     def _route(
         self, xhat: Float[Tensor, "N D"]
@@ -119,20 +150,24 @@ class MixtureOfExperts(nn.Module):
         with torch.autocast(xhat.device.type, enabled=False):
             router: Any = self.inputs.router
             logits = self.inputs.branch("router", xhat.to(router.weight.dtype))  # N E
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # if the weights are bf16
+            at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
+            logits = logits.to(at_least_float32)
             probabilities = logits.softmax(-1)
             experts = self._choose(probabilities)
             weights = probabilities.gather(-1, experts)
             if self.router.renormalize:
                 weights = weights / weights.sum(-1, keepdim=True)
+
             ones = torch.ones_like(weights).flatten()
             load = torch.zeros_like(probabilities[0]).index_add_(0, experts.flatten(), ones)
-            return weights, experts, Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
+            routing = Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
+            return weights, experts, routing
 
     def _choose(self, probabilities: Float[Tensor, "N E"]) -> Int[Tensor, "N {self.n_active}"]:
-        """(N, E) -> (N, k) experts; the bias of loss-free balancing affects the selection, not the weights."""
-        choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
-        return choice.topk(self.n_active, dim=-1).indices
+        """(N, E) -> (N, k) experts; the bias of loss-free balancing affects nothing but this."""
+        if self.router.balance == "bias":
+            probabilities = probabilities + self.router_bias
+        return probabilities.topk(self.n_active, dim=-1).indices
 
     @torch.no_grad()
     def move_bias(self, load: Tensor) -> None:
@@ -145,12 +180,15 @@ class MixtureOfExperts(nn.Module):
 
 
 def router_loss(routings: list[Routing], config: BackboneConfig) -> Tensor | float:
-    """Return the routers' contribution to the training loss, mean over the blocks; 0 for a dense model."""
-    router, total = config.router, torch.zeros(())
+    """Return the routers' part of the training loss, mean over the blocks; 0 for a dense model."""
     if not routings:
         return 0.0
+    router = config.router
+    total = torch.zeros(())
     if router.balance == "loss":
-        total = total + router.balance_coef * torch.stack([r.balance_loss for r in routings]).mean()
+        balance = torch.stack([routing.balance_loss for routing in routings])
+        total = total + router.balance_coef * balance.mean()
     if router.z_coef > 0:
-        total = total + router.z_coef * torch.stack([r.z_loss for r in routings]).mean()
+        z_losses = torch.stack([routing.z_loss for routing in routings])
+        total = total + router.z_coef * z_losses.mean()
     return total

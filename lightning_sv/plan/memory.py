@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids, router_loss
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.eager import unchunked
+from lightning_sv.scale.fast.eager import unchunked
 from lightning_sv.settings.data import divisors
 from lightning_sv.settings.model import PretrainConfig
 

@@ -2,25 +2,33 @@
 
     xhat = Norm(x)  --[scale_in]-->  W  --[Norm]-->  [scale_out]-->  y          [..] optional
 
-Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 3.2). Shapes:
+Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 3.2), and of their
+owners:
+
+    x -> [norm: xhat, shared scale_in] -> q_proj: own scale_in, W, norm, own scale_out
+                                       -> k_proj: ...                 or a scale_out that q and k
+                                       share -> v_proj
+
+`BranchGroup` is the norm with its branches; `ScaledLinear` is one branch. Vectors on the side of
+the product with W are folded into it (fast/fold.py), so own vectors cost nearly nothing. Shapes:
 B batch, T positions, d_in width of the norm, d_out width of a branch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import expect
-from lightning_sv.scale.fold import scaled_product
-from lightning_sv.scale.grouped import Rows, grouped_product
-from lightning_sv.scale.norm import RMSNorm, normalize
+from lightning_sv.scale.fast import Rows, grouped_product, normalize, scaled_product
+from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.state_record import RecordedModule
 from lightning_sv.scale.vector import ScaleVector
 
-#: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores experts; head: logits.
+#: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores
+#: experts; head: logits.
 MatrixRole = Literal["matrix", "router", "head"]
 
 
@@ -40,7 +48,7 @@ class Output(NamedTuple):
     gamma: Tensor | None
 
     @property
-    def one_norm(self) -> bool:
+    def has_one_norm(self) -> bool:
         """True if one norm covers all channels."""
         return self.norm_width == self.product.shape[-1]
 
@@ -48,11 +56,14 @@ class Output(NamedTuple):
         """Apply the norm and the scale, (..., d_out)."""
         if self.norm_width is None:
             return self.product
-        if self.one_norm:
+        if self.has_one_norm:
             return normalize(self.product, self.eps, self.gamma)
-        groups = (-1, self.norm_width)
-        gamma = None if self.gamma is None else self.gamma.unflatten(-1, groups)
-        return normalize(self.product.unflatten(-1, groups), self.eps, gamma).flatten(-2)
+
+        heads = (-1, self.norm_width)
+        gamma = (
+            None if self.gamma is None else self.gamma.unflatten(-1, heads)
+        )  # (..., heads, norm_width)
+        return normalize(self.product.unflatten(-1, heads), self.eps, gamma).flatten(-2)
 
 
 class ScaledLinear(RecordedModule):
@@ -65,14 +76,18 @@ class ScaledLinear(RecordedModule):
         d_out: width of the output
         scale_in: the branch's own input-side vector, width d_in
         scale_out: the output-side vector, width d_out
-        norm_width: number of output channels normalized together: the head dimension for q, k, v, otherwise
-            d_out; None for no normalization
+        norm_width: number of output channels normalized together: the head dimension for q, k, v,
+            otherwise d_out; None for no normalization
         eps: epsilon of the normalization
         batch_dims: leading axes of weight and vectors, (n_expert,) for one matrix per expert
         role: role of the matrix in the model
     """
 
-    recorded = "norm_width", "the width of the norm after the matrix", "Use the strategy of the weights."
+    recorded = (
+        "norm_width",
+        "the width of the norm after the matrix",
+        "Use the strategy of the weights.",
+    )
 
     def __init__(
         self,
@@ -88,14 +103,19 @@ class ScaledLinear(RecordedModule):
     ):
         super().__init__()
         assert norm_width is None or d_out % norm_width == 0
-        self.d_in, self.d_out, self.norm_width, self.eps = d_in, d_out, norm_width, eps
-        self.batch_dims, self.role = tuple(batch_dims), role
+        self.d_in = d_in
+        self.d_out = d_out
+        self.norm_width = norm_width
+        self.eps = eps
+        self.batch_dims = tuple(batch_dims)
+        self.role = role
         self.weight = nn.Parameter(torch.empty(*self.batch_dims, d_out, d_in))
-        self.scale_in, self.scale_out = scale_in, scale_out
+        self.scale_in = scale_in
+        self.scale_out = scale_out
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the weight like nn.Linear: uniform in ±1/sqrt(d_in). Backbone overwrites it."""
+        """Initialize the weight as nn.Linear does, uniform in ±1/sqrt(d_in)."""
         bound = self.d_in**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -108,25 +128,39 @@ class ScaledLinear(RecordedModule):
         """(..., d_in) -> (..., d_out).
 
         Args:
-            xhat: the normalized input; (R, d_in), sorted by expert, if there is one matrix per expert
-            gamma_out: output-side gamma owned by the group (see `BranchGroup`), used if the branch has none
+            xhat: the normalized input; (R, d_in), sorted by expert, if there is one matrix per
+                expert
+            gamma_out: output-side gamma owned by the group (see `BranchGroup`), used if the branch
+                has none
             rows: expert of each row, if there is one matrix per expert
         """
         return self.output(xhat, gamma_out, rows).finish()
 
-    def output(self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None) -> Output:
+    def output(
+        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None
+    ) -> Output:
         """Return the result of `forward` before the norm; same arguments."""
-        assert (rows is None) == (not self.batch_dims)
         gamma_in = None if self.scale_in is None else self.scale_in()
         if self.scale_out is not None:
             gamma_out = self.scale_out()
-        factors = self.weight, gamma_in, gamma_out if self.norm_width is None else None
-        product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, *factors, rows)
+
         if self.norm_width is None:
+            product = self._product(xhat, gamma_in, gamma_out, rows)
             return Output(product, None, self.eps, None)
+
+        product = self._product(xhat, gamma_in, None, rows)
         if gamma_out is not None and rows is not None:
-            gamma_out = gamma_out[rows.expert]  # (R, d_out)
+            gamma_out = gamma_out[rows.expert]  # (E, d_out) -> (R, d_out)
         return Output(product, self.norm_width, self.eps, gamma_out)
+
+    def _product(
+        self, xhat: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows | None
+    ) -> Tensor:
+        if rows is None:
+            assert not self.batch_dims
+            return scaled_product(xhat, self.weight, gamma_in, gamma_out)
+        assert self.batch_dims
+        return grouped_product(xhat, self.weight, gamma_in, gamma_out, rows)
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
@@ -135,41 +169,18 @@ class ScaledLinear(RecordedModule):
         return f"{batch}{self.d_in} -> {self.d_out}{norm}"
 
 
-def scaled_linears(
-    model: nn.Module,
-) -> Iterator[tuple[str, ScaledLinear, tuple[ScaleVector | None, ScaleVector | None]]]:
-    """Yield (path, matrix, (scale_in, scale_out)) of every branch and of other scaled matrices."""
-    grouped: set[int] = set()
-    for path, module in model.named_modules():
-        if isinstance(module, BranchGroup):
-            for name, branch in module.branches():
-                grouped.add(id(branch))
-                yield f"{path}.{name}" if path else name, branch, module.vectors(name)
-        elif isinstance(module, ScaledLinear) and id(module) not in grouped:
-            vectors = module.scale_in, module.scale_out
-            if vectors != (None, None):
-                yield path, module, vectors
-
-
-def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
-    """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
-    fed = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
-    for path, module in model.named_modules():
-        if isinstance(module, RMSNorm) and module.scale is not None and id(module) not in fed:
-            yield path, module
-
-
 class BranchGroup(nn.Module):
     """A norm and its branches: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
 
-    Call `forward`, `outputs`, or `norm` followed by `branch` (if branches read different tokens). Sharing, folding
-    and fusion are decided in this class alone.
+    Call `forward`, `outputs`, or `norm` followed by `branch` (if branches read different tokens).
+    Sharing, folding and fusion are decided in this class alone.
 
     Args:
         site: name of the norm's site, for instance 'attn_norm'
         norm: the norm; it owns the shared scale_in, if there is one
         branches: site name -> branch, in the order of the outputs
-        scale_out: shared output-side vectors (`share_scale_out`), keyed by the names of their branches
+        scale_out: shared output-side vectors (`share_scale_out`), keyed by the names of their
+            branches
     """
 
     def __init__(
@@ -182,12 +193,21 @@ class BranchGroup(nn.Module):
         super().__init__()
         self.site = site
         self.norm = norm
-        self.scale_out = nn.ModuleDict({"_".join(names): v for names, v in (scale_out or {}).items()})
-        self._owner = {name: "_".join(names) for names in scale_out or {} for name in names}
         self.names = tuple(branches)
+        shared = {} if scale_out is None else scale_out
+        self.scale_out = nn.ModuleDict(
+            {"_".join(sharers): vector for sharers, vector in shared.items()}
+        )
+        #: branch -> key of its shared vector in `scale_out`
+        self._shared_key = dict(_keys_by_branch(shared))
         for name, branch in branches.items():
-            free = name.isidentifier() and not hasattr(self, name)
-            expect(free, f"a branch of {site}", repr(name), "an identifier other than BranchGroup's attributes.")
+            is_free = name.isidentifier() and not hasattr(self, name)
+            expect(
+                is_free,
+                f"a branch of {site}",
+                repr(name),
+                "an identifier other than BranchGroup's attributes.",
+            )
             self.add_module(name, branch)
 
     def branches(self) -> Iterator[tuple[str, ScaledLinear]]:
@@ -197,25 +217,14 @@ class BranchGroup(nn.Module):
             assert isinstance(branch, ScaledLinear)
             yield name, branch
 
-    def gammas(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Return the (input-side, output-side) gamma of branch `name`, shared or own."""
-        scale_in, scale_out = self.vectors(name)
-        return None if scale_in is None else scale_in(), None if scale_out is None else scale_out()
-
     def vectors(self, name: str) -> tuple[ScaleVector | None, ScaleVector | None]:
         """Return the (input-side, output-side) scale vector of branch `name`, shared or own."""
         branch: ScaledLinear = getattr(self, name)
-        return (
-            self.norm.scale if branch.scale_in is None else branch.scale_in,
-            self._shared_out(name) if branch.scale_out is None else branch.scale_out,
-        )
-
-    def _shared_out(self, name: str) -> ScaleVector | None:
-        if name not in self._owner:
-            return None
-        vector = self.scale_out[self._owner[name]]
-        assert isinstance(vector, ScaleVector)
-        return vector
+        scale_in = self.norm.scale if branch.scale_in is None else branch.scale_in
+        scale_out = branch.scale_out
+        if name in self._shared_key:
+            scale_out = cast(ScaleVector, self.scale_out[self._shared_key[name]])
+        return scale_in, scale_out
 
     def forward(self, x: Float[Tensor, "*tokens d_in"]) -> tuple[Float[Tensor, "*tokens _"], ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""
@@ -225,14 +234,56 @@ class BranchGroup(nn.Module):
     def outputs(self, x: Tensor) -> tuple[Output, ...]:
         """Return the results of `forward` before the norms, so that a caller can fuse the norm."""
         xhat = self.norm(x)
-        return tuple(getattr(self, name).output(xhat, self._gamma_out(name)) for name in self.names)
+        return tuple(
+            branch.output(xhat, self._shared_gamma(name)) for name, branch in self.branches()
+        )
 
     def branch(
         self, name: str, xhat: Float[Tensor, "*tokens d_in"], rows: Rows | None = None
     ) -> Float[Tensor, "*tokens d_out"]:
         """Apply one branch to the normalized input (see `ScaledLinear.forward`)."""
-        return getattr(self, name)(xhat, self._gamma_out(name), rows)
+        return getattr(self, name)(xhat, self._shared_gamma(name), rows)
 
-    def _gamma_out(self, name: str) -> Tensor | None:
-        shared = self._shared_out(name)
-        return None if shared is None else shared()
+    def _shared_gamma(self, name: str) -> Tensor | None:
+        """Return the gamma of a shared output-side vector; a branch computes its own."""
+        if name not in self._shared_key:
+            return None
+        return self.scale_out[self._shared_key[name]]()
+
+
+def _keys_by_branch(groups: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield (branch, key of the module dict) of every branch that shares an output-side vector."""
+    for sharers in groups:
+        for name in sharers:
+            yield name, "_".join(sharers)
+
+
+class ScaledMatrix(NamedTuple):
+    """A matrix with its scale vectors, its own or shared with other branches of its norm."""
+
+    path: str
+    linear: ScaledLinear
+    vectors: tuple[ScaleVector | None, ScaleVector | None]
+
+
+def scaled_linears(model: nn.Module) -> Iterator[ScaledMatrix]:
+    """Yield (path, matrix, (scale_in, scale_out)) of every branch and of other scaled matrices."""
+    in_groups: set[int] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, BranchGroup):
+            for name, branch in module.branches():
+                in_groups.add(id(branch))
+                yield ScaledMatrix(f"{path}.{name}" if path else name, branch, module.vectors(name))
+        elif isinstance(module, ScaledLinear) and id(module) not in in_groups:
+            vectors = (module.scale_in, module.scale_out)
+            if vectors != (None, None):
+                yield ScaledMatrix(path, module, vectors)
+
+
+def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
+    """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
+    input_norms = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
+    for path, module in model.named_modules():
+        is_scaled = isinstance(module, RMSNorm) and module.scale is not None
+        if is_scaled and id(module) not in input_norms:
+            yield path, cast(RMSNorm, module)

@@ -1,6 +1,7 @@
-"""Shape annotations: Float[Tensor, "B T d_in"] is a Tensor; jaxtyping checks the axes if it is loaded.
+"""Shape annotations: Float[Tensor, "B T d_in"] is a Tensor.
 
-A name stands for one width throughout a call, "..." for any axes. Only tests/test_shapes.py loads jaxtyping.
+If jaxtyping is loaded, it checks the axes. A name stands for one width throughout a call, "..." for
+any axes. Only tests/test_shapes.py loads jaxtyping.
 """
 
 import sys

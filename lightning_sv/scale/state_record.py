@@ -8,9 +8,10 @@ from lightning_sv.errors import expect
 
 
 class RecordedModule(nn.Module):
-    """Module whose state dicts record one of its attributes, and which rejects a state with a different value.
+    """Module whose state dicts record an attribute; it rejects a state with a different value.
 
-    Older files, safetensors, torch.distributed.checkpoint and plain dicts lack the record, and are accepted.
+    Older files, safetensors, torch.distributed.checkpoint and plain dicts lack the record, and are
+    accepted.
     """
 
     #: attribute, its name in errors, and a hint
@@ -22,7 +23,9 @@ class RecordedModule(nn.Module):
         if hasattr(destination, "_metadata"):
             destination._metadata[prefix[:-1]][attribute] = getattr(self, attribute)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
         attribute, name, hint = self.recorded
         own = getattr(self, attribute)
         saved = local_metadata.get(attribute, own)

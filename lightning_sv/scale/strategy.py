@@ -1,17 +1,20 @@
 """Scale-vector strategies as short validated strings, with one word per axis of the paper.
 
-`hg+dnp+or+iwd` is the Python argument, the YAML value, the command-line override, the run's name and the label in a
-figure. The four tables below are the axes. Extend them with a row, or with a word `package.module:Name` that names
-your own `Placement`, `Decay` or `ScaleVector` subclass; the module is imported when the string is parsed.
+`hg+dnp+or+iwd` is the Python argument, the YAML value, the command-line override, the run's name
+and the label in a figure. The four tables below are the axes. Extend them with a row, or with a
+word `package.module:Name` that names your own `Placement`, `Decay` or `ScaleVector` subclass; the
+module is imported when the string is parsed.
 """
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from itertools import chain
 from typing import Any, get_args
 
 from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.own_code import import_name
+from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
@@ -19,7 +22,6 @@ from lightning_sv.scale.vector import (
     OriginalSpaceScale,
     Role,
     ScaleVector,
-    check_parameterization,
 )
 
 
@@ -45,7 +47,8 @@ class Decay:
             expect_known("role of a Decay", role, get_args(Role))
 
 
-#: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a norm share one
+#: if True, each branch has its own input-side gamma (heterogeneity); otherwise the branches of a
+#: norm share one
 SHARINGS = {"shared": False, "hg": True}
 PLACEMENTS: dict[str, Placement] = {
     #                in     norm   out
@@ -55,7 +58,8 @@ PLACEMENTS: dict[str, Placement] = {
     "dp": Placement(True, False, True, "dual: ga * (W (gb * xhat))"),
     "dnp": Placement(True, True, True, "dual normalized: ga * Norm(W (gb * xhat))"),
 }
-#: results of folding `dnp`, in `ScaleOptions.placement_at` only: the norm after the matrix, with or without a vector
+#: results of folding `dnp`, in `ScaleOptions.placement_at` only: the norm after the matrix, with or
+#: without a vector
 FOLDED: dict[str, Placement] = {
     "anp": Placement(False, True, True, "after, normalized: ga * Norm(W xhat)"),
     "np": Placement(False, True, False, "normalized: Norm(W xhat)"),
@@ -114,18 +118,18 @@ class ScaleStrategy:
         """Parse words joined by '+' in any order, at most one per axis, or a preset.
 
         Raises:
-            ConfigError: an unknown word, or two words of one axis; the message lists the known words
+            ConfigError: an unknown word, or two words of one axis; the message lists the known
+                words
         """
         if isinstance(text, ScaleStrategy):
             return text
         if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f"the strategy is {text!r}; expected words joined by '+', {_known()}.")
-        words = [word.strip() for word in text.split("+")]
-        words = [word if ":" in word else word.lower() for word in words]
-        if len(words) == 1 and words[0] in PRESETS:
-            words = PRESETS[words[0]].split("+")
+            raise ConfigError(
+                f"the strategy is {text!r}; expected words joined by '+', {_known()}."
+            )
+
         chosen: dict[str, str] = {}
-        for word in words:
+        for word in _words(text):
             axis = _axis_of(word, text)
             if axis in chosen:
                 both = f"{chosen[axis]!r} and {word!r}"
@@ -134,7 +138,11 @@ class ScaleStrategy:
         return cls(**chosen)
 
     def __str__(self) -> str:
-        words = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        words = []
+        for field in fields(self):
+            word = getattr(self, field.name)
+            if word != field.default:
+                words.append(word)
         return "+".join(words) or "llama"
 
     @property
@@ -162,23 +170,29 @@ class ScaleStrategy:
 
         Args:
             roles: the roles that scale vectors have in the model as built
-            shared_groups: if True, a norm with a scale_in has several branches, so `hg` differs from `shared`
+            shared_groups: if True, a norm with a scale_in has several branches, so `hg` differs
+                from `shared`
         """
         default = ScaleStrategy()
-        out = self
-        if not shared_groups:
-            out = replace(out, sharing=default.sharing)
-        if not roles:
-            out = replace(out, parameterization=default.parameterization)
-        decayed = self.decayed_roles & roles
-        # Prefer 'wd' and 'nowd': they are the clearest names for "everything decays" and "nothing decays".
-        names = sorted(DECAYS, key=lambda name: name not in ("wd", "nowd"))
-        same = next(name for name in names if DECAYS[name].roles & roles == decayed)
-        return replace(out, decay=same)
+        return ScaleStrategy(
+            sharing=self.sharing if shared_groups else default.sharing,
+            placement=self.placement,
+            parameterization=self.parameterization if roles else default.parameterization,
+            decay=decay_of(self.decayed_roles & roles, roles),
+        )
+
+
+def decay_of(decayed: frozenset[Role], roles: frozenset[Role]) -> str:
+    """Return the word under which exactly `decayed` decay, out of the roles that a model has.
+
+    'wd' and 'nowd' come first: they are the clearest names for "everything" and "nothing".
+    """
+    words = ("wd", "nowd", *DECAYS)
+    return next(word for word in words if DECAYS[word].roles & roles == decayed)
 
 
 def branch_placement(word: str) -> Placement:
-    """Return the row of a single branch's placement: that of a strategy's word, or one of `FOLDED`."""
+    """Return the row of a single branch's placement, which may be one of `FOLDED`."""
     return FOLDED[word] if word in FOLDED else ScaleStrategy(placement=word).placement_row
 
 
@@ -188,11 +202,18 @@ def own_words(text: str) -> frozenset[str]:
     >>> sorted(own_words("bp+hg+my_module:MyScale"))
     ['hg', 'my_module:MyScale']
     """
-    words = (word.strip() for word in PRESETS.get(text.strip().lower(), text).split("+"))
-    return frozenset(word if ":" in word else word.lower() for word in words) - set(PRESETS["llama"].split("+"))
+    return frozenset(_words(text)) - set(PRESETS["llama"].split("+"))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a strategy or of a preset, without checking them."""
+    preset = PRESETS.get(text.strip().lower(), text)
+    words = [word.strip() for word in preset.split("+")]
+    return [word if ":" in word else word.lower() for word in words]
 
 
 def _row(axis: str, word: str) -> Any:
+    """Return the row of a word in the table of its axis, or your own `package.module:Name`."""
     if ":" in word:
         row = import_name(word, _WORD)
         if _axis_of_row(row) != axis:
@@ -200,24 +221,29 @@ def _row(axis: str, word: str) -> Any:
     else:
         expect_known(axis, word, AXES[axis])
         row = AXES[axis][word]
+
     if axis == "placement" and word in FOLDED:
-        raise ConfigError(f"PLACEMENTS has {word!r}; expected a name other than {' '.join(FOLDED)}. Rename the row.")
+        expected = f"a name other than {' '.join(FOLDED)}"
+        raise ConfigError(f"PLACEMENTS has {word!r}; expected {expected}. Rename the row.")
     if axis == "parameterization" and row.__module__ != ScaleVector.__module__:
         check_parameterization(row)
     return row
 
 
 def _axis_of(word: str, text: str) -> str:
+    """Return the axis of a word of the strategy `text`."""
     if ":" in word:
         return _axis_of_row(import_name(word, _WORD))
     for axis, table in AXES.items():
         if word in table:
             return axis
-    every = [name for table in AXES.values() for name in table]
+
     if word in PRESETS:
-        raise ConfigError(f"preset {word!r} in {text!r} sets all four axes; remove the other words.")
-    near = difflib.get_close_matches(word, [*every, *PRESETS], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"preset {word!r} in {text!r} sets all four axes; remove the other words."
+        )
+    names = [*chain.from_iterable(AXES.values()), *PRESETS]
+    hint = "".join(f" Did you mean {name!r}?" for name in get_close_matches(word, names, n=1))
     raise ConfigError(f"word {word!r} of the strategy {text!r} is unknown; {_known()}.{hint}")
 
 
@@ -228,8 +254,8 @@ def _axis_of_row(row: Any) -> str:
         return "decay"
     if isinstance(row, type) and issubclass(row, ScaleVector):
         return "parameterization"
-    wanted = "'package.module:Name' of a Placement, a Decay or a subclass of ScaleVector."
-    raise ConfigError(f"{row!r} is not supported in a scale strategy; expected {wanted}")
+    expected = "'package.module:Name' of a Placement, a Decay or a subclass of ScaleVector."
+    raise ConfigError(f"{row!r} is not supported in a scale strategy; expected {expected}")
 
 
 def _known() -> str:

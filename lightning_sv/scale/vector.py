@@ -1,35 +1,31 @@
 """Learnable scale vectors gamma, one class per parameterization (paper, Section 3.3).
 
-Every class starts at exactly gamma = 1, stores its parameters in float32 and returns gamma in float32
-(float64 parameters give float64). Shapes: `batch_dims` are leading axes, such as the experts of a mixture that
-share a module; d is the width of the scaled activation.
+Every class starts at exactly gamma = 1, stores its parameters in float32 and returns gamma in
+float32 (float64 parameters give float64). Shapes: `batch_dims` are leading axes, such as the
+experts of a mixture that share a module; d is the width of the scaled activation.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.state_record import RecordedModule
 
 Role = Literal["input", "output"]
 ROLES: tuple[Role, ...] = ("input", "output")
-#: Width of the vectors on which a custom parameterization is checked.
-D_CHECKED = 64
 
 
 class ScaleVector(RecordedModule, ABC):
     """A learnable gamma of shape (*batch_dims, d), equal to 1 at initialization.
 
     Subclass it for a parameterization: define the parameters, `forward` (parameters -> gamma) and
-    `set_gamma` (gamma -> parameters), which model conversion and folding use. State dicts record the name of the class;
-    to rename it, set `form` to the old name.
+    `set_gamma` (gamma -> parameters), which model conversion and folding use. State dicts record
+    the name of the class; to rename it, set `form` to the old name.
 
     Args:
         d: width of the activation that gamma multiplies
@@ -38,7 +34,8 @@ class ScaleVector(RecordedModule, ABC):
         batch_dims: leading axes, for instance (n_expert,)
     """
 
-    #: name in state dicts, because parameters of different formulas may have the same names; by default the class's
+    #: name in state dicts, because parameters of different formulas may have the same names; by
+    #: default the class's
     form: ClassVar[str]
     recorded = (
         "form",
@@ -48,18 +45,25 @@ class ScaleVector(RecordedModule, ABC):
 
     def __init_subclass__(cls, **settings: Any):
         super().__init_subclass__(**settings)
-        if "form" not in vars(cls) and not cls.__module__.startswith("torch."):  # such as the class that FSDP2 makes
+        is_of_torch = cls.__module__.startswith("torch.")  # such as the class that FSDP2 makes
+        if "form" not in vars(cls) and not is_of_torch:
             cls.form = cls.__name__
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any) -> None:
-        if local_metadata.get("form", "") is None:  # older files, for classes that are not ours
-            local_metadata = {key: value for key, value in local_metadata.items() if key != "form"}
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        is_of_older_file = local_metadata.get("form", "") is None  # for classes that are not ours
+        if is_of_older_file:
+            local_metadata = {**local_metadata}
+            del local_metadata["form"]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
         assert role in ROLES, role
-        self.d, self.role, self.batch_dims = d, role, tuple(batch_dims)
+        self.d = d
+        self.role = role
+        self.batch_dims = tuple(batch_dims)
         #: gamma at initialization; `ScaleOptions.initial_gamma_out` sets it
         self.initial = 1.0
 
@@ -77,9 +81,11 @@ class ScaleVector(RecordedModule, ABC):
 
     @property
     def magnitude(self) -> nn.Parameter | None:
-        """The parameter `beta`, which scales all of gamma, (*batch_dims, 1); None if there is none."""
-        beta = getattr(self, "beta", None)  # a subclass may use the name for something else
-        return beta if isinstance(beta, nn.Parameter) and beta.shape == (*self.batch_dims, 1) else None
+        """The parameter `beta`, (*batch_dims, 1), which scales all of gamma; None without one."""
+        beta = getattr(self, "beta", None)
+        # A subclass may use the name for something else.
+        is_magnitude = isinstance(beta, nn.Parameter) and beta.shape == (*self.batch_dims, 1)
+        return beta if is_magnitude else None
 
     def reset_parameters(self) -> None:
         """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
@@ -114,7 +120,9 @@ class DirectScale(ScaleVector):
 
 
 class OffsetScale(ScaleVector):
-    """gamma = 1 + offset: Gemma's released form (arXiv:2503.19786). Weight decay pulls gamma to 1, not to 0.
+    """gamma = 1 + offset: Gemma's released form (arXiv:2503.19786).
+
+    Weight decay pulls gamma to 1, not to 0.
 
     Implicit preconditioner: P = I, as for `DirectScale`; without decay, both train identically.
     """
@@ -139,8 +147,8 @@ class OriginalSpaceScale(ScaleVector):
     """OR: gamma = beta * Norm(alpha), Norm(alpha) = sqrt(d) alpha / ||alpha|| (paper, Section 3.3).
 
     Implicit preconditioner: P = d g g^T + rho (I - g g^T), with g = gamma / ||gamma|| and
-    rho = beta^2 d / ||alpha||^2. alpha is scale-invariant. As in the paper, the norm has no epsilon:
-    gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
+    rho = beta^2 d / ||alpha||^2. alpha is scale-invariant. As in the paper, the norm has no
+    epsilon: gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
     """
 
     form = "or"
@@ -160,13 +168,17 @@ class OriginalSpaceScale(ScaleVector):
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); gamma must not be zero."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
-            raise ConfigError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
+            found = "a zero scale vector: it has no direction"
+            raise ConfigError(f"'or' cannot represent {found}; convert to 'direct'.")
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set alpha to 1 and beta to the initial gamma, so that the direction's learning speed stays the same."""
+        """Set alpha to 1 and beta to the initial gamma.
+
+        An alpha of another length would learn its direction at another speed.
+        """
         self.alpha.fill_(1.0)
         self.beta.fill_(self.initial)
 
@@ -174,8 +186,8 @@ class OriginalSpaceScale(ScaleVector):
 class ExponentialScale(ScaleVector):
     """ER: gamma = exp(beta) * exp(alpha - mean(alpha)) (paper, Section 3.3).
 
-    Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the adjacent linear map can
-    absorb the signs.
+    Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the adjacent linear map
+    can absorb the signs.
     """
 
     form = "er"
@@ -207,7 +219,9 @@ class HeadShared(ScaleVector):
 
     def __init__(self, vector: ScaleVector, n_head: int):
         super().__init__(n_head * vector.d, vector.role, vector.batch_dims)
-        self.vector, self.n_head, self.initial = vector, n_head, vector.initial
+        self.vector = vector
+        self.n_head = n_head
+        self.initial = vector.initial
 
     @property
     def magnitude(self) -> nn.Parameter | None:
@@ -227,87 +241,6 @@ class HeadShared(ScaleVector):
         """Set g; gamma must be equal for all heads."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
         if (g != g[..., :1, :]).any():
-            raise ConfigError("scale vectors differ between heads, which share_heads excludes; remove share_heads.")
+            found = "scale vectors differ between heads, which share_heads excludes"
+            raise ConfigError(f"{found}; remove share_heads.")
         self.vector.set_gamma(g[..., 0, :])
-
-
-@cache
-def check_parameterization(kind: type[ScaleVector]) -> None:
-    """Build `kind` with and without batch dimensions and check the contract of `ScaleVector`.
-
-    Args:
-        kind: a subclass of ScaleVector, usually from the user's own module
-
-    Raises:
-        ConfigError: the signature is not that of `ScaleVector`; there is no parameter, one is a scalar, or gamma does
-            not depend on one; gamma's shape is not (*batch_dims, d), or gamma is not 1 initially; `set_gamma` is not
-            the inverse of `forward`, or leaves a parameter unset
-    """
-    name = f"the parameterization {kind.__module__}:{kind.__qualname__}"
-    with unset_fake_temporarily(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
-        for batch_dims in ((), (2,)):
-            _check(name, kind, batch_dims)
-
-
-def _check(name: str, kind: type[ScaleVector], batch_dims: tuple[int, ...]) -> None:
-    try:
-        vector = kind(D_CHECKED, "input", batch_dims)
-    except ValueError:  # unsupported width; the error is raised when the model is built
-        return
-    except Exception as error:
-        wanted = "an __init__(d, role, batch_dims=()) that passes them to super().__init__."
-        raise ConfigError(f"{name} cannot be built ({error}); expected {wanted}") from error
-    # FSDP2 and copies of a model would leave constant tensors without values.
-    state = {**dict(vector.named_buffers()), **vars(vector)}
-    constants = [key for key, value in state.items() if isinstance(value, Tensor)]
-    wanted = "parameters and numbers alone. Compute constants in forward."
-    expect(not constants, name, f"a class with the tensor {', '.join(constants[:1])}", wanted)
-    trainable = {key: parameter for key, parameter in vector.named_parameters() if parameter.requires_grad}
-    if not trainable:
-        raise ConfigError(f"{name} has no trainable nn.Parameter; create one in __init__.")
-    if scalars := [key for key, parameter in trainable.items() if parameter.ndim == 0]:
-        raise ConfigError(f"{name} has the scalar {scalars[0]}; expected shape (*batch_dims, 1), for FSDP2.")
-    ones = torch.ones(*batch_dims, D_CHECKED)
-    with torch.no_grad():
-        for parameter in vector.parameters():
-            parameter.fill_(torch.nan)
-    _check_gamma(name, vector, ones)
-    if unset := [key for key, parameter in vector.named_parameters() if parameter.isnan().any()]:
-        hint = "Set every parameter in set_gamma, without random numbers."
-        raise ConfigError(
-            f"{name} has {unset[0]}, which set_gamma leaves unset; FSDP2 creates it without values. {hint}"
-        )
-    vector.reset_parameters()
-    if (vector().detach() - ones).abs().max() > 1e-3:
-        hint = "Override reset_parameters too, which its base class defines."
-        raise ConfigError(f"{name} starts at a gamma of {vector().flatten()[0]:.4g}; expected 1. {hint}")
-    gamma = vector()
-    if gamma.requires_grad:
-        gamma.sum().backward()
-    if unused := [key for key, parameter in trainable.items() if parameter.grad is None]:
-        hint = "compute gamma in forward from the parameter itself, without detach() or .data."
-        raise ConfigError(f"{name} gives {', '.join(unused)} no gradient; {hint}")
-    _check_gamma(name, vector, torch.linspace(0.5, 1.5, D_CHECKED).expand(*batch_dims, D_CHECKED))
-
-
-def _check_gamma(name: str, vector: ScaleVector, target: Tensor) -> None:
-    """Set gamma to `target` and compare."""
-    try:
-        vector.set_gamma(target.clone())
-        gamma = vector().detach()
-    except ValueError:  # a parameterization may reject other values, but must represent 1
-        if bool((target == 1).all()):
-            raise
-        return
-    except Exception as error:
-        hint = "write under @torch.no_grad() and let the shape of each parameter begin with batch_dims."
-        found = f"fails in set_gamma or forward with batch_dims {vector.batch_dims} ({error})"
-        raise ConfigError(f"{name} {found}; {hint}") from error
-    if gamma.shape != target.shape:
-        wanted = f"(*batch_dims, d), here {tuple(target.shape)}: each expert has its own vector."
-        raise ConfigError(f"{name} returns a gamma of shape {tuple(gamma.shape)}; expected {wanted}")
-    off = (gamma - target).abs().nan_to_num(torch.inf).flatten()
-    if off.max() > 1e-3:
-        returned, given = (values.flatten()[off.argmax()] for values in (gamma, target))
-        hint = "set_gamma must set the parameters so that forward returns gamma."
-        raise ConfigError(f"{name} returns {returned:.4g} after set_gamma({given:.4g}); {hint}")

@@ -13,15 +13,16 @@ from lightning_sv.callbacks.tensorboard_layout import chart_layout
 from lightning_sv.nn import RouterConfig, next_token_loss
 from lightning_sv.scale.branch import BranchGroup
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
-from tests.conftest import GEMMA, MOE, perturbed
+from tests.conftest import GEMMA, MOE, gammas, perturbed
 
 
 def parts(group: BranchGroup, name: str) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return W, the branch's scale vectors by side, and the matrix of their products, by which each entry is scaled."""
     weight = getattr(group, name).weight.detach()
-    gammas = {side: g.detach() for side, g in zip(("in", "out"), group.gammas(name), strict=True) if g is not None}
-    ones = {"out": weight.new_ones(len(weight)), "in": weight.new_ones(weight.shape[1])} | gammas
-    return weight, gammas, torch.outer(ones["out"], ones["in"])
+    by_side = zip(("in", "out"), gammas(group, name), strict=True)
+    found = {side: gamma.detach() for side, gamma in by_side if gamma is not None}
+    ones = {"out": weight.new_ones(len(weight)), "in": weight.new_ones(weight.shape[1])} | found
+    return weight, found, torch.outer(ones["out"], ones["in"])
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
@@ -167,7 +168,7 @@ def test_imbalance_shared_gamma_counts_all_its_matrices(text: str, config: Backb
     model = perturbed(Backbone(config, text))
     group = model.layers[0].attn.qkv
     names = ["q_proj", "k_proj", "v_proj"] if text == "llama" else ["k_proj"]
-    gamma = group.gammas("k_proj")[0].detach().square()
+    gamma = gammas(group, "k_proj")[0].detach().square()
     lengths = sum(getattr(group, name).weight.detach().square().sum(0) for name in names)
     expected = ((gamma - lengths).abs() / (gamma + lengths)).mean().item()
     assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)

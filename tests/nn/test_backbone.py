@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
     activated_parameters,
-    cross_entropy,
     document_ids,
     flops_per_token,
     meta_backbone,
@@ -27,7 +26,8 @@ from lightning_sv.nn.rope import rope_tables
 from lightning_sv.optim.groups import parameter_roles
 from lightning_sv.plan.memory import AllocatedBytes
 from lightning_sv.scale import RMSNorm, ScaleOptions
-from lightning_sv.scale.eager import CHUNK_ELEMENTS
+from lightning_sv.scale.fast import cross_entropy
+from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, FEW_BUILDS, GEMMA, LLAMA_31, MOE, perturbed, thinned
 from tests.paper_llama import PaperLlama
 from tests.tolerances import assert_near

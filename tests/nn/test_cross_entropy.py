@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import cross_entropy, next_token_loss
-from lightning_sv.nn.cross_entropy import linear_cross_entropy
+from lightning_sv.nn import next_token_loss
 from lightning_sv.plan.memory import AllocatedBytes
-from lightning_sv.scale.eager import CHUNK_ELEMENTS
+from lightning_sv.scale.fast import cross_entropy, linear_cross_entropy
+from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, perturbed
 from tests.tolerances import assert_near
 
@@ -19,6 +19,10 @@ ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
 
 def ours(x: Tensor, weight: Tensor, *gammas: Tensor, targets: Tensor, norm_eps: float | None) -> Tensor:
     return linear_cross_entropy(x, weight, targets, *gammas, norm_eps=norm_eps)
+
+
+def definition(*inputs: Tensor, targets: Tensor, norm_eps: float | None) -> Tensor:
+    return cross_entropy.loss_of_logits(inputs, targets, norm_eps)
 
 
 def oracle(
@@ -64,7 +68,7 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
     exact = torch.autograd.grad(oracle(*wide, targets=targets, norm_eps=EPS), wide)
     narrow = [t.detach().float().requires_grad_() for t in wide]
     errors, with_graph = [], []
-    for loss in (ours, cross_entropy._plain):
+    for loss in (ours, definition):
         with torch.autocast("cpu", torch.bfloat16):
             nats = loss(*narrow, targets=targets, norm_eps=EPS)
         assert nats.dtype == torch.float32
@@ -72,7 +76,7 @@ def test_linear_cross_entropy_in_bf16_is_as_accurate_as_plain(road: str, monkeyp
         assert not any(torch.equal(gradient, gradient.bfloat16().float()) for gradient in found[2:])
         with_graph.append(torch.autograd.grad(nats, narrow, create_graph=True))
         errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True)])
-    # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see scale/gram.py.
+    # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see scale/fast/gram.py.
     room = [1.5, 1.5, 5 if road == "by the Gram matrix" else 1.5, 1.5]
     for error, plain, factor in zip(*errors, room, strict=True):
         assert error < factor * plain

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.nn.ffn import swiglu_outputs
-from lightning_sv.nn.rope import rope_tables, rotate
-from lightning_sv.scale import Output, eager
+from lightning_sv.nn.rope import rope_tables
+from lightning_sv.scale import Output
+from lightning_sv.scale.fast import eager, rotate
 from tests.scale.test_branch import leaf, saved_for_backward
 
 D, EPS = 3, 1e-2

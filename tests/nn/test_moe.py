@@ -12,18 +12,18 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import RouterConfig, meta_backbone, router_loss
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
-from lightning_sv.nn.ffn import swiglu
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
-from lightning_sv.scale import ScaleOptions, eager
-from tests.conftest import EVERY_BUILD, MOE, perturbed, thinned
+from lightning_sv.scale import ScaleOptions
+from lightning_sv.scale.fast import eager, swiglu
+from tests.conftest import EVERY_BUILD, MOE, gammas, perturbed, thinned
 from tests.scale.test_branch import leaf, rms, scaled
 
 
 def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
     """One matrix, of one expert."""
     owner = getattr(moe.inputs, name)
-    weight, (into, out) = owner.weight, moe.inputs.gammas(name)
+    weight, (into, out) = owner.weight, gammas(moe.inputs, name)
     if expert is not None:
         weight = weight[expert]
         into = into if into is None or into.ndim == 1 else into[expert]

@@ -14,7 +14,7 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.memory import step_memory
-from lightning_sv.scale.eager import unchunked
+from lightning_sv.scale.fast.eager import unchunked
 from tests.conftest import GEMMA, Answer, thinned
 
 B, T = 8, 256

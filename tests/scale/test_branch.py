@@ -19,10 +19,9 @@ from lightning_sv.scale import (
     ScaleStrategy,
     normalize,
 )
-from lightning_sv.scale.fold import scaled_product
-from lightning_sv.scale.gram import inverse_rms_of_product
+from lightning_sv.scale.fast import inverse_rms_of_product, scaled_product
 from lightning_sv.scale.vector import HeadShared
-from tests.conftest import EVERY_BUILD, perturbed
+from tests.conftest import EVERY_BUILD, gammas, perturbed
 
 D, OUT, HEAD = 6, 8, 4
 
@@ -53,7 +52,7 @@ def scaled(xhat: Tensor, weight: Tensor, gammas: tuple[Tensor | None, Tensor | N
 
 def naive(group, name: str, x: Tensor) -> Tensor:
     branch = getattr(group, name)
-    return scaled(rms(x, branch.eps), branch.weight, group.gammas(name), branch)
+    return scaled(rms(x, branch.eps), branch.weight, gammas(group, name), branch)
 
 
 @pytest.mark.parametrize("share_heads", [[], ["q", "k"]])

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import DirectScale, ScaledLinear, grouped
-from lightning_sv.scale.grouped import Rows, _clear_without_a_look, grouped_mm, grouped_mm_wgrad, grouped_product
+from lightning_sv.scale import DirectScale, ScaledLinear
+from lightning_sv.scale.fast import Rows, grouped, grouped_product
+from lightning_sv.scale.fast.grouped import grouped_mm, grouped_mm_wgrad, zero_tail_without_sync
 from tests.conftest import thinned
 from tests.scale.test_branch import leaf, saved_for_backward
 from tests.tolerances import assert_near
@@ -144,12 +145,12 @@ def test_grouped_mm_and_wgrad_pass_opcheck(widths: tuple[int, int], dtype: torch
 
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
-def test_clear_without_a_look_zeroes_rows_past_the_end(blocks: tuple[int, ...]) -> None:
+def test_zero_tail_without_sync_zeroes_rows_past_the_end(blocks: tuple[int, ...]) -> None:
     """Fresh memory may contain NaN."""
     rows = rows_of(blocks)
     past = torch.arange(len(rows.expert)) >= rows.ends[-1]
     for filled in (0, rows.filled, int(rows.ends[-1])):
         y = torch.randn(len(past), 3).masked_fill_(past.unsqueeze(-1), math.nan)
         wanted = y.masked_fill(past.unsqueeze(-1), 0)
-        _clear_without_a_look(y, rows.ends, filled)
+        zero_tail_without_sync(y, rows.ends, filled)
         assert torch.equal(y, wanted)

@@ -17,7 +17,7 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.sizes import ARMS
 from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss, router_loss
-from lightning_sv.scale.grouped import grouped_mm, grouped_mm_wgrad
+from lightning_sv.scale.fast.grouped import grouped_mm, grouped_mm_wgrad
 
 CASES = (
     "moe:unified", "unified", "llama", "hg", "hg+dp+or", "nop", "ap", "dp", "dnp", "or", "er", "offset", "hg+or",

@@ -33,7 +33,7 @@ from lightning_sv.interop.apply.weights import (
 )
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleStrategy, ScaleVector
-from lightning_sv.scale.norm import upcast
+from lightning_sv.scale.definitions import upcast
 from lightning_sv.scale.vector import Role
 
 #: one vector for all matrices behind a norm: the vector itself for the first matrix, a function for the others

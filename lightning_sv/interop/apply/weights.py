@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from lightning_sv.errors import RunError
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
-from lightning_sv.scale.fold import effective_weight
+from lightning_sv.scale.definitions import effective_weight
 
 
 class ComputedTensor(Tensor):
