@@ -79,6 +79,12 @@ def total_steps(trainer: L.Trainer) -> int | None:
     return int(total) if math.isfinite(total) and total >= 0 else None
 
 
+def is_at_end(trainer: L.Trainer) -> bool:
+    """Return True after the last step of the run; False if the number of its steps is not known."""
+    total = total_steps(trainer)
+    return total is not None and trainer.global_step >= total
+
+
 def known_steps(trainer: L.Trainer, callback: str) -> int:
     """Return the number of optimizer steps of the run, which `callback` needs; raise ConfigError if it is not known."""
     total = total_steps(trainer)

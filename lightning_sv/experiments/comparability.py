@@ -14,8 +14,8 @@ from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import changed_numerics, schedule_lengths
 from lightning_sv.settings.yaml_file import leaves
 
-#: keys of `data` that define the validation set
-VALIDATION_KEYS = ("val_sequences", "seq_len")
+#: keys of `data` that define the validation sets
+VALIDATION_KEYS = ("val_sequences", "seq_len", "full_last_validation")
 # keys that differ between the runs of each comparison
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _SEEDS = ("seed_everything", "model.seed", "data.seed")
@@ -30,8 +30,15 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
             raise ConfigError(f"{run.dir / SUMMARY} has no {missing[0]}: its corpus is unknown. Train the run again.")
-        facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
+        if validation:
+            facts[name] |= {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
     check_same_data(facts)
+
+
+def validation_setting(run: Run, key: str) -> Any:
+    """Return a setting of `VALIDATION_KEYS`; False for the last one in older runs, which lack it."""
+    value = config_value(run.config, f"data.{key}")
+    return bool(value) if key == "full_last_validation" else value
 
 
 def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
@@ -103,7 +110,7 @@ def panel_warnings(panel: Panel) -> list[str]:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
         for key in VALIDATION_KEYS:
-            values = dict.fromkeys(str(config_value(run.config, f"data.{key}")) for run in every.values())
+            values = dict.fromkeys(str(validation_setting(run, key)) for run in every.values())
             if len(values) > 1:
                 found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
     return found
@@ -134,6 +141,8 @@ def _leaves(run: Run) -> dict[str, Any]:
     """Return the config of a run by dotted keys, with `<run_dir>` for its directory; lists as JSON."""
     directories = (str(run.dir.resolve()), str(run.dir))
     values = leaves(run.config)
+    if "data.seq_len" in values:
+        values["data.full_last_validation"] = validation_setting(run, "full_last_validation")
     for key, value in values.items():
         value = _without_directory(value, directories)
         values[key] = json.dumps(value, default=str) if isinstance(value, list) else value

@@ -162,6 +162,9 @@ class RunResolver:
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)
+        if not identity["data"].get("full_last_validation"):  # type: ignore[index,union-attr]
+            # so that runs keep the names under which they were recorded before this key existed
+            identity["data"].pop("full_last_validation", None)  # type: ignore[index,union-attr]
         if module.init_from is not None:
             identity["model"]["init_from"] = _content(module.init_from)  # type: ignore[index]
         hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")

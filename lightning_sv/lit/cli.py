@@ -47,7 +47,6 @@ from lightning_sv.runs.directory import (
     CONFIG,
     LAST,
     SUMMARY,
-    config_value,
     is_complete,
     read_config,
     read_summary,
@@ -63,7 +62,7 @@ from lightning_sv.settings.parse import Parser, add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_plugins, check_trainer_keys, prepare_process
-from lightning_sv.settings.yaml_file import CALLBACKS
+from lightning_sv.settings.yaml_file import CALLBACKS, leaves
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,10 @@ MEASURED = (
 
 
 #: settings of a resumed run that its checkpoint does not have
-_KEPT = ("seed_everything", "model.seed", "data.seed", "data.val_sequences", "trainer.gradient_clip_val")
+_KEPT = (
+    "seed_everything", "model.seed", "data.seed", "data.val_sequences", "data.full_last_validation",
+    "trainer.gradient_clip_val",
+)  # fmt: skip
 
 
 #: keys that may differ between the ranks of a run
@@ -319,9 +321,11 @@ class PretrainCLI(LightningCLI):
             self._start = (ckpt_path, checkpoint["global_step"])
             own_groups, built_by = self.model.has_own_groups, self.model.built_by
             check_settings(checkpoint, model, data, training=True, own_groups=own_groups, built_by=built_by)
-            before = read_config(folder) if (folder := run_of(Path(ckpt_path))) else {}
-            for key in _KEPT if before else ():
-                then, now = config_value(before, key), self.config[key]
+            before = leaves(read_config(folder)) if (folder := run_of(Path(ckpt_path))) else {}
+            for key in _KEPT:
+                if key not in before:  # as newer keys in a run of an older version
+                    continue
+                then, now = before[key], self.config[key]
                 wanted = f"{then}, as in the run of the checkpoint. Resume with the same settings, or start a new run."
                 expect(then == now, key, now, wanted)
         elif model.init_from is not None:

@@ -2,8 +2,10 @@
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +18,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightning_sv.callbacks.run_state import settings_of
+from lightning_sv.callbacks.run_state import is_at_end, settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, check_corpus, local_folder, open_split
+from lightning_sv.corpus.sampler import limited
 from lightning_sv.errors import expect
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.distributed import check_same_on_all_ranks
@@ -47,6 +50,8 @@ class TokenDataModule(L.LightningDataModule):
         num_workers: loader processes per device; 0 to read in the training process
         val_sequences: maximum number of validation sequences, spread evenly over the split; None for all
         seed: seed of the order; None for that of seed_everything, or 0 without it
+        full_last_validation: if True, the last validation of a fit reads the whole split, and so do `validate` and
+            `test`; a fit that only `max_time` or a callback ends has no last validation
 
     Attributes:
         batches: corpus, sequence length and batch; `setup` sets the global batch
@@ -64,6 +69,7 @@ class TokenDataModule(L.LightningDataModule):
         num_workers: int = 0,
         val_sequences: int | None = 512,
         seed: int | None = None,
+        full_last_validation: bool = True,
     ):
         super().__init__()
         expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
@@ -71,7 +77,7 @@ class TokenDataModule(L.LightningDataModule):
             corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
             corpus, seq_len, batch_size if global_batch is None else global_batch, batch_size,
-            num_workers=num_workers, val_sequences=val_sequences, seed=seed,
+            num_workers=num_workers, val_sequences=val_sequences, full_last_validation=full_last_validation, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
         self._share = self.batches.share(1)
@@ -135,13 +141,14 @@ class TokenDataModule(L.LightningDataModule):
         step, limit = "validation_step", trainer.limit_val_batches
         if stage == "test":
             step, limit = "test_step", trainer.limit_test_batches
-        module, sequences = trainer.lightning_module, batches.validation_sequences
+        module = trainer.lightning_module
+        uneven = [n for n in (batches.validation_sequences, batches.last_validation_sequences) if n % devices]
         own = is_overridden(step, module) and getattr(type(module), step) is not getattr(PretrainModule, step)
-        if own and limit and stage != "predict" and sequences % devices:
+        if own and limit and stage != "predict" and uneven:
             rank_zero_warn(
-                f"{sequences} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
+                f"{uneven[0]} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
                 f"number of sequences per device, so a loss that your {step} logs with sync_dist=True is too high. "
-                "Choose a val_sequences that is a multiple."
+                "Choose a val_sequences that is a multiple, and full_last_validation=False."
             )
 
     def _shared_values(self, trainer: L.Trainer) -> dict[str, Any]:
@@ -229,14 +236,28 @@ class TokenDataModule(L.LightningDataModule):
         if loader is not None:
             loader.load_state_dict(state_dict)
 
-    def val_dataloader(self) -> "DataLoader[Tensor]":
+    def val_dataloader(self) -> "DataLoader[Tensor] | ValidationLoader":
         """Return `val_sequences` sequences, evenly spread over the validation split, always the same.
+
+        With `full_last_validation` a Trainer reads the whole split at the end of a fit, and outside of a fit.
+        """
+        trainer, settings = self.trainer, self.batches
+        usual, last = settings.validation_sequences, settings.last_validation_sequences
+        if trainer is None or trainer.state.stage is None or usual == last:
+            return self._evaluation_loader(usual)
+        if trainer.state.fn != "fit":
+            return self._evaluation_loader(last)
+        loaders = self._evaluation_loader(usual), self._evaluation_loader(last)
+        return ValidationLoader(*loaders, trainer)
+
+    def _evaluation_loader(self, n_sequences: int) -> "DataLoader[Tensor]":
+        """Return this device's part of validation sequences.
 
         Devices read different sequences in the same number of batches, because sharded forward passes must match.
         Batch sizes differ by one at most, because the compiler specializes on each.
         """
         settings = self.batches
-        sequences, numbers = settings.validation_split(settings.validation_sequences)
+        sequences, numbers = settings.validation_split(n_sequences)
         # Evaluation saves no graph, so larger batches fit.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
         batches = math.ceil(len(numbers) // self._share.ranks / size)
@@ -255,6 +276,31 @@ class TokenDataModule(L.LightningDataModule):
             while len(numbers) % ranks and len(numbers) // ranks % size == 0:
                 size += 1
         return DataLoader(Subset(sequences, numbers[self._share.rank :: ranks]), batch_size=size)
+
+
+class ValidationLoader:
+    """Read some validation batches, and all of them after the last step of a fit.
+
+    Lightning asks for the length once per fit and stops there. So the length is that of the last validation, and the
+    others end earlier. Lightning's progress bar shows a part of its length in these.
+
+    Args:
+        usual: batches of a validation before the last
+        last: batches of the last validation
+        trainer: trainer of the fit, whose fraction limit_val_batches limits both
+    """
+
+    def __init__(self, usual: "DataLoader[Tensor]", last: "DataLoader[Tensor]", trainer: L.Trainer):
+        self.usual, self.last, self.trainer = usual, last, trainer
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.trainer.sanity_checking and is_at_end(self.trainer):
+            return iter(self.last)
+        batches = limited(len(self.usual), self.trainer.limit_val_batches)
+        return islice(self.usual, max(1, batches))
 
 
 class _Batches(Dataset[Tensor]):

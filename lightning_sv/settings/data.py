@@ -36,6 +36,7 @@ class DataConfig:
         validations: number of validations in a run, evenly spaced, the last at the end; fewer if the number of steps is
             not a multiple of it
         val_sequences: sequences per validation, always the same, spread evenly over the split; null for all
+        full_last_validation: if true, the last validation of a run reads the whole validation split, as `validate` does
         seed: seed of the order of the sequences; null for that of seed_everything
     """
 
@@ -46,6 +47,7 @@ class DataConfig:
     num_workers: int = 0
     validations: int = 20
     val_sequences: int | None = None
+    full_last_validation: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -121,9 +123,16 @@ class DataConfig:
 
     @property
     def validation_sequences(self) -> int:
-        """Sequences per validation, over all devices."""
+        """Sequences per validation before the last, over all devices."""
         available = self.manifest.val.sequences(self.seq_len)
         return min(self.val_sequences or available, available)
+
+    @property
+    def last_validation_sequences(self) -> int:
+        """Sequences of the last validation, over all devices."""
+        if self.full_last_validation:
+            return self.manifest.val.sequences(self.seq_len)
+        return self.validation_sequences
 
     def held_out(self, n_sequences: int) -> Tensor:
         """Return validation sequences (n, seq_len + 1), spread evenly, the same in every run and on every rank."""

@@ -96,6 +96,71 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
     assert len(torch.cat([*shares[0], *shares[1]]).unique(dim=0)) == 3
 
 
+class Validations(L.Callback):
+    """Note the sequences, the batches and val/loss of each validation."""
+
+    def __init__(self) -> None:
+        self.sequences: list[int] = []
+        self.batches: list[int] = []
+        self.losses: list[float] = []
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.sequences.append(0)
+        self.batches.append(0)
+
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.sequences[-1] += len(batch)
+        self.batches[-1] += 1
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.losses.append(float(trainer.callback_metrics["val/loss"]))
+
+
+def test_last_validation_reads_the_whole_split(data: TokenDataModule, tmp_path: Path) -> None:
+    seen, made = Validations(), module()
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    run = trainer(tmp_path, seen, keep, num_sanity_val_steps=0)
+    run.fit(made, data)
+    every = data.batches.manifest.val.sequences(8)
+    assert seen.sequences == [8, every] and every > 1000
+    tokens = data.batches.held_out(every)
+    with torch.no_grad():
+        expected = made.loss(tokens)[0].item()
+    assert seen.losses[-1] == pytest.approx(expected, abs=1e-6)
+    assert run.validate(made, data, verbose=False)[0]["val/loss"] == pytest.approx(expected, abs=1e-6)
+    assert run.test(made, data, verbose=False)[0]["test/loss"] == pytest.approx(expected, abs=1e-6)
+    again = Validations()
+    resumed = trainer(tmp_path, again, num_sanity_val_steps=0)
+    resumed.fit(module(), data, ckpt_path=str(tmp_path / "step=2.ckpt"))
+    assert (again.sequences, again.losses) == ([every], [seen.losses[-1]])
+
+
+@pytest.mark.parametrize(("changes", "batches"), [
+    ({"limit_val_batches": 2}, [1, 2]),
+    ({"limit_val_batches": 0.5}, [2, 10]),
+    ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2}, [4, 20]),
+    ({"max_steps": 5}, [4, 4]),  # no validation at the last step
+    ({"num_sanity_val_steps": 2}, [2, 4, 20]),
+    ({"overfit_batches": 3, "max_steps": -1, "max_epochs": 2, "val_check_interval": 1.0}, [3, 3]),
+])  # fmt: skip
+def test_last_validation_follows_the_settings_of_the_trainer(
+    corpus: Path, tmp_path: Path, changes: dict[str, Any], batches: list[int]
+) -> None:
+    sequences = 8 if changes.get("limit_val_batches") == 2 else 1024
+    data = TokenDataModule(corpus, seq_len=8, batch_size=2, val_sequences=sequences, seed=0)
+    seen = Validations()
+    trainer(tmp_path, seen, **{"num_sanity_val_steps": 0, **changes}).fit(module(), data)
+    assert seen.batches == batches
+
+
+@pytest.mark.parametrize("more", [{"full_last_validation": False}, {"val_sequences": None}])
+def test_validations_of_one_size(corpus: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    data = TokenDataModule(corpus, **{"seq_len": 8, "batch_size": 2, "val_sequences": 300, "seed": 0, **more})
+    seen = Validations()
+    trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
+    assert seen.sequences == [data.batches.validation_sequences] * 2
+
+
 class OwnStep(PretrainModule):
     def validation_step(self, block: torch.Tensor, batch_idx: int) -> None:
         self.log("val/loss", self.loss(block)[0], sync_dist=True)
@@ -121,7 +186,7 @@ def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
         limit_val_batches=limit,
     )
     fit.strategy._lightning_module = kind(SIZES, lr=0.01) if issubclass(kind, PretrainModule) else kind()
-    data.trainer, data.batches.val_sequences = fit, sequences
+    data.trainer, data.batches.val_sequences, data.batches.full_last_validation = fit, sequences, False
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         data.setup(stage)
