@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from lightning_sv.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, Sharpness, TrainingMonitor
+    from lightning_sv.callbacks import (
+        BranchNorms,
+        Preconditioner,
+        RelativeSteps,
+        RouterMonitor,
+        Sharpness,
+        TrainingMonitor,
+    )
     from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
     from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.data import TokenDataModule
@@ -24,7 +31,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "PretrainCLI": "lit.cli", "PretrainModule": "lit.module",
     "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
-    **dict.fromkeys(("BranchNorms", "Preconditioner", "RouterMonitor", "Sharpness", "TrainingMonitor"), "callbacks"),
+    **dict.fromkeys(("BranchNorms", "Preconditioner", "RelativeSteps", "RouterMonitor", "Sharpness"), "callbacks"),
+    "TrainingMonitor": "callbacks",
     **dict.fromkeys(("Backbone", "BackboneConfig"), "nn"),
     **dict.fromkeys(("RMSNorm", "ScaleOptions", "ScaleStrategy", "ScaledLinear"), "scale"),
     **dict.fromkeys(("apply_strategy", "fold_applied", "param_groups", "weight_decay_roles"), "interop"),
@@ -33,9 +41,9 @@ _HOMES = {
 
 __all__ = [
     "Backbone", "BackboneConfig", "BranchNorms", "Preconditioner", "PretrainCLI", "PretrainModule", "RMSNorm",
-    "RouterMonitor", "ScaleOptions", "ScaleStrategy", "ScaledLinear", "Sharpness", "TextSamples", "TokenDataModule",
-    "TrainingMonitor", "__version__", "apply_strategy", "fold_applied", "load_backbone", "param_groups", "read_run",
-    "weight_decay_roles",
+    "RelativeSteps", "RouterMonitor", "ScaleOptions", "ScaleStrategy", "ScaledLinear", "Sharpness", "TextSamples",
+    "TokenDataModule", "TrainingMonitor", "__version__", "apply_strategy", "fold_applied", "load_backbone",
+    "param_groups", "read_run", "weight_decay_roles",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, was_skipped
-from lightning_sv.callbacks.tensorboard_layout import lay_out
+from lightning_sv.callbacks.tensorboard_layout import Pages, lay_out
 from lightning_sv.gpus import gpu_of_card
 from lightning_sv.optim.groups import full_tensor, matrix_rate
 
@@ -77,7 +77,7 @@ class MetricAccumulator(L.Callback):
 
 
 def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: sums[key] + value if sums else value for key, value in values.items()}
+    return {key: value + sums.get(key, 0) for key, value in values.items()}  # older checkpoints have fewer keys
 
 
 class TrainingMonitor(MetricAccumulator):
@@ -87,6 +87,9 @@ class TrainingMonitor(MetricAccumulator):
     peak in the GPU's data sheet, if it is listed. For a custom module, train/loss is the value that training_step
     returns, grad_norm is the module's attribute, if it has one, and there is no throughput/mfu. Without a
     `TokenDataModule`, throughput/steps_per_s replaces throughput/tokens_per_s and throughput/mfu.
+
+    clipped_steps: share of the steps since the last write whose gradient norm was above gradient_clip_val, if a
+    `PretrainModule` clips by norm.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -103,6 +106,7 @@ class TrainingMonitor(MetricAccumulator):
         self._validation_began = 0.0
         self._tokens: float | None = None  # of a micro-batch on all devices
         self._batches = 0  # micro-batches since the last write
+        self._clip_norm: float | None = None  # above which the norm of a step is clipped
         self._flops = self._peak = 0.0
         #: learning rate of the last step, because schedulers have stepped at the end of a batch
         self.lr: float | None = None
@@ -111,12 +115,17 @@ class TrainingMonitor(MetricAccumulator):
         self.last_loss: float | None = None
         self.val_loss: float | None = None
 
+    def charts(self) -> Pages:
+        """Return the chart of the share of clipped steps."""
+        return {"steps": {"share that is clipped": ["Multiline", ["clipped_steps"]]}}
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the chart layout of all callbacks, and start the clock."""
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
         self._since, self.idle, self._batches = (time.perf_counter(), trainer.global_step), 0.0, 0
         data, settings = data_of(trainer), settings_of(pl_module)
+        self._clip_norm = clip_norm(trainer)
         self._tokens = None if data is None else data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
@@ -138,8 +147,18 @@ class TrainingMonitor(MetricAccumulator):
         if loss is None:  # a training_step may return nothing
             loss, n = torch.zeros((), device=pl_module.device), 0
         wide = loss.detach().to(torch.promote_types(loss.dtype, torch.float32))  # bf16 would round the sum
-        if self.add({"loss": wide * n}, n, keep=not was_skipped(pl_module)):
+        values = {"loss": wide * n} | self._clipped(trainer, pl_module)
+        if self.add(values, n, keep=not was_skipped(pl_module)):
             self._write(trainer, pl_module)
+
+    def _clipped(self, trainer: L.Trainer, module: Any) -> dict[str, Tensor]:
+        """Return 1 for a step that the batch completed, and 1 if its gradient was clipped; else 0."""
+        if self._clip_norm is None:
+            return {}
+        is_step = trainer.global_step != self._clock.step
+        is_clipped = is_step and (module.grad_norm or 0.0) > self._clip_norm
+        flags = {"steps": is_step, "clipped": is_clipped}
+        return {key: torch.full((), float(flag), device=module.device) for key, flag in flags.items()}
 
     def _write(self, trainer: L.Trainer, module: Any) -> None:
         sums, n = self.take()
@@ -157,6 +176,8 @@ class TrainingMonitor(MetricAccumulator):
         scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
+        if n and "clipped" in sums and module.grad_norm is not None:  # a subclass may clip without setting it
+            scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
         if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
             scalars["skipped_steps"] = skipped
         # speed and memory differ between ranks, but callbacks of all ranks must monitor the same values
@@ -177,6 +198,16 @@ class TrainingMonitor(MetricAccumulator):
         # other modules, and subclasses with a validation_step of their own, log their own losses
         if settings_of(pl_module) is not None and "val/perplexity" in trainer.callback_metrics:
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
+
+
+def clip_norm(trainer: L.Trainer) -> float | None:
+    """Return the limit of a `PretrainModule`'s global gradient norm; None without one, or with limits per role."""
+    settings = settings_of(trainer.lightning_module)
+    by_norm = trainer.gradient_clip_algorithm in (None, "norm")
+    is_automatic = trainer.lightning_module.automatic_optimization
+    if settings is None or settings.optim.clip_by_role or not (by_norm and is_automatic):
+        return None
+    return trainer.gradient_clip_val or None
 
 
 def is_monitored(trainer: L.Trainer) -> bool:

@@ -92,8 +92,8 @@ yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(val
 
 #: first words of the values that our callbacks write and that can be monitored
 MEASURED = (
-    "branch_norm", "copying", "grad_norm", "lr", "memory", "moe", "preconditioner", "residual", "sharpness",
-    "throughput",
+    "branch_norm", "clipped_steps", "copying", "grad_norm", "lr", "memory", "moe", "preconditioner", "relative_step",
+    "residual", "sharpness", "throughput",
 )  # fmt: skip
 
 

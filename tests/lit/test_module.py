@@ -125,6 +125,7 @@ def test_module_batch_that_is_no_block_of_ids_is_refused(key: str, batch: Any) -
 
 def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
     made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
+    data.batches.full_last_validation = False  # `predict` reads val_sequences
     (logged,) = run.test(made, data, verbose=False)
     logits: Any = run.predict(made, data)
     targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
