@@ -14,10 +14,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, UnreadableError
 
 log = logging.getLogger(__name__)
 
+#: numbers of OSErrors that readers of formats raise for damaged content, e.g. for an impossible position
+_ABOUT_CONTENT = (None, errno.EINVAL)
 # Print a message if the lock is not acquired within this many seconds.
 _SILENT_WAIT_S = 1.0
 
@@ -130,11 +132,38 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Read a JSON object; errors name the file and end with `hint`."""
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Report an error of the file system as such, because it says nothing about the content of a file.
+
+    Raises:
+        UnreadableError: names the path, the error and the file's owner
+        OSError: that of a reader which reports damaged content by an OSError
+    """
     try:
-        content = json.loads(regular(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        yield
+    except OSError as error:
+        if error.errno in _ABOUT_CONTENT:
+            raise
+        place = error.filename or path
+        hint = "This is an error of the file system or of permissions, not of the file's content."
+        why = f"{error.strerror}{_owner(place)}"
+        raise UnreadableError(f"{place} cannot be read ({why}); expected a readable file. {hint}") from error
+
+
+def _owner(path: str | Path) -> str:
+    with suppress(OSError, KeyError, NotImplementedError):  # a user without a name
+        return f", owner {Path(path).owner()}"
+    return ""
+
+
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """Read a JSON object; errors name the file, and end with `hint` if its content is damaged."""
+    with reading(path):
+        text = regular(path).read_bytes()
+    try:
+        content = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ConfigError(f"{path} cannot be read as JSON ({error}); {hint}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is not a JSON object; {hint}")

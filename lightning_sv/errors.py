@@ -8,6 +8,10 @@ class ConfigError(ValueError):
     """Report wrong user input as `KEY is VALUE; expected EXPECTED. HINT`; the command line exits with 2."""
 
 
+class UnreadableError(ConfigError):
+    """Report that a file cannot be read, which says nothing about its content."""
+
+
 class NotTestableError(ConfigError):
     """Report why the given runs cannot answer a question; the verdict becomes "not testable here"."""
 

@@ -14,6 +14,7 @@ from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord, difference_sentence, direction, tokens_sentence
+from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
@@ -139,8 +140,10 @@ class Table(NamedTuple):
         """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`."""
         columns: tuple[str, ...]
         rows: list[tuple[str | float, ...]]
+        with reading(path):
+            content = path.read_bytes()
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(content)
             if isinstance(found, list):
                 columns = ("part", "statement", "stated", "measured", "verdict")
                 cells = [[row[key] for key in columns] for row in found if row["claim"] == "or"]
@@ -156,7 +159,7 @@ class Table(NamedTuple):
                 ]
                 machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
                 note = f"Measured apart from this page ({path}): {machine}."
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
         if not rows:
             raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.atomic import regular
+from lightning_sv.atomic import reading, regular
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.fold import foldable
@@ -230,6 +230,8 @@ class Weights:
 def _opened(path: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
+    with reading(path), path.open("rb"):  # safetensors reports a file that it cannot open as damaged
+        pass
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -9,8 +9,9 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import Tensor
 
+from lightning_sv.atomic import reading
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, UnreadableError, expect
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_of
@@ -46,6 +47,8 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
         found = "is not a file" if Path(path).exists() else "does not exist"
         raise ConfigError(f"the checkpoint is {path}, which {found}; expected a file such as RUN/{LAST}.")
     else:
+        with reading(path), Path(path).open("rb") as file:
+            file.read(1)  # torch reports a file that it cannot open as damaged
         if checksums:
             check_archive(path)
         try:
@@ -70,11 +73,13 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
 def check_archive(path: str | Path) -> None:
     """Check that every entry of a file written by `torch.save` matches its checksum."""
     try:
-        with ZipFile(path) as archive:
+        with reading(path), ZipFile(path) as archive:
             if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
                 raise ConfigError("it is compressed")
             if altered := archive.testzip():
                 raise ConfigError(f"{altered!r} was altered")
+    except UnreadableError:
+        raise
     except Exception as error:  # zipfile raises various errors
         raise ConfigError(f"{path} is not a readable checkpoint ({error}); use a different one.") from error
 

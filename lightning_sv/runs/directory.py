@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.atomic import read_json, regular
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.atomic import read_json, reading, regular
+from lightning_sv.errors import ConfigError, UnreadableError, expect
 
 #: the resolved config, which repeats the run
 CONFIG = "config.yaml"
@@ -98,7 +98,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     path = run_dir / SUMMARY
     if not path.is_file():
         return {}
-    summary = read_json(path, f"remove {run_dir} and train it again.")
+    summary = read_json(path, "rename it and resume the run with --ckpt_path last, which writes it again.")
     for key, kind in SUMMARY_TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:
@@ -112,10 +112,14 @@ def read_stop(run_dir: Path) -> dict[str, Any]:
     """Return the last step of a run that was not finite, see `NONFINITE`."""
     path = run_dir / NONFINITE
     try:
-        event: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        with reading(path):
+            text = path.read_text()
+        event: dict[str, Any] = json.loads(text.splitlines()[-1])
         return event | {"step": int(event["step"])}
+    except UnreadableError:
+        raise
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} has no step; remove {run_dir} and train the run again.") from error
+        raise ConfigError(f"{path} has no step; train the run again in a new directory.") from error
 
 
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:

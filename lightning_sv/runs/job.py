@@ -96,7 +96,7 @@ class Job:
         except (ValueError, RecursionError):
             before = None
         if change := _change(before, self.record()):
-            raise ConfigError(f"{self.run_dir} contains a run of a different command ({change}); remove it, or {hint}")
+            raise ConfigError(f"{self.run_dir} contains a run of a different command ({change}); {hint}")
         return "complete" if is_complete(self.run_dir) else "resume"
 
 

@@ -71,8 +71,9 @@ def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
         return
     if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
         other = f", and {ckpt_path} is not its checkpoint" if ckpt_path else ""
-        what = "delete it, or resume it with --ckpt_path last" if saved else "or delete it: it has no checkpoint"
-        raise ConfigError(f"run_dir {path} already contains a run{other}; choose a different one, {what}.")
+        raise ConfigError(
+            f"run_dir {path} already contains a run{other}; choose a different one, or resume it with --ckpt_path last."
+        )
 
 
 def _absolute(path: str | Path) -> Path:
@@ -87,7 +88,7 @@ def find_last_checkpoint(run_dir: str | None) -> str | None:
     last = Path(run_dir) / LAST
     if not os.path.lexists(last):
         return None
-    wanted = "a link to a checkpoint that exists. Resume a different one with --ckpt_path FILE, or delete the link."
+    wanted = "a link to a checkpoint that exists. Resume a different one with --ckpt_path FILE."
     expect(last.exists(), "ckpt_path", last, wanted)
     return str(last)
 

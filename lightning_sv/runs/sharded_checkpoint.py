@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lightning_sv.atomic import file_sha256, read_json
+from lightning_sv.atomic import file_sha256, read_json, reading
 from lightning_sv.errors import ConfigError
 
 #: file with everything but the tensors; Lightning's name
@@ -94,6 +94,8 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
     """
     folder = Path(path)
     names = _check_files(folder, checksums=checksums)
+    with reading(folder), (folder / META).open("rb") as file:
+        file.read(1)  # torch reports a file that it cannot open as damaged
     try:
         index = _read_index(folder, names)
         checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True, mmap=True)
@@ -118,24 +120,28 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
 
 def _check_files(folder: Path, *, checksums: bool) -> set[str]:
     """Check that a folder has the files that its list names, and no links; return their names."""
-    for path in (folder / CHECKSUMS, *folder.iterdir()):
+    with reading(folder):
+        paths = list(folder.iterdir())
+    for path in (folder / CHECKSUMS, *paths):
         if path.is_symlink():  # the content could change later, and come from anywhere
             raise ConfigError(f"{path} is a link; expected a file. Copy the file, or link the folder.")
     if not (folder / CHECKSUMS).is_file():
         raise ConfigError(f"{folder} is incomplete: it has no {CHECKSUMS}. Use a different checkpoint.")
     digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
-    for name in {META, INDEX} | digests.keys():
+    for name in dict.fromkeys((META, INDEX, *digests)):
         path = folder / name
         if path.parent != folder or not path.is_file() or name not in digests:
             raise ConfigError(f"{folder} is incomplete: {name} is missing. Use a different checkpoint.")
-        if checksums and file_sha256(path) != digests[name]:
+        with reading(path):
+            altered = checksums and file_sha256(path) != digests[name]
+        if altered:
             raise ConfigError(f"{folder} is damaged: {name} was altered. Use a different checkpoint.")
     return set(digests)
 
 
 def _read_index(folder: Path, names: set[str]) -> Any:
     """Read DCP's index, and check that its entries are inside the listed files."""
-    with (folder / INDEX).open("rb") as file:
+    with reading(folder), (folder / INDEX).open("rb") as file:
         index = _Unpickler(file).load()
     for entry in index.storage_data.values():
         name = entry.relative_path

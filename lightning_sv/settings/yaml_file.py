@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path
 
@@ -54,11 +55,10 @@ def read_as(record: type[_T], path: Path) -> _T:
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`."""
     try:
-        if not Path(path).is_file():  # a run reads it several times
-            raise ConfigError(f"{where:.200} does not exist or is not a regular file; expected a file with keys.")
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{where:.200} cannot be read ({error.strerror}); expected a file with keys.") from None
+        with reading(path):
+            if not Path(path).is_file():  # a run reads it several times
+                raise ConfigError(f"{where:.200} does not exist or is not a regular file; expected a file with keys.")
+            text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
     return without_empty(parse_yaml(text, where))

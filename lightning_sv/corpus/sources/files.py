@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.atomic import file_sha256
+from lightning_sv.atomic import file_sha256, reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Source
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError, UnreadableError, expect
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
@@ -117,9 +117,11 @@ def _is_read(path: Path, text_field: str) -> bool:
     if format != ".json":
         return format in _READERS
     try:
-        with _open(path) as file:
+        with reading(path), _open(path) as file:
             first = file.readline().removeprefix(b"\xef\xbb\xbf")
         return first.startswith(b"{") and text_field in json.loads(first)
+    except UnreadableError:
+        raise
     except Exception:  # not JSON, or damaged
         return False
 
@@ -135,7 +137,8 @@ class _Reader:
         """Yield the documents of files, each by the reader of its suffix."""
         for path in paths:
             try:
-                yield from _READERS[_parts(path)[0]](self, path)
+                with reading(path):
+                    yield from _READERS[_parts(path)[0]](self, path)
             except ConfigError:
                 raise
             except Exception as error:  # each compression and Parquet have errors of their own

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_sv.atomic import read_json, regular
+from lightning_sv.atomic import read_json, reading, regular
 from lightning_sv.corpus.tokenizer import Tokenizer, read_file
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.interop.fold import check_no_norm, unfold
@@ -165,6 +165,9 @@ def _open(folder: Path, family: str) -> Any:
     files = [regular(file) for file in folder.iterdir() if not file.is_dir()]
     if not any(file.suffix == ".safetensors" for file in files):
         raise ConfigError(f"{folder} has no *.safetensors; pickled weights are not loaded, because they can run code.")
+    for file in files:
+        with reading(file), file.open("rb"):  # transformers reports a file that it cannot open as damaged
+            pass
     model_of = getattr(transformers(), f"{family}ForCausalLM")
     renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # names of compiled or wrapped models
     options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True, "key_mapping": renamed}
