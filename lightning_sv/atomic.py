@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: numbers of OSErrors that readers of formats raise for damaged content, e.g. for an impossible position
 _ABOUT_CONTENT = (None, errno.EINVAL)
+#: numbers of OSErrors of file systems without an operation, such as NFS without a lock daemon
+_NOT_SUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # Print a message if the lock is not acquired within this many seconds.
 _SILENT_WAIT_S = 1.0
 
@@ -43,13 +45,22 @@ def atomic_path(final: Path) -> Iterator[Path]:
             mode = partial.stat().st_mode & 0o666  # safetensors ignores the umask
             for path in partial.rglob("*"):
                 if path.is_file():
-                    path.chmod(mode)
+                    _set_mode(path, mode)
         partial.replace(final)
     finally:
         remove(partial)  # needed if both names were links to one file: then nothing was renamed
         for folder in created:
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Set the mode of a file, if its file system has modes; mounted buckets and CIFS refuse."""
+    try:
+        path.chmod(mode)
+    except OSError as error:
+        if error.errno not in (*_NOT_SUPPORTED, errno.EPERM):
+            raise
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -94,7 +105,7 @@ def acquire_lock(path: Path, timeout: float) -> FileLock:
     try:
         lock.acquire(timeout=timeout)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno not in _NOT_SUPPORTED:
             raise
         log.warning("%s cannot be locked; do not start a second process that writes to it", path.parent)
     return lock

@@ -38,6 +38,8 @@ def quiet_libraries() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
         logging.getLogger(name).setLevel(logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # profilers report at INFO
+    # On several devices it warns about drop_last, but a run chooses its sequences itself.
+    logging.getLogger("litdata.streaming.dataset").setLevel(logging.ERROR)
 
 
 def is_quiet() -> bool:

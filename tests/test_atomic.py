@@ -1,11 +1,13 @@
 """Atomic writes of files and folders."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from lightning_sv.atomic import atomic_path, check_writable, partial_of, write_atomically
+from lightning_sv.lit.checkpoint.callback import name_also
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -73,3 +75,27 @@ def test_atomic_path_of_a_folder_applies_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     files = (tmp_path / "folder" / "config", tmp_path / "folder" / "inside" / "weights")
     assert [file.stat().st_mode & 0o777 for file in files] == [0o640, 0o640]
+
+
+def test_atomic_folder_without_modes_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a mounted bucket, or with CIFS."""
+
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with atomic_path(tmp_path / "folder") as partial:
+        partial.mkdir()
+        (partial / "file").write_text("x")
+    assert (tmp_path / "folder/file").read_text() == "x"
+
+
+def test_second_name_of_a_folder_without_links_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    (tmp_path / "step-2.ckpt").mkdir()
+    (tmp_path / "step-2.ckpt/meta.pt").write_text("x")
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    name_also(tmp_path / "step-2.ckpt", tmp_path / "last.ckpt")
+    assert (tmp_path / "last.ckpt/meta.pt").read_text() == "x"

@@ -31,6 +31,10 @@ def message_of(error: Exception) -> tuple[str, int] | None:
         return f"{type(error).__name__}: {text}", 1
     if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
         return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
+    if type(error).__name__ == "DistNetworkError":  # of torch: a port in use, or an address that does not answer
+        place = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '')}"
+        why = text.splitlines()[0]
+        return f"the ranks cannot meet at {place} ({why}); expected a free port. Set MASTER_PORT to one.", 2
     if type(error).__name__ == "OutOfMemoryError":  # of torch
         return "the memory of the device is too small; expected smaller micro-batches. Lower data.micro_batch.", 1
     if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings

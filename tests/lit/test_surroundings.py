@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_fit_processes_of_torchrun_with_one_device_are_refused(
     for name, value in (SRUN | {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "1"}).items():
         monkeypatch.setenv(name, value)
     assert main(["fit", *fit, "--run_dir", str(tmp_path / "task")]) == 0
+
+
+def test_fit_port_in_use_is_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", port)
+        fit = ["fit", *short_args, "--trainer.strategy", "ddp", "--run_dir", str(tmp_path / "run")]
+        error = refused(*fit)
+    assert port in error and "MASTER_PORT" in error
 
 
 KEEP = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, init_args: {auto_requeue: false}}"

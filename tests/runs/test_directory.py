@@ -42,7 +42,7 @@ def test_acquire_run_finished_since_is_refused(again: bool, tmp_path: Path, monk
             acquire(run, None)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_acquire_file_system_without_locks_leaves_none(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,11 +59,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a checkpoint a second name atomically: a hard link to a file (or a copy), a symbolic link to a folder."""
+    """Give a checkpoint a second name atomically: a hard link to a file, a symbolic link to a folder, or a copy."""
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
         remove(partial_of(name))
-        partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+        try:
+            partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+        except OSError:  # mounted buckets and CIFS have no links
+            shutil.copytree(checkpoint, partial_of(name))
         replace(partial_of(name), name)  # the old one is a folder in a copied run
         return
     with atomic_path(name) as partial:
