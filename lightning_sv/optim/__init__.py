@@ -16,7 +16,19 @@ from lightning_sv.optim.schedule import ScheduleConfig
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
-    "OPTIMIZERS", "PARAMETER_ROLES", "OptimConfig", "ParameterGroup", "ScheduleConfig", "build_optimizer",
-    "clip_by_role", "configured_groups", "full_tensor", "group_table", "matrix_rate", "parameter_roles",
-    "parameter_table", "role_groups", "tuned_lr",
-]  # fmt: skip
+    "OPTIMIZERS",
+    "PARAMETER_ROLES",
+    "OptimConfig",
+    "ParameterGroup",
+    "ScheduleConfig",
+    "build_optimizer",
+    "clip_by_role",
+    "configured_groups",
+    "full_tensor",
+    "group_table",
+    "matrix_rate",
+    "parameter_roles",
+    "parameter_table",
+    "role_groups",
+    "tuned_lr",
+]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,14 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
-PARAMETER_ROLES: tuple[ParameterRole, ...] = ("matrix", "router", "head", "embedding", "input", "output")
+PARAMETER_ROLES: tuple[ParameterRole, ...] = (
+    "matrix",
+    "router",
+    "head",
+    "embedding",
+    "input",
+    "output",
+)
 #: Roles of scale vectors, whose decay the strategy sets, and of all other parameters.
 SCALE_ROLES: frozenset[ParameterRole] = frozenset({"input", "output"})
 MATRIX_ROLES = tuple(role for role in PARAMETER_ROLES if role not in SCALE_ROLES)
@@ -35,27 +43,35 @@ def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
     scale vector, such as alpha and beta.
 
     Raises:
-        ConfigError: the module of a parameter has no known role, for instance a norm with its own weight, or a bias
+        ConfigError: the module of a parameter has no known role, for instance a norm with its own
+            weight, or a bias
     """
-    vectors = (module for module in model.modules() if isinstance(module, ScaleVector))
-    owners = {part: vector for vector in vectors for part in vector.modules()}
+    vector_of = dict(_vector_by_part(model))
     for path, module in model.named_modules():
+        owner = vector_of.get(module, module)
         for name, parameter in module.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            yield NamedParameter(full, _role(full, owners.get(module, module), name), parameter)
+            full_name = f"{path}.{name}" if path else name
+            yield NamedParameter(full_name, _role(full_name, owner, name), parameter)
 
 
-def _role(full: str, module: nn.Module, name: str) -> ParameterRole:
-    if isinstance(module, ScaleVector):
+def _vector_by_part(model: nn.Module) -> Iterator[tuple[nn.Module, ScaleVector]]:
+    """Yield (module, scale vector) for every module inside a scale vector, itself included."""
+    for module in model.modules():
+        if isinstance(module, ScaleVector):
+            for part in module.modules():
+                yield part, module
+
+
+def _role(full_name: str, module: nn.Module, name: str) -> ParameterRole:
+    if isinstance(module, ScaleVector | ScaledLinear):
         return module.role
     if isinstance(module, nn.Embedding):
         return "embedding"
-    if isinstance(module, ScaledLinear):
-        return module.role
     if isinstance(module, nn.Linear) and name == "weight":
         return "matrix"
+    found = f"parameter {full_name} of {type(module).__name__} has no role"
     classes = "ScaleVector, ScaledLinear, nn.Linear (no bias) or nn.Embedding"
-    raise ConfigError(f"parameter {full} of {type(module).__name__} has no role; make it part of a {classes}.")
+    raise ConfigError(f"{found}; make it part of a {classes}.")
 
 
 @dataclass(frozen=True)
@@ -94,37 +110,49 @@ class ParameterGroup:
 def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
-    Scale vectors decay if their role is in `decayed_roles` (paper, Section 2.2). Matrices decay, including the
-    embedding, the lm_head and the router; the paper does not specify it. `OptimConfig.undecayed` excludes roles.
+    Scale vectors decay if their role is in `decayed_roles` (paper, Section 2.2). Matrices decay,
+    including the embedding, the lm_head and the router; the paper does not specify it.
+    `OptimConfig.undecayed` excludes roles.
 
     Raises:
         ConfigError: a parameter without a role, or a word in place of roles
     """
-    wanted = "strategy.decayed_roles, a set of 'input' and 'output'."
-    expect(not isinstance(decayed_roles, str), "decayed_roles", repr(decayed_roles), wanted)
-    members: dict[str, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
+    is_word = isinstance(decayed_roles, str)
+    expected = "strategy.decayed_roles, a set of 'input' and 'output'."
+    expect(not is_word, "decayed_roles", repr(decayed_roles), expected)
+
+    members: dict[ParameterRole, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
     for named in parameter_roles(model):
         if named.parameter.requires_grad:
             members[named.role].append(named)
-    groups = [
-        ParameterGroup(role, role not in SCALE_ROLES or role in decayed_roles, tuple(named_parameters))
-        for role in PARAMETER_ROLES
-        if (named_parameters := members[role])
-    ]
-    grouped = [id(m.parameter) for group in groups for m in group.members]
-    wanted = "parameters of one module each, because each has one role. Untie them."
-    expect(len(grouped) == len(set(grouped)), "the model", "one with shared parameters", wanted)
-    assert set(grouped) == {id(p) for p in model.parameters() if p.requires_grad}, "not a partition"
+    groups = []
+    for role, named_parameters in members.items():
+        decays = role not in SCALE_ROLES or role in decayed_roles
+        if named_parameters:
+            groups.append(ParameterGroup(role, decays, tuple(named_parameters)))
+    _check_partition(model, members.values())
     return groups
 
 
+def _check_partition(model: nn.Module, members: Iterable[list[NamedParameter]]) -> None:
+    """Raise ConfigError if a trained parameter has several roles."""
+    grouped = [id(member.parameter) for member in chain.from_iterable(members)]
+    expected = "parameters of one module each, because each has one role. Untie them."
+    is_unique = len(grouped) == len(set(grouped))
+    expect(is_unique, "the model", "one with shared parameters", expected)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    assert set(grouped) == trained, "not a partition"
+
+
 def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
-    """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` does not change."""
-    return float(next((g["lr"] for g in param_groups if g.get("role") == "matrix"), param_groups[0]["lr"]))
+    """Return the learning rate of the matrices, which no factor by role changes."""
+    of_matrices = (group for group in param_groups if group.get("role") == "matrix")
+    return float(next(of_matrices, param_groups[0])["lr"])
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if this process may hold only a part of `tensor` (FSDP2); importing DTensor takes a second."""
+    """Return True if this process may hold only a part of `tensor` (FSDP2)."""
+    # An instance check would import DTensor, which takes a second.
     return hasattr(tensor, "full_tensor")
 
 
@@ -136,7 +164,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def clip_by_role(
-    parameters: Iterable[nn.Parameter], optimizer: Optimizer, limit: float, limits: Mapping[str, float]
+    parameters: Iterable[nn.Parameter],
+    optimizer: Optimizer,
+    limit: float,
+    limits: Mapping[str, float],
 ) -> Tensor:
     """Clip the gradients of each role in `limits` by its own norm, the others by their joint norm.
 
@@ -149,41 +180,57 @@ def clip_by_role(
     Returns:
         norm of all gradients before clipping
     """
-    role_of = {p: g["role"] for g in optimizer.param_groups if g.get("role") in limits for p in g["params"]}
+    role_of: dict[nn.Parameter, str] = {}
+    for group in optimizer.param_groups:
+        if group.get("role") in limits:
+            role_of |= dict.fromkeys(group["params"], group["role"])
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in parameters:
         parts.setdefault(role_of.get(parameter, ""), []).append(parameter)
-    norms = [
-        full_tensor(nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True).detach())
-        for role, members in parts.items()
-    ]
+
+    norms = []
+    for role, members in parts.items():
+        norm = nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True)
+        norms.append(full_tensor(norm.detach()))
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def group_table(optimizer: Optimizer) -> list[list[str]]:
-    """Return rows (role, tensors, parameters, optimizer, peak lr, weight decay) of the optimizer's groups."""
+    """Return rows (role, tensors, parameters, optimizer, peak lr, weight decay) per group."""
     rows = []
     for group in optimizer.param_groups:
-        role, parameters = group["role"], group["params"]
-        if role in SCALE_ROLES:
-            role = f"{role} scale"
-        elif role == "matrix" and parameters[0].ndim > 2:
-            role = "matrix of an expert"
+        parameters = group["params"]
         scalars = sum(parameter.numel() for parameter in parameters)
-        row = (role, f"{len(parameters):,}", f"{scalars:,}", group["kind"])
-        rows.append([*row, f"{group['lr']:g}", f"{group['weight_decay']:g}"])
+        counts = [f"{len(parameters):,}", f"{scalars:,}"]
+        rows.append([_group_name(group), *counts, *_settings(group)])
     return rows
 
 
+def _group_name(group: Mapping[str, Any]) -> str:
+    role = group["role"]
+    if role in SCALE_ROLES:
+        return f"{role} scale"
+    if role == "matrix" and group["params"][0].ndim > 2:
+        return "matrix of an expert"
+    return str(role)
+
+
+def _settings(group: Mapping[str, Any]) -> list[str]:
+    return [group["kind"], f"{group['lr']:g}", f"{group['weight_decay']:g}"]
+
+
 def parameter_table(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Return rows (parameter, shape, role, optimizer, peak lr, weight decay); 'frozen' if not trained."""
-    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    """Return rows (parameter, shape, role, optimizer, peak lr, weight decay).
+
+    The optimizer is 'frozen' if the parameter is not trained.
+    """
+    settings_of: dict[int, list[str]] = {}
+    for group in optimizer.param_groups:
+        settings_of |= dict.fromkeys(map(id, group["params"]), _settings(group))
+
     rows = []
     for named in parameter_roles(model):
-        row = [named.name, "x".join(map(str, named.parameter.shape)), named.role]
-        group = group_of.get(id(named.parameter))
-        settings = (
-            ["frozen", "0", "0"] if group is None else [group["kind"], f"{group['lr']:g}", f"{group['weight_decay']:g}"]
-        )
-        rows.append(row + settings)
+        shape = "x".join(map(str, named.parameter.shape))
+        settings = settings_of.get(id(named.parameter), ["frozen", "0", "0"])
+        rows.append([named.name, shape, named.role, *settings])
     return rows
