@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
-from lightning_sv.roles import Roles, weight_decay_roles
+from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
 from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
 
@@ -78,15 +77,26 @@ def decayed_names(
     expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     expect(roles is None or isinstance(roles, Roles), "roles", repr(roles), "the result of weight_decay_roles.")
+    parameters = trained_parameters(model, example, roles)
+    return [name for name, parameter in parameters.items() if parameter.decays(policy)]
+
+
+def trained_parameters(model: nn.Module, example: Any = None, roles: Roles | None = None) -> dict[str, ModelParameter]:
+    """Return the trained parameters of `model`, by their names in it; arguments and errors as in `param_groups`.
+
+    Raises:
+        ConfigError: as `param_groups`
+    """
     if roles is None:
         roles = weight_decay_roles(model, example)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decays = _decays(trained, {parameter.name: parameter.decays(policy) for parameter in roles.parameters})
-    if missing := [name for name in trained if name not in decays]:
-        found = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
+    found = _matched(trained, roles)
+    missing = [name for name in trained if name not in found]
+    if missing:
+        what = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
         hint = "Call weight_decay_roles(model) before wrapping it, and after apply_strategy or fold_applied."
-        raise ConfigError(f"roles has no {found}; expected the roles of this model. {hint}")
-    return [name for name in trained if decays[name]]
+        raise ConfigError(f"roles has no {what}; expected the roles of this model. {hint}")
+    return {name: found[name] for name in trained}
 
 
 def _applied_policy(model: nn.Module) -> str:
@@ -100,26 +110,33 @@ def _applied_policy(model: nn.Module) -> str:
     return next(iter(found), "iwd")
 
 
-def _decays(names: list[str], roles: Mapping[str, bool]) -> dict[str, bool]:
-    """Return which of `names` decay, as far as they match names in `roles`, those of the model inside.
+def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
+    """Return the parameters of `names`, as far as these match names in `roles`, those of the model inside.
 
     Name parts of wrappers are removed. A module that contains the model, such as a LightningModule, adds a prefix to
     all names.
     """
-    plain: dict[str, set[bool]] = defaultdict(set)
-    for name, decayed in roles.items():
-        plain[unwrapped(name)].add(decayed)
-    known = {name: found.pop() for name, found in plain.items() if len(found) == 1}  # skip ambiguous names
+    known = _without_wrappers(roles)
     inner = {name: unwrapped(name) for name in names}
     own = {name: known[short] for name, short in inner.items() if short in known}
-    own |= {name: roles[name] for name in names if name in roles}
-    parts = next(iter(inner.values()), "").split(".")
-    for i in range(1, len(parts) if len(own) < len(names) else 0):
-        prefix = ".".join([*parts[:i], ""])
+    own |= {parameter.name: parameter for parameter in roles.parameters if parameter.name in inner}
+    if len(own) == len(names):
+        return own
+    words = next(iter(inner.values()), "").split(".")
+    for i in range(1, len(words)):
+        prefix = ".".join(words[:i]) + "."
         shorter = {name: short.removeprefix(prefix) for name, short in inner.items() if short.startswith(prefix)}
         if len(shorter) == len(names) and all(short in known for short in shorter.values()):
             return {name: known[short] for name, short in shorter.items()}
     return own
+
+
+def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:
+    """Return the parameters by their names without wrappers; names that two roles share are left out."""
+    alike: dict[str, list[ModelParameter]] = defaultdict(list)
+    for parameter in roles.parameters:
+        alike[unwrapped(parameter.name)].append(parameter)
+    return {name: found[0] for name, found in alike.items() if len({parameter.role for parameter in found}) == 1}
 
 
 def unwrapped(name: str) -> str:

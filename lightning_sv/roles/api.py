@@ -1,6 +1,5 @@
 """Role of every parameter of any module, from one traced forward pass and not from its name."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +15,10 @@ from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width
 from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.example_inputs import example_of
+from lightning_sv.roles.result import Roles
+from lightning_sv.roles.table import family
 from lightning_sv.roles.trace import PARAM, Node, trace
-from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
+from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 
@@ -223,8 +224,3 @@ def _at_zero(vector: ScaleVector) -> float | None:
     with unset_fake_temporarily(), torch.no_grad():
         gamma = functional_call(vector, state, ()).nan_to_num()  # of `or`, whose direction is undefined and beta is 0
     return float(gamma.flatten()[0]) if (gamma == gamma.flatten()[0]).all() else None
-
-
-def family(name: str) -> str:
-    """Return a name with its numbers replaced by '*', equal for the parameters of all layers and experts."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

@@ -420,6 +420,9 @@ def test_fold_applied_lora_merge_refused_before_right_after() -> None:
 
 def test_apply_strategy_stacked_rows_of_experts_have_own_vectors() -> None:
     model = named("qwen3_moe")
-    apply_strategy(model, "hg+dp")
+    report = apply_strategy(model, "hg+dp")
+    axes = {name: max(p.ndim for p in model.get_submodule(name).parameters()) for name in report.vectors}
+    assert set(report.stacked) == {name for name in report.vectors if axes[name] > 1} and report.stacked
+    assert report.stacked[0] in str(report) and not report.notes
     (experts,) = model.model.layers[0].mlp.experts.parametrizations.gate_up_proj
     assert experts.widths == (16, 16) and experts.parts[0].scale_in.gamma.shape == (8, 32)

@@ -271,7 +271,7 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(uses) == 3 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
+    assert len(uses) == 4 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
     model, ids = named("llama"), torch.arange(4, 20)[None]
     with torch.no_grad():
         before = model(ids).logits

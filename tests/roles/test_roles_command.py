@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,8 @@ def test_roles_json_has_parameters_and_patterns(model_dir: Path, answer: Answer)
         spared = {name for name, row in rows.items() if not row["decays"]}
         assert spared == {n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])}
         assert spared == {n for n, row in rows.items() if row["role"] == "output"}
+        differs = {row["name"] for row in found["rules"]["everything (torchtitan)"]}
+        assert differs == spared
     assert answer("roles", str(model_dir), "--policy", "wd")["undecayed"] == {"regex": [], "glob": []}
 
 
@@ -42,6 +45,18 @@ def test_roles_table_collapses_layers(model_dir: Path, told: Told, monkeypatch: 
     (row,) = (line.split() for line in lines if line.startswith("  post_attention_layernorm.weight"))
     assert row[1:] == ["2", "32", "output", "no", "1", "no"] and "model.layers.*" in lines
     assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
+
+
+def test_roles_shows_usual_rules_and_code(model_dir: Path, told: Told) -> None:
+    said = told("roles", str(model_dir))
+    (row,) = (line for line in said.splitlines() if line.startswith("transformers' Trainer"))
+    assert "input" in row and "param_groups" in said
+    code: dict[str, Any] = {}
+    exec(said[said.index("import re\n") :], code)
+    model = find("gemma3_text").build()
+    decayed, spared = code["groups"](model, 0.1)
+    outputs = [p for name, p in model.named_parameters() if find("gemma3_text").truth(name, p) == "output"]
+    assert {id(p) for p in spared["params"]} == {id(p) for p in outputs} and decayed["weight_decay"] == 0.1
 
 
 def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) -> None:

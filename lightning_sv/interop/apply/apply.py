@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ class Report(NamedTuple):
         notes: (name, deviation from the strategy and its reason)
         difference: largest difference of the outputs before and after, relative to the largest output
         same_function: True if the strategy preserves the function (all but `dnp`) and `difference` is rounding
+        stacked: vectors of stacked experts: their parameters have several axes, like those of matrices
     """
 
     strategy: ScaleStrategy
@@ -46,6 +47,7 @@ class Report(NamedTuple):
     notes: tuple[tuple[str, str], ...]
     difference: float
     same_function: bool
+    stacked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         effect = "the function is preserved" if self.same_function else "the function changes"
@@ -53,8 +55,17 @@ class Report(NamedTuple):
         names: dict[str, list[str]] = {}
         for name, note in self.notes:
             names.setdefault(note, []).append(name)
-        rows = [f"  {first}{f' and {len(more)} more' * bool(more)}: {note}" for note, (first, *more) in names.items()]
+        rows = [f"  {_first_of(alike)}: {note}" for note, alike in names.items()]
+        if self.stacked:
+            what = "a row per expert, and so two axes; choose what decays, and what Muon updates, by role"
+            rows.append(f"  {_first_of(self.stacked)}: {what}")
         return "\n".join([head, *rows])
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return the first name, and the number of the others."""
+    first, *others = names
+    return f"{first} and {len(others)} more" if others else first
 
 
 def apply_strategy(
@@ -109,9 +120,11 @@ def apply_strategy(
             why = "because a matrix reads its scale vectors in a way that the trace does not show"
             found = f"{parsed} would change the outputs of {type(model).__name__} by {moved:.1e}"
             raise ConfigError(f"{found}, {why}. The model is unchanged.")
-        vectors = sorted(path for path, module in model.named_modules() if isinstance(module, ScaleVector))
+        vectors = {path: module for path, module in model.named_modules() if isinstance(module, ScaleVector)}
+        stacked = [path for path, vector in vectors.items() if any(p.ndim > 1 for p in vector.parameters())]
         notes = (*change.notes, *_without_norm(traced, parsed, sites), *_unreached(traced))
-        report = Report(parsed, tuple(vectors), notes, difference, not change.outputs)
+        names = tuple(sorted(vectors))
+        report = Report(parsed, names, notes, difference, not change.outputs, tuple(sorted(stacked)))
         if notes:
             warnings.warn(str(report), stacklevel=2)
         undo.pop_all()

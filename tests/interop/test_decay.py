@@ -1,0 +1,129 @@
+"""Decay of an optimizer and of usual rules against a policy, and the code that changes it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop import apply_strategy, decay_report, weight_decay_roles
+from lightning_sv.interop.decay import USUAL_RULES, groups_code, rule_differences
+from tests.conftest import thinned
+from tests.roles.families import FAMILIES, find
+
+FEW = ("gpt2", "gemma3_text", "qwen3_moe", "mamba2")
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """Norms before matrices, and norms of queries and keys."""
+    return find("qwen3_moe").build()
+
+
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+
+
+def test_decay_report_names_what_differs(model: nn.Module) -> None:
+    roles = weight_decay_roles(model)
+    vectors = {p.name: p.role for p in roles.parameters if p.role in ("input", "output")}
+    sides = {role: {name for name in vectors if vectors[name] == role} for role in ("input", "output")}
+    for optimizer, role, decays in (
+        (two_groups(model), "input", False),
+        (torch.optim.AdamW(model.parameters(), weight_decay=0.1), "output", True),
+    ):
+        report = decay_report(model, optimizer)
+        assert {row.name for row in report.differences} == sides[role]
+        assert all((row.role, row.decays) == (role, decays) for row in report.differences)
+        shown = [line.split() for line in str(report).splitlines()]
+        expected = len(sides["input"]) if role == "input" else 0
+        assert [role, f"{len(sides[role])}", f"{len(sides[role]) - expected}", f"{expected}"] in shown
+
+
+@pytest.mark.parametrize("policy", ["iwd", "nowd"])
+def test_decay_report_code_removes_the_differences(model: nn.Module, policy: str) -> None:
+    roles = weight_decay_roles(model)
+    report = decay_report(model, two_groups(model), policy=policy, roles=roles)
+    names: dict[str, Any] = {"torch": torch, "model": model, "roles": roles}
+    exec(report.code, names)
+    optimizer = names["optimizer"]
+    after = decay_report(model, optimizer, policy=policy, roles=roles)
+    assert not after.differences and (optimizer.defaults["lr"], optimizer.param_groups[0]["weight_decay"]) == (
+        1e-3,
+        0.1,
+    )
+    assert "To change it" not in str(after)
+
+
+def test_decay_report_several_optimizers_wrapped_model_and_missing_parameters(model: nn.Module) -> None:
+    roles = weight_decay_roles(model)
+    wrapped: Any = torch.compile(nn.ModuleDict({"net": model}))
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1][1:]
+    optimizers = [torch.optim.SGD(matrices, 0.1, weight_decay=0.1), torch.optim.AdamW(vectors, weight_decay=0.0)]
+    report = decay_report(wrapped, optimizers, roles=roles)
+    assert {row.role for row in report.differences} == {"input"}
+    assert len(report.now) == len(matrices) + len(vectors) and "decayed_names" in report.code
+    assert set(report.now) | set(report.without_optimizer) == {name for name, _ in wrapped.named_parameters()}
+    assert "Not in an optimizer" in str(report)
+
+
+@pytest.mark.parametrize("optimizer", [
+    [], "AdamW", torch.optim.AdamW(nn.Linear(2, 2).parameters()), [torch.optim.AdamW],
+], ids=["none", "text", "of another model", "class"])  # fmt: skip
+def test_decay_report_wrong_optimizer_refused(optimizer: Any, model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match="optimizer"):
+        decay_report(model, optimizer)
+
+
+@pytest.mark.parametrize("family", thinned([f.id for f in FAMILIES], FEW))
+def test_usual_rules_equal_their_sources(family: str) -> None:
+    model = find(family).build()
+    names = dict(model.named_parameters())
+    decayed = {rule.label: rule.decayed(model) & names.keys() for rule in USUAL_RULES}
+    theirs = transformers.Trainer.get_decay_parameter_names(None, model)
+    assert decayed["transformers' Trainer"] == names.keys() & set(theirs)
+    assert decayed["two or more axes (nanoGPT)"] == {name for name, p in names.items() if p.dim() >= 2}
+    roles = weight_decay_roles(model)
+    trained = {p.name for p in roles.parameters if p.trained}
+    for label, rows in rule_differences(model, roles, "iwd").items():
+        changed = {row.name for row in rows}
+        assert (decayed[label] & trained) ^ changed == set(roles.decayed("iwd"))
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_groups_code_of_patterns_equals_roles(family: str) -> None:
+    model = find(family).build()
+    roles = weight_decay_roles(model)
+    names: dict[str, Any] = {}
+    exec(groups_code(roles.patterns("regex", "nowd")), names)
+    decayed, spared = names["groups"](model, 0.1)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    ids = {id(p) for p in decayed["params"]}
+    assert [n for n, p in model.named_parameters() if id(p) in ids] == roles.decayed("nowd")
+
+
+def test_printed_roles_are_a_table(model: nn.Module) -> None:
+    roles = weight_decay_roles(model)
+    lines = str(roles).splitlines()
+    (row,) = (line.split() for line in lines if line.startswith("  input_layernorm.weight"))
+    assert row[1:] == ["2", "32", "input", "yes", "0", "yes"] and max(map(len, lines)) < 100
+
+
+def test_page_example_for_muon_chooses_by_role() -> None:
+    """The vectors of stacked experts have two axes, like matrices."""
+    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("### Rules by number of axes")[2]
+    model = find("qwen3_moe").build()
+    report = apply_strategy(model, "hg+dp+or+iwd")
+    names: dict[str, Any] = {"torch": torch, "model": model, "tokens": None}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    optimizers = [names["muon"], names["adamw"]]
+    assert report.stacked and not decay_report(model, optimizers).differences
+    vectors = {id(p) for name in report.vectors for p in model.get_submodule(name).parameters()}
+    assert not vectors & {id(p) for p in names["muon"].param_groups[0]["params"]}
