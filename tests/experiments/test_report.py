@@ -173,6 +173,7 @@ def test_report_command_numbers_are_those_of_the_event_files(
         assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
         assert row["epochs"] == "2.5"
+        assert float(row["relative_step/role/matrix"]) == pytest.approx(0.02)
         assert float(row["train_loss_last_tenth"]) == pytest.approx(run.val_loss)
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()

@@ -33,6 +33,8 @@ _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
     "commit", "date", "machine",
 )  # fmt: skip
+# beginnings of the tags of `TrainingMonitor` and `RelativeSteps` that have a column
+_OF_STEPS = ("clipped_steps", "relative_step/role/", "relative_step/mean/")
 _DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high")
 
 
@@ -45,7 +47,7 @@ def tokens_per_param(run: Run) -> float | None:
 def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """Return one row per run of each panel, also without a pair or diverged; `runs.results_csv` reads them.
 
-    If a run measured copying, there is one column per tag.
+    If a run measured copying or steps, there is one column per tag.
     """
     return [
         {
@@ -61,6 +63,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "epochs": run.summary.get("epochs"),
             "val_loss": run.val_loss,
             LATE_TRAIN_LOSS: run.late_train_loss,
+            **step_columns(run),
             **{key: run.summary.get(key) for key in _SUMMARY},
             "run": run.dir,
             "curve": curve_text(run.curve(VAL_LOSS)),
@@ -71,6 +74,15 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
         for arm in panel.every or panel.arms
         for run in (*arm.runs, *arm.diverged)
     ]
+
+
+def step_columns(run: Run) -> dict[str, float]:
+    """Return the share of clipped steps and the relative steps per role and branch, each the mean over the run."""
+    known = run.summary if run.recorded else run.curves  # a recording has these columns
+    tags = sorted(tag for tag in known if tag.startswith(_OF_STEPS))
+    if run.recorded:
+        return {tag: float(run.summary[tag]) for tag in tags}
+    return {tag: float(run.curves[tag].values.mean()) for tag in tags}
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
