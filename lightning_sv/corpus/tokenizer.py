@@ -19,7 +19,11 @@ from lightning_sv.errors import ConfigError, expect
 END_OF_TEXT = "<|endoftext|>"
 # Names of the end-of-text token in published tokenizers. The first match is used if neither
 # the settings nor the files next to the tokenizer name one.
-_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+_BAR = "\N{FULLWIDTH VERTICAL LINE}"  # DeepSeek writes it instead of |
+_END_OF_TEXT_NAMES = (
+    END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", f"<{_BAR}end▁of▁sentence{_BAR}>",
+    "</s>", "<eos>", "[EOS]", "[SEP]",
+)  # fmt: skip
 #: GPT-2 on the Hugging Face hub
 GPT2 = "openai-community/gpt2"
 #: characters of a long text that are encoded at once, up to the next of these places

@@ -33,6 +33,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return example, {}
     if example is not None:
         return (example,), {}
+    model = uncompiled(model)
     if isinstance(model, Backbone):
         return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
     kwargs = _from_config(model)
@@ -40,6 +41,13 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         hint = "pass example=, the tensor, tuple or dict of keywords of its forward. Commands need a config."
         raise ConfigError(f"{type(model).__name__} has no config that describes its inputs; {hint}")
     return (), kwargs
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
 
 
 def check_module(model: object) -> None:

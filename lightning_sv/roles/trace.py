@@ -18,7 +18,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -337,6 +342,10 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 out = model(*args, **kwargs)
         except ConfigError:  # a check of ours names its own remedy
             raise
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            why = f"{type(model).__name__} reads a tensor's values in its forward pass ({error.func})"
+            hint = "Build the model with its weights, and pass it to weight_decay_roles in Python."
+            raise ConfigError(f"{why}, and a fake tensor has none; expected a model that does not. {hint}") from error
         except Exception as error:
             why = " ".join(str(error).split())[:300]
             raise ConfigError(

@@ -146,6 +146,12 @@ def test_open_tokenizer_end_token_is_that_of_setting_or_files(
     assert (again.eot, again.sha256) == (tokenizer.eot, tokenizer.sha256)
 
 
+def test_open_tokenizer_end_token_with_fullwidth_bars_is_known(tmp_path: Path) -> None:
+    """As DeepSeek publishes it."""
+    end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    assert open_tokenizer(_published(tmp_path, vocabulary=["?", "a", end]), None).eot_token == end
+
+
 def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
     spec = _published(tmp_path, vocabulary=["?", "a", "b", END, OTHER], tokenizer_config={"eos_token": "<none>"})
     with pytest.raises(ConfigError, match="<none>"):

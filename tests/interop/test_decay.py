@@ -8,8 +8,9 @@ import torch
 import transformers
 from torch import nn
 
+from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop import apply_strategy, decay_report, weight_decay_roles
+from lightning_sv.interop import apply_strategy, decay_report, param_groups, weight_decay_roles
 from lightning_sv.interop.decay import USUAL_RULES, groups_code, rule_differences
 from tests.conftest import thinned
 from tests.roles.families import FAMILIES, find
@@ -127,3 +128,11 @@ def test_page_example_for_muon_chooses_by_role() -> None:
     assert report.stacked and not decay_report(model, optimizers).differences
     vectors = {id(p) for name in report.vectors for p in model.get_submodule(name).parameters()}
     assert not vectors & {id(p) for p in names["muon"].param_groups[0]["params"]}
+
+
+@pytest.mark.parametrize("build", [lambda: find("llama").build(), lambda: Backbone(BackboneConfig(16, 1, 2, 48))])
+def test_param_groups_of_compiled_model_needs_no_example(build: Any) -> None:
+    model = build()
+    expected = param_groups(model, 1e-3, 0.1)
+    found = param_groups(torch.compile(model), 1e-3, 0.1)
+    assert [[id(p) for p in group["params"]] for group in found] == [[id(p) for p in g["params"]] for g in expected]

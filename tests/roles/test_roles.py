@@ -224,6 +224,16 @@ def test_weight_decay_roles_unclassifiable_named() -> None:
         weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
 
 
+def test_weight_decay_roles_fake_model_reading_values_refused_with_reason() -> None:
+    def chosen(m: Small, x: torch.Tensor) -> torch.Tensor:
+        rows = (x.sum(-1) > 0).nonzero()
+        return m.up(m.w * x[:, : len(rows)])
+
+    with pytest.raises(ValueError, match=r"aten.nonzero.* fake"):
+        weight_decay_roles(fake_model(lambda: Small(chosen)), IDS)
+    weight_decay_roles(Small(lambda m, x: m.up(m.w * x * (x.sum() > 0).item())), IDS)  # real tensors have values
+
+
 def _std_mean(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     std, mean = torch.std_mean(x, -1, keepdim=True)
     return (x - mean) / (std + 1e-6) * w

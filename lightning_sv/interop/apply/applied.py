@@ -147,13 +147,6 @@ def _trains(model: nn.Module) -> bool:
     return any(p.requires_grad for p in vectors or own if id(p) not in frozen)
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
-    while "_orig_mod" in model._modules:
-        model = model.get_submodule("_orig_mod")
-    return model
-
-
 def scaled_weights(module: nn.Module) -> dict[str, Any]:
     """Return the strategy's parametrizations of a module's own parameters, by attribute."""
     found: Any = module._modules.get("parametrizations")  # getattr would look inside a wrapper

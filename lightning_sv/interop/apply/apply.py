@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.applied import APPLIED, uncompiled
+from lightning_sv.interop.apply.applied import APPLIED
 from lightning_sv.interop.apply.change import Change
 from lightning_sv.interop.apply.sites import Site, find_sites
 from lightning_sv.interop.apply.weights import OutputNorm, Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.example_inputs import check_module
+from lightning_sv.roles.example_inputs import check_module, uncompiled
 from lightning_sv.roles.trace import DATA, PARAM, copied, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaledLinear, ScaleStrategy, ScaleVector
