@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.held_out_probe import HeldOutProbe
-from lightning_sv.callbacks.run_state import data_of
+from lightning_sv.callbacks.run_state import data_of, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
 
@@ -131,6 +131,13 @@ class CopyingMonitor(HeldOutProbe):
         if stage == "fit" and data is not None:
             wanted = f"at least {2 * length - 1} for a repeat_length of {length} tokens in CopyingMonitor."
             expect(data.seq_len >= 2 * length - 1, "data.seq_len", data.seq_len, wanted)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the model has a forward pass."""
+        model = model_of(pl_module, self.model)
+        if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
+            found = f"model of CopyingMonitor is {self.model}, and {type(model).__name__} has no forward"
+            raise ConfigError(f"{found}; expected the name of the submodule that maps token ids to logits.")
 
     def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
         """Return `copying_losses`."""

@@ -275,7 +275,19 @@ class Sharpness(L.Callback):
         if self.loss is not None:
             wanted = "an unsharded one. Leave out loss to measure the held-out loss of a PretrainModule."
             expect(not any(map(is_sharded, model.parameters())), "the model of Sharpness", "sharded", wanted)
-        self._find(parameter_subsets(model))
+        known = parameter_subsets(model)
+        self._find(known)
+        # One config serves all strategies of a Backbone, and some strategies lack a role.
+        if not any(isinstance(module, Backbone) for module in model.modules()):
+            self._check_vectors(model, known)
+
+    def _check_vectors(self, model: nn.Module, known: Subsets) -> None:
+        scale_subsets = [name for name in self.subsets if name.startswith("scale_")]
+        if not scale_subsets or known["scale_input"] or known["scale_output"]:
+            return
+        found = f"the model of Sharpness is {type(model).__name__}, without trained scale vectors"
+        wanted = "a model built with ScaleBuilder, or one after apply_strategy"
+        raise ConfigError(f"{found}; expected {wanted}. Otherwise leave {scale_subsets[0]} out of subsets.")
 
     def _find(self, known: Subsets) -> None:
         for name in self.subsets:

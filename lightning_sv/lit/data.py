@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -73,6 +73,8 @@ class TokenDataModule(L.LightningDataModule):
     ):
         super().__init__()
         expect(batch_size > 0, "batch_size", batch_size, "at least 1.")
+        if isinstance(corpus, dict):  # of load_from_checkpoint
+            corpus = CorpusConfig(**corpus)
         if not isinstance(corpus, CorpusConfig):
             corpus = CorpusConfig(dir=str(corpus), tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
@@ -80,6 +82,7 @@ class TokenDataModule(L.LightningDataModule):
             num_workers=num_workers, val_sequences=val_sequences, full_last_validation=full_last_validation, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
+        self._save_arguments()
         self._share = self.batches.share(1)
         self._loader: TokenLoader | None = None  # of the last fit, or the last one made
         self._position: dict[str, Any] | None = None  # of the checkpoint, for the first loader of the fit
@@ -93,6 +96,22 @@ class TokenDataModule(L.LightningDataModule):
         module.batches = batches
         return module
 
+    def _save_arguments(self) -> None:
+        """Save the arguments as plain values, for load_from_checkpoint."""
+        batches = self.batches
+        arguments = {
+            "corpus": asdict(batches.corpus),
+            "seq_len": batches.seq_len,
+            "batch_size": self.batch_size,
+            "global_batch": batches.global_batch if self._is_fixed else None,
+            "num_workers": batches.num_workers,
+            "val_sequences": batches.val_sequences,
+            "full_last_validation": batches.full_last_validation,
+            "seed": batches.seed,
+        }
+        # Not for the logger: the module has a seed too, and Lightning refuses two values of one name.
+        self.save_hyperparameters(arguments, logger=False)
+
     @property
     def batch_size(self) -> int:
         """Sequences per forward pass on one device; settable, as Lightning's BatchSizeFinder requires."""
@@ -102,6 +121,7 @@ class TokenDataModule(L.LightningDataModule):
     def batch_size(self, size: int) -> None:
         batch = self.batches.global_batch if self._is_fixed else size
         self.batches = replace(self.batches, micro_batch=size, global_batch=batch)
+        self._save_arguments()
         if self.trainer is not None and self.trainer.state.fn is not None:
             self.setup(self.trainer.state.fn.value)
         else:
@@ -124,6 +144,7 @@ class TokenDataModule(L.LightningDataModule):
         accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
         if not self._is_fixed and batches.micro_batch is not None:
             batches.global_batch = batches.micro_batch * accumulate * devices
+        self._save_arguments()  # the command line has chosen the micro-batch by now
         settings = settings_of(trainer.lightning_module)
         if settings is None:
             check_corpus(batches.manifest, batches.folder, seq_len=batches.seq_len, checksums=False)

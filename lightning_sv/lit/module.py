@@ -196,8 +196,13 @@ class PretrainModule(L.LightningModule):
         Args:
             tokens: token ids
             documents: (B, T) document numbers, to restrict attention to the same document; None for full attention
+
+        Raises:
+            ConfigError: an export of a module without weights
         """
         if self.backbone is None:
+            if torch.compiler.is_exporting():  # weights that a trace creates would not be parameters of the export
+                raise ConfigError(f"{type(self).__name__} has no weights; expected a call of configure_model() first.")
             self.configure_model()
             # those of an earlier `module.to(...)`
             self.net.to(self.device, self.dtype)  # type: ignore[arg-type]
@@ -212,6 +217,11 @@ class PretrainModule(L.LightningModule):
     def start_from(self, start: Start) -> None:
         """Use the weights of `start`, from the same model, instead of an initialization."""
         self._start, self.origin, self._loaded = start, start.origin, True
+
+    def setup(self, stage: str) -> None:
+        """Refuse Lightning's finders after an earlier fit of the Trainer."""
+        if stage == "fit" and self.trainer.global_step > 0:
+            _refuse_finders(self.trainer)
 
     def configure_model(self) -> None:
         """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
@@ -238,8 +248,9 @@ class PretrainModule(L.LightningModule):
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        tokens = _inputs(block, self.settings.backbone.vocab_size)
-        documents, targets = self._documents(tokens), block[:, 1:]
+        block = _token_block(block, self.settings.backbone.vocab_size)
+        tokens, targets = block[:, :-1], block[:, 1:]
+        documents = self._documents(tokens)
         return self.net(tokens, documents, targets=targets, with_routing=True)
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
@@ -312,7 +323,7 @@ class PretrainModule(L.LightningModule):
 
     def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
         """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        tokens = _inputs(block, self.settings.backbone.vocab_size)
+        tokens = _token_block(block, self.settings.backbone.vocab_size)[:, :-1]
         return self(tokens, self._documents(tokens)).float().cpu()
 
     def on_validation_epoch_end(self) -> None:
@@ -340,15 +351,19 @@ class PretrainModule(L.LightningModule):
         if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
-        factor = settings.schedule.factor
+        self._steps = steps
         done = 0 if self.trainer.ckpt_path else self.trainer.global_step  # in earlier fits of this Trainer
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # LambdaLR needs it to continue
-        scheduler = LambdaLR(
-            optimizer, lambda step: factor(min(step, steps - 1), steps) * (self.lr / settings.lr), last_epoch=done - 1
-        )
+        self._built_lr = settings.lr
+        scheduler = LambdaLR(optimizer, self._rate_factor, last_epoch=done - 1)
         self._peaks = scheduler.base_lrs
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _rate_factor(self, step: int) -> float:
+        """Return the learning rate of a step over that of the optimizer's groups, which a finder may have replaced."""
+        last = self._steps - 1
+        return self.settings.schedule.factor(min(step, last), self._steps) * (self.lr / self._built_lr)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -431,11 +446,8 @@ class PretrainModule(L.LightningModule):
             return
         self.check_settings(checkpoint)
         if self.trainer.state.fn == "fit":
-            callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-            finder = next((type(each).__name__ for each in callbacks if isinstance(each, _FINDERS)), None)
-            wanted = "none in a resumed fit, because Lightning would start again at step 0. Remove it."
-            at_start = not checkpoint["global_step"]  # the finder's own checkpoint
-            expect(finder is None or at_start, "a callback", finder, wanted)
+            if checkpoint["global_step"] > 0:  # that of a finder itself is of step 0
+                _refuse_finders(self.trainer)
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
@@ -490,14 +502,37 @@ def _config(kind: Callable[..., Any], value: Any) -> Any:
     return kind(**value) if isinstance(value, dict) else value
 
 
-def _inputs(block: Any, vocabulary: int) -> Tensor:
-    """Return the (B, T) inputs of a (B, T + 1) block, after a check of a user's batch."""
-    found = f"{block.dtype} {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
-    fits = isinstance(block, Tensor) and block.dtype in (torch.int32, torch.int64) and block.ndim == 2
-    wanted = "a (B, T + 1) tensor of token ids, int64 or int32, with T of at least 1."
-    expect(fits and block.shape[1] > 1, "the batch", found, wanted)
+def _refuse_finders(trainer: L.Trainer) -> None:
+    """Refuse a LearningRateFinder or BatchSizeFinder, which would take earlier steps for its own.
+
+    Lightning's BatchSizeFinder makes no step at all if the fit has more steps than a trial, and a LearningRateFinder
+    continues a finished schedule.
+
+    Raises:
+        ConfigError: the Trainer has one of them
+    """
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    finder = next((each for each in callbacks if isinstance(each, _FINDERS)), None)
+    if finder is None:
+        return
+    if finder._early_exit:  # added by a Tuner, which removes it only after a success
+        trainer.callbacks = [each for each in callbacks if each is not finder]  # type: ignore[attr-defined]
+    name, hint = type(finder).__name__, "Search before the first fit, with a new Trainer."
+    raise ConfigError(f"a callback is {name}; expected none in a fit that continues from a later step than 0. {hint}")
+
+
+def _token_block(block: Any, vocabulary: int) -> Tensor:
+    """Return a user's batch of token ids as int64 or int32 (B, T + 1), after a check."""
+    if not isinstance(block, Tensor):
+        raise ConfigError(f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids.")
+    is_integer = not (block.is_floating_point() or block.is_complex() or block.dtype == torch.bool)
+    if not is_integer or block.ndim != 2 or block.shape[1] < 2:
+        found = f"{block.dtype} {tuple(block.shape)}"
+        raise ConfigError(f"the batch is {found}; expected integer token ids (B, T + 1), with T of at least 1.")
+    if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for other integers
+        block = block.long()
     if block.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for the device
         low, high = (int(each) for each in block.aminmax())
         wanted = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
         expect(low >= 0 and high < vocabulary, "the range of token ids", f"{low} to {high}", wanted)
-    return block[:, :-1]
+    return block

@@ -61,6 +61,12 @@ def test_fit_optimum_end_or_cliff_has_the_lowest_point(keep: object, cliff: floa
     assert (found.values, found.loss) == (POINTS[chosen[int(y.argmin())]], y.min())
 
 
+def test_fit_optimum_leaves_out_a_point_above_the_cliff() -> None:
+    y = losses()
+    y[POINTS.index((0.012, 0.04))] = y.min() + 0.2
+    assert fit_optimum(POINTS, y[:, None]).values == pytest.approx(BEST, rel=1e-9)
+
+
 def test_fit_optimum_saddle_refused() -> None:
     z = np.log(np.array(POINTS) / BEST)
     saddle = 3.5 + 0.05 * z[:, 0] ** 2 + 0.001 * z[:, 1] ** 2 + 0.05 * z[:, 0] * z[:, 1]

@@ -54,6 +54,8 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     found = token_efficiency(a, b)
     assert found.tokens_a == (80, 80) and found.tokens_b == (40, 10)
     assert found.factor == pytest.approx(4) and found.low < 4 < found.high
+    narrow = token_efficiency(a, b, 0.9)
+    assert found.low < narrow.low < 4 < narrow.high < found.high
     inverse = paired_difference(np.log(found.tokens_a), np.log(found.tokens_b))
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])

@@ -355,6 +355,43 @@ def test_callbacks_model_without_parts_is_refused(callback: L.Callback, data: To
         trainer(tmp_path, callback).fit(Foreign(plain()), data)
 
 
+class WithoutForward(L.LightningModule):
+    """A user's module that calls its network in the steps."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def test_copying_monitor_needs_a_model_with_a_forward(data: TokenDataModule, tmp_path: Path) -> None:
+    def fit(name: str | None) -> None:
+        monitor = lightning_sv.callbacks.CopyingMonitor(2, 2, model=name)
+        trainer(tmp_path / str(name), monitor).fit(WithoutForward(foreign("backbone")), data)
+
+    with pytest.raises(ConfigError, match="^model of CopyingMonitor"):
+        fit(None)
+    fit("net")
+    assert "copying/repeat" in tags(tmp_path / "net")
+
+
+@pytest.mark.parametrize("subsets", [("all", "scale_input"), ("scale_output",)])
+def test_sharpness_of_scale_vectors_that_a_model_lacks_is_refused(subsets: tuple[str, ...], tmp_path: Path) -> None:
+    def fit(net: nn.Module, subsets: tuple[str, ...]) -> None:
+        probe = Sharpness(subsets, 2, lanczos_steps=1, loss=lambda module: module.training_step(blocks(2), 0))
+        trainer(tmp_path, probe).fit(WithoutForward(net), loader())
+
+    with pytest.raises(ConfigError, match="^the model of Sharpness is WithoutForward"):
+        fit(plain(), subsets)
+    fit(lightning_sv.Backbone(SIZES, "nop"), subsets)  # one config serves all strategies
+    fit(plain(), ("all",))
+
+
 def test_callbacks_of_training_ignore_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, Sharpness(), lightning_sv.TextSamples(3), lightning_sv.callbacks.CopyingMonitor())
     assert run.validate(module(), loader(), verbose=False)

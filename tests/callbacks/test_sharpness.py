@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from lightning import LightningModule
 
-from lightning_sv import Backbone, BackboneConfig
+from lightning_sv import Backbone, BackboneConfig, TokenDataModule
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
+from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.scale import ScaleVector
 from tests.conftest import GEMMA, MOE
+from tests.lit.own_trainer import SIZES, module, rows, trainer
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
@@ -80,6 +83,44 @@ def test_sharpness_beyond_its_budget_is_skipped(seconds: float, count: int, monk
     assert probed[0] == 0 and probed[-1] == 1000 and len(probed) == count and len(probed) + len(skipped) == 9
     assert skipped == list(range(1, len(skipped) + 1))
     assert spent <= 0.05 * (1000 + spent) or count == 2
+
+
+def batch_of(callback: Sharpness, data: TokenDataModule, devices: int) -> int:
+    """Return the sequences that a run of 200,000 steps on these devices measures."""
+    trainer: Any = SimpleNamespace(datamodule=data, world_size=devices, is_global_zero=False)
+    callback._total, callback._steps = 200_000, frozenset(range(9))
+    callback._take_batch(trainer, module())
+    return callback._state.sequences
+
+
+def test_sharpness_batch_fits_the_budget_of_one_device(data: TokenDataModule) -> None:
+    """One device measures, while the others wait."""
+    one, two = (batch_of(Sharpness(budget=1.0), data, devices) for devices in (1, 2))
+    assert 1 < two < one / 2
+    cheap = Sharpness(budget=0.5)
+    assert batch_of(cheap, data, 1) == two
+
+
+def test_sharpness_resumed_keeps_its_batch(data: TokenDataModule) -> None:
+    callback = Sharpness(budget=1.0)
+    callback.load_state_dict({"sequences": 3})
+    assert batch_of(callback, data, 1) == 3
+
+
+def test_sharpness_loss_is_that_of_training_in_float32(data: TokenDataModule, tmp_path: Path) -> None:
+    sizes, block = replace(SIZES, init_std=1.0), data.batches.held_out(8)
+    frequent = int(block.flatten().mode().values)  # so that short sequences have several documents
+    data.batches.manifest = replace(data.batches.manifest, eot=frequent)
+    probe = Sharpness(("scale_input",), 2, sequences=8, lanczos_steps=1)
+    run = trainer(tmp_path, probe, precision="bf16-mixed", max_steps=1, val_check_interval=None)
+    run.fit(module(backbone=sizes, mask_documents=True), data)
+    logged = [float(row["sharpness/loss"]) for row in rows(tmp_path) if row.get("sharpness/loss")]
+    start = module(backbone=sizes)
+    start.configure_model()
+    tokens, targets = block[:, :-1], block[:, 1:]
+    documents = document_ids(tokens, frequent)
+    masked, unmasked = (next_token_loss(start.net(tokens, each), targets).item() for each in (documents, None))
+    assert logged[0] == pytest.approx(masked, rel=1e-6) and abs(masked - unmasked) > 1e-3
 
 
 def test_sharpness_loss_not_finite_is_logged_without_curvature() -> None:

@@ -1,5 +1,6 @@
 """The data module in a plain `lightning.Trainer`."""
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,46 @@ def test_tuner_sets_the_batch_and_rate_that_are_trained(corpus: Path, data: Toke
     assert resumed.lr == pytest.approx(last)
     with pytest.raises(ConfigError, match="^a callback is LearningRateFinder"):
         trainer(tmp_path, finder, default_root_dir=tmp_path).fit(module(lr=again.lr), loader(), ckpt_path=saved)
+
+
+@pytest.mark.parametrize("monitors", [0, 1])
+@pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
+def test_tuner_after_a_fit_is_refused_before_anything_changes(
+    search: str, monitors: int, data: TokenDataModule, tmp_path: Path
+) -> None:
+    callbacks = [TrainingMonitor(1)] * monitors
+    run, made = trainer(tmp_path, *callbacks, default_root_dir=tmp_path), module()
+    run.fit(made, data)
+    before = list(run.callbacks), run.loggers, made.lr, data.batch_size  # type: ignore[attr-defined]
+    weights = {key: value.clone() for key, value in made.state_dict().items()}
+    with pytest.raises(ConfigError, match="^a callback is"):
+        getattr(Tuner(run), search)(made, datamodule=data)
+    assert before == (run.callbacks, run.loggers, made.lr, data.batch_size)  # type: ignore[attr-defined]
+    assert all(value.equal(weights[key]) for key, value in made.state_dict().items())
+    run.fit_loop.epoch_loop.max_steps = 6
+    run.fit(made, data)
+    assert run.global_step == 6
+
+
+def test_data_module_after_a_fit_pickles_and_is_loaded_from_a_checkpoint(data: TokenDataModule, tmp_path: Path) -> None:
+    run = trainer(tmp_path, TrainingMonitor(1))
+    run.fit(module(), data)
+    copied, callbacks = pickle.loads(pickle.dumps((data, run.callbacks)))  # type: ignore[attr-defined]
+    assert copied.batches == data.batches and len(callbacks) == len(run.callbacks)  # type: ignore[attr-defined]
+    run.save_checkpoint(tmp_path / "fit.ckpt")
+    loaded = TokenDataModule.load_from_checkpoint(tmp_path / "fit.ckpt", weights_only=True)
+    assert loaded.batches == data.batches and loaded.train_dataloader().order.seed == 0
+
+
+def test_seed_of_the_data_changes_the_order_alone(corpus: Path) -> None:
+    orders, weights = [], []
+    for seed in (0, 1):
+        L.seed_everything(3)
+        data, made = TokenDataModule(corpus, seq_len=8, batch_size=2, seed=seed), module(seed=None)
+        made.configure_model()
+        orders.append(data.train_dataloader().order.sequences(0, 0))
+        weights.append(made.net.embed.weight)
+    assert orders[0] != orders[1] and torch.equal(*weights)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_module_argument_that_is_no_choice_is_refused(key: str, wrong: Any) -> N
         module(**{key: wrong})
 
 
-WRONG_BATCHES = [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float(), blocks().short(), blocks()[:, :1]]
+WRONG_BATCHES = [[blocks()], {"input_ids": blocks()}, blocks()[0], blocks().float(), blocks() > 0, blocks()[:, :1]]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,35 @@ def test_module_batch_that_is_no_block_of_ids_is_refused(key: str, batch: Any) -
     for step in (module().training_step, module().predict_step):
         with pytest.raises(ConfigError, match=f"^{key}"):
             step(batch, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.int16, torch.int32, torch.uint64])
+def test_module_takes_token_ids_of_every_integer_type(dtype: torch.dtype) -> None:
+    """TokensLoader of litdata gives the type of the shards, uint16 for ours."""
+    made = module()
+    made.configure_model()
+    losses = [made.training_step(block, 0)["loss"] for block in (blocks(), blocks().to(dtype))]
+    assert torch.equal(*losses)
+    assert torch.equal(made.predict_step(blocks().to(dtype), 0), made.predict_step(blocks(), 0))
+
+
+def test_validation_loss_is_a_mean_over_tokens(tmp_path: Path) -> None:
+    """Batches of two and one sequences, whose losses differ."""
+    made, few = module(backbone=replace(SIZES, init_std=1.0)), blocks(3)
+    (logged,) = trainer(tmp_path).validate(made, DataLoader(few, batch_size=2), verbose=False)  # type: ignore[arg-type]
+    losses = [made.loss(few[i : i + 1])[0].item() for i in range(3)]
+    assert logged["val/loss"] == pytest.approx(sum(losses) / 3, rel=1e-5)
+    by_batch = (sum(losses[:2]) / 2 + losses[2]) / 2
+    assert abs(by_batch - sum(losses) / 3) > 1e-2
+
+
+def test_module_without_weights_is_not_exported() -> None:
+    tokens, made = blocks()[:, :-1], module()
+    with pytest.raises(ConfigError, match="configure_model"):
+        torch.export.export(made, (tokens,))
+    made.configure_model()
+    exported = torch.export.export(made, (tokens,)).module()
+    torch.testing.assert_close(exported(tokens), made(tokens))
 
 
 def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
