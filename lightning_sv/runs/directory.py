@@ -88,9 +88,14 @@ def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory of a checkpoint, or None."""
-    folder = checkpoint.parent
-    return folder.parent if folder.name == LAST.parent.name and is_begun(folder.parent) else None
+    """Return the run directory of a checkpoint, or None.
+
+    A name such as `{epoch}-{val/loss:.2f}` makes ModelCheckpoint write into a folder below `checkpoints`.
+    """
+    for folder in checkpoint.parents:
+        if folder.name == LAST.parent.name and is_begun(folder.parent):
+            return folder.parent
+    return None
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

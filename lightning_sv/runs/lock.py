@@ -43,7 +43,8 @@ def resolve_run_dir(
     elif ckpt_path is not None:
         run = run_of(_absolute(ckpt_path))
         if run is None:
-            raise ConfigError(f"the checkpoint {ckpt_path} is not in a run directory; add --run_dir with a new folder.")
+            hint = "Add --run_dir with a new folder. ModelCheckpoint's own folders need auto_insert_metric_name: false."
+            raise ConfigError(f"ckpt_path is {ckpt_path}; expected a file below the checkpoints of a run. {hint}")
         path = run
     else:
         path = _new_dir(Path("runs") / name.replace(":", "."), create)  # not all systems allow the colon of my_module:X

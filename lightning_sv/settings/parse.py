@@ -1,5 +1,6 @@
 """Parsers of config files and keys, based on jsonargparse: errors of one sentence, and the arguments of `fit`."""
 
+import logging
 import math
 import re
 import warnings
@@ -20,6 +21,8 @@ from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_p
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 from lightning_sv.settings.yaml_file import CALLBACKS, SECTIONS, parse_yaml, read_yaml, without_empty
+
+log = logging.getLogger(__name__)
 
 #: name of a type -> its values
 _VALUES = {
@@ -66,6 +69,7 @@ class Parser(ArgumentParser):
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Check that every config file is valid YAML, parse, and expand paths."""
         words = underscored(args)
+        files: list[str] = []
         for i, flag in enumerate(words):
             name, inline, text = flag.partition("=")
             if not inline and i + 1 < len(words):
@@ -73,16 +77,21 @@ class Parser(ArgumentParser):
             if name in ("--config", "-c"):
                 path = config_path(text, name)
                 read_yaml(path, f"--config {path}")
+                files.append(path)
                 words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
             elif name.startswith("--") and name[2:] in SECTIONS:
                 _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
+        _warn_of_replaced_callbacks(files)
         try:
             config = super().parse_args(words, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
             # 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
+        except ConfigError:
+            raise
         except ValueError as error:  # from OmegaConf, for an interpolation
-            raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
+            first_line = str(error).splitlines()[0]
+            raise ConfigError(f"{first_line}{_variable_hint(first_line)}") from error
         _check_values(self, config)
         for key in (*PATHS, *WITH_PATHS):
             if isinstance(value := config.get(key), str):
@@ -146,6 +155,28 @@ class Parser(ArgumentParser):
         near = near or get_close_matches(key, known, n=1, cutoff=0.7)
         near = near or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _variable_hint(message: str) -> str:
+    """Return how to name a variable of the environment, for OmegaConf's message about an unknown `${NAME}`."""
+    name = re.search(r"Interpolation key '([A-Z_][A-Z0-9_]*)' not found", message)
+    if name is None:
+        return ""
+    return f". For a variable of the environment write ${name[1]} or ${{oc.env:{name[1]}}}."
+
+
+def _warn_of_replaced_callbacks(files: Sequence[str]) -> None:
+    """Warn if a config file replaces the list of callbacks of an earlier one, which OmegaConf does not join."""
+    listed: list[str] = []
+    for path in files:
+        trainer = read_yaml(path, f"--config {path}").get("trainer")
+        callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+        if not isinstance(callbacks, list):
+            continue
+        if listed:
+            hint = "Write callbacks+ instead of callbacks in the second file to keep both."
+            log.warning("trainer.callbacks of %s replaces %s. %s", path, ", ".join(listed), hint)
+        listed = [str(entry.get("class_path") if isinstance(entry, dict) else entry) for entry in callbacks]
 
 
 def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:

@@ -11,7 +11,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.atomic import locked
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
-from lightning_sv.runs.directory import LAST, read_summary
+from lightning_sv.runs.directory import LAST, read_summary, run_of
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from tests.conftest import Told
 
@@ -161,3 +161,19 @@ def test_runs_command_lists_settings_and_losses(
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
     lines = told("runs", "runs/tiny").splitlines()[1:]
     assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", shown_label, "0.006", "12", "4.602"]
+
+
+def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> None:
+    """ModelCheckpoint takes the slash of `{val/loss}` in its filename for a folder."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / "epoch=0-val").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    assert run_of(run / "checkpoints" / "epoch=0-val" / "loss=3.ckpt") == run
+    assert run_of(run / "checkpoints" / "last.ckpt") == run
+    assert run_of(run / "other" / "last.ckpt") is None
+
+
+def test_resolve_run_dir_checkpoint_outside_of_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
+    with pytest.raises(ConfigError, match="ckpt_path"):
+        resolve_run_dir("x", None, str(tmp_path / "epoch=0-val" / "loss=3.ckpt"))
