@@ -226,7 +226,8 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, c
     assert (gamma["role"], gamma["folds"], gamma["size"]) == ("output", False, 6 * 24) and not said["notes"]
     assert (norm["role"], norm["folds"]) == ("input", True) and norm["balance"] is not None
     assert {name.removeprefix("model.layers.1.mlp.").partition("[")[0] for name in norm["matrices"]} == {
-        "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.weight", "shared_expert.up_proj.weight",
+        "gate.weight", "experts.gate_up_proj", "shared_expert.gate_proj.linear.weight",
+        "shared_expert.up_proj.linear.weight",
         "shared_expert_gate.weight",
     }  # fmt: skip
     only_up = Backbone(sizes, "unified", ScaleOptions(placement_at={"expert_gate_proj": "dp"}))
