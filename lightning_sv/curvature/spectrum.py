@@ -3,27 +3,42 @@
 import math
 import statistics
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
 from lightning_sv.curvature.hvp import Estimate, Product
-from lightning_sv.curvature.vectors import Basis, gaussian, inner, norm, rademacher, rounding, seeded
+from lightning_sv.curvature.vectors import (
+    Basis,
+    gaussian,
+    inner,
+    norm,
+    rademacher,
+    rounding,
+    seeded,
+)
 from lightning_sv.errors import expect
 
 
 def lanczos(
-    product: Product, n_steps: int = 30, *, rtol: float = 1e-3, generator: torch.Generator | None = None
+    product: Product,
+    n_steps: int = 30,
+    *,
+    rtol: float = 1e-3,
+    generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Return lambda_max of H, for a Hessian the sharpness, from Q^T H Q with Q a basis of {v, Hv, H^2 v, ...}.
+    """Return lambda_max of H, for a Hessian the sharpness.
 
-    Lanczos 1950; Golub and Van Loan, chapter 10. An eigenvalue of H lies within the error r = ||H y - theta y|| of the
-    value theta with Ritz vector y (Parlett, The Symmetric Eigenvalue Problem, section 4.5); theta is never above
-    lambda_max, and usually much closer to it: r^2 over the gap. It is only likely that the eigenvalue is the largest
-    one: a start vector almost orthogonal to its eigenvector converges to a neighbour first. Stopping therefore requires
-    two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps vectors of memory.
-    The error also has the largest difference of q_i^T H q_j and q_j^T H q_i of successive vectors in the basis. It is 0
-    up to rounding if the map is symmetric; P^-1 H is not, so use P^-1/2 H P^-1/2, which has the same eigenvalues.
+    It is the largest eigenvalue of Q^T H Q, with Q a basis of {v, Hv, H^2 v, ...}. Lanczos 1950;
+    Golub and Van Loan, chapter 10. An eigenvalue of H lies within the error r = ||H y - theta y||
+    of the value theta with Ritz vector y (Parlett, The Symmetric Eigenvalue Problem, section 4.5);
+    theta is never above lambda_max, and usually much closer to it: r^2 over the gap. It is only
+    likely that the eigenvalue is the largest
+    one: a start vector almost orthogonal to its eigenvector converges to a neighbour first.
+        Stopping therefore requires
+    two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps
+    vectors of memory. The error also has the largest difference of q_i^T H q_j and q_j^T H q_i of
+    successive vectors in the basis. It is 0 up to rounding if the map is symmetric; P^-1 H is not,
+    so use P^-1/2 H P^-1/2, which has the same eigenvalues.
 
     Args:
         product: v -> H v
@@ -40,32 +55,54 @@ def lanczos(
     expect(n_steps >= 1, "n_steps of lanczos", n_steps, "at least 1.")
     n_steps = min(n_steps, sum(p.numel() for p in product.parameters))
     basis = Basis(product.parameters, n_steps)
-    eps = rounding(product.parameters)
+    matrix = _Tridiagonal(rounding(product.parameters))
     start = gaussian(product.parameters, seeded(generator))
     basis.append(start, norm(start))
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    accurate_steps, asymmetry = 0, 0.0
+    accurate_steps = 0
     while True:
-        image = product(basis[len(basis) - 1])
-        if off_diagonal:
-            asymmetry = max(asymmetry, abs(inner(basis[len(basis) - 2], image) - off_diagonal[-1]))
-        diagonal.append(inner(basis[len(basis) - 1], image))
-        if not math.isfinite(diagonal[-1]):  # overflow
-            return Estimate(math.nan, math.nan, len(diagonal))
+        image = product(basis[-1])
+        if matrix.off_diagonal:
+            matrix.record_asymmetry(inner(basis[-2], image))
+        matrix.diagonal.append(inner(basis[-1], image))
+        if not math.isfinite(matrix.diagonal[-1]):  # overflow
+            return Estimate(math.nan, math.nan, len(basis))
+
         remainder = basis.reject(image)
         beta = norm(remainder)
-        main, off = (torch.tensor(values, dtype=torch.float64) for values in (diagonal, off_diagonal))
-        theta, ritz = torch.linalg.eigh(main.diag() + off.diag(1) + off.diag(-1))
-        floor = eps * theta.abs().max()
-        error = beta * ritz[-1, -1].abs() + floor
-        accurate_steps = accurate_steps + 1 if error <= rtol * theta[-1].abs() else 0
-        # A remainder of rounding size: the basis spans an invariant subspace, so its eigenvalues are exact.
-        if accurate_steps == 2 or len(basis) == n_steps or beta <= floor:
-            break
-        off_diagonal.append(beta)
+        theta, error = matrix.largest_eigenvalue(beta)
+        is_accurate = error <= rtol * abs(theta)
+        accurate_steps = accurate_steps + 1 if is_accurate else 0
+        # A remainder of rounding size: the basis spans an invariant subspace, so its eigenvalues
+        # are exact.
+        is_invariant = beta <= matrix.floor
+        if accurate_steps == 2 or len(basis) == n_steps or is_invariant:
+            return Estimate(theta, error + matrix.asymmetry, len(basis))
+        matrix.off_diagonal.append(beta)
         basis.append(remainder, beta)
-    return Estimate(theta[-1].item(), error.item() + asymmetry, len(diagonal))
+
+
+class _Tridiagonal:
+    """Q^T H Q of the Lanczos method: `diagonal`, and `off_diagonal` above and below it."""
+
+    def __init__(self, eps: float):
+        self.eps = eps
+        self.diagonal: list[float] = []
+        self.off_diagonal: list[float] = []
+        self.asymmetry = 0.0
+        self.floor = 0.0
+
+    def record_asymmetry(self, above: float) -> None:
+        """Compare an entry above the diagonal with that below it, the last of `off_diagonal`."""
+        self.asymmetry = max(self.asymmetry, abs(above - self.off_diagonal[-1]))
+
+    def largest_eigenvalue(self, beta: float) -> tuple[float, float]:
+        """Return theta and its error, from the remainder's length; set `floor`, its rounding."""
+        main = torch.tensor(self.diagonal, dtype=torch.float64)
+        off = torch.tensor(self.off_diagonal, dtype=torch.float64)
+        theta, ritz = torch.linalg.eigh(main.diag() + off.diag(1) + off.diag(-1))
+        self.floor = (self.eps * theta.abs().max()).item()
+        error = beta * ritz[-1, -1].abs().item() + self.floor
+        return theta[-1].item(), error
 
 
 @dataclass(frozen=True)
@@ -81,12 +118,14 @@ class Moments:
     squared_frobenius: Estimate
 
 
-def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generator | None = None) -> Moments:
+def hutchinson(
+    product: Product, n_probes: int = 30, *, generator: torch.Generator | None = None
+) -> Moments:
     """Estimate ||H||_F^2 = E[||H v||^2] and tr H = E[v^T H v] over random signs v.
 
-    Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2, from the same products. The error is the
-    standard error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T H v is twice the squared
-    off-diagonal of H.
+    Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2, from the same products.
+    The error is the standard error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T
+    H v is twice the squared off-diagonal of H.
 
     Args:
         product: v -> H v
@@ -98,16 +137,20 @@ def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generat
     """
     expect(n_probes >= 2, "n_probes of hutchinson", n_probes, "at least 2 for a standard error.")
     generator = seeded(generator)
-    samples = []
+    traces = []
+    squares = []
     for _ in range(n_probes):
         probe = rademacher(product.parameters, generator)
         image = product(probe)
-        samples.append((inner(probe, image), inner(image, image)))
-    if not all(map(math.isfinite, chain(*samples))):  # overflow
+        traces.append(inner(probe, image))
+        squares.append(inner(image, image))
+    if not all(map(math.isfinite, traces + squares)):  # overflow
         undefined = Estimate(math.nan, math.nan, n_probes)
         return Moments(undefined, undefined)
-    trace, square = (
-        Estimate(statistics.fmean(values), statistics.stdev(values) / math.sqrt(n_probes), n_probes)
-        for values in zip(*samples, strict=True)
-    )
-    return Moments(trace, square)
+    return Moments(_mean(traces), _mean(squares))
+
+
+def _mean(samples: list[float]) -> Estimate:
+    """Return the mean with its standard error."""
+    n = len(samples)
+    return Estimate(statistics.fmean(samples), statistics.stdev(samples) / math.sqrt(n), n)

@@ -1,7 +1,7 @@
-"""Vectors in parameter space: tuples of tensors with the parameters' shapes, never flattened into one."""
+"""Vectors in parameter space: tuples of tensors, never flattened into one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,14 @@ Vector = tuple[Tensor, ...]
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return <a, b> in float64, because products in float32 or float16 underflow and overflow."""
-    flat = ((x.detach().flatten().double(), y.detach().flatten().double()) for x, y in zip(a, b, strict=True))
-    return torch.stack([torch.dot(x, y) for x, y in flat]).sum().item()
+    products = []
+    for x, y in zip(a, b, strict=True):
+        products.append(torch.dot(_flat_double(x), _flat_double(y)))
+    return torch.stack(products).sum().item()
+
+
+def _flat_double(x: Tensor) -> Tensor:
+    return x.detach().flatten().double()
 
 
 def norm(a: Sequence[Tensor]) -> float:
@@ -31,15 +37,27 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
 
 
 def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
-    """Return independent signs, sampled on the generator's device; machine-independent for a CPU generator."""
-    device = generator.device
-    return tuple((2 * torch.randint(0, 2, x.shape, generator=generator, device=device) - 1).to(x) for x in like)
+    """Return independent signs, sampled on the generator's device.
+
+    They do not depend on the machine for a CPU generator.
+    """
+    return tuple(_signs(x, generator) for x in like)
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    bits = torch.randint(0, 2, like.shape, generator=generator, device=generator.device)
+    return (2 * bits - 1).to(like)
 
 
 def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
     """Return independent standard normals, sampled in float32 on the generator's device."""
+    return tuple(_normals(x, generator) for x in like)
+
+
+def _normals(like: Tensor, generator: torch.Generator) -> Tensor:
     device = generator.device
-    return tuple(torch.randn(x.shape, generator=generator, device=device, dtype=torch.float32).to(x) for x in like)
+    sample = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
+    return sample.to(like)
 
 
 class Basis:
@@ -54,8 +72,11 @@ class Basis:
         return self._n
 
     def __getitem__(self, index: int) -> Vector:
-        assert index < self._n
-        return tuple(rows[index].view(shape) for rows, shape in zip(self._rows, self._shapes, strict=True))
+        i = range(self._n)[index]  # from the end if negative
+        return tuple(rows[i].view(shape) for rows, shape in self._with_shapes(self._rows))
+
+    def _with_shapes(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, torch.Size]]:
+        return zip(tensors, self._shapes, strict=True)
 
     def reject(self, vector: Sequence[Tensor]) -> Vector:
         """Return the component of the vector orthogonal to the basis.
@@ -63,11 +84,19 @@ class Basis:
         Classical Gram-Schmidt, applied twice, is orthogonal up to rounding (Giraud et al. 2005).
         """
         flat = [x.detach().flatten() for x in vector]
-        for _ in range(2 if self._n else 0):
-            rows = [r[: self._n] for r in self._rows]
-            along = torch.stack([r @ x for r, x in zip(rows, flat, strict=True)]).sum(0)
-            flat = [torch.addmv(x, r.T, along.to(x.dtype), alpha=-1) for r, x in zip(rows, flat, strict=True)]
-        return tuple(x.view(shape) for x, shape in zip(flat, self._shapes, strict=True))
+        if self._n:
+            flat = self._reject_once(self._reject_once(flat))
+        return tuple(x.view(shape) for x, shape in self._with_shapes(flat))
+
+    def _reject_once(self, flat: list[Tensor]) -> list[Tensor]:
+        """Subtract Q Q^T x, with the coefficients Q^T x summed over the parameters."""
+        bases = [rows[: self._n] for rows in self._rows]
+        products = [q @ x for q, x in zip(bases, flat, strict=True)]
+        along = torch.stack(products).sum(0)  # (n,)
+        return [
+            torch.addmv(x, q.T, along.to(x.dtype), alpha=-1)
+            for q, x in zip(bases, flat, strict=True)
+        ]
 
     def append(self, vector: Sequence[Tensor], length: float) -> None:
         """Add vector / length, which must be a unit vector orthogonal to the basis."""
