@@ -1,4 +1,4 @@
-"""Differences of two arms under loss = arm + seed + residual, with one residual variance of all runs of a design.
+"""Differences of two arms under loss = arm + seed + residual, with one residual variance of the arms of a design.
 
 The arms of one model at one budget, trained on the same seeds, are a randomized block design whose blocks are the
 seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom and Student's
@@ -9,7 +9,6 @@ distribution is exact even if an arm lacks a seed, and nothing is assumed about 
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,101 +17,156 @@ from scipy.special import fdtrc
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.errors import NotTestableError
 
-#: p value below which the scatter of arms counts as unequal, so that it is not pooled
+#: p value, times the number of arms, below which an arm scatters more than the others and is not pooled
 UNEQUAL = 0.05
+#: with this many pairs or fewer, no test notices an arm that scatters three times as much in most cases
+FEW_PAIRS = 3
+
+#: arm -> seed -> loss, nats per token
+Losses = Mapping[Hashable, Mapping[int, float]]
 
 
-class BlockDesign:
-    """The least-squares fit of loss = arm + seed + residual to finite losses arm -> seed -> nats per token."""
+class BlockModel:
+    """The least-squares fit of loss = arm + seed + residual to finite losses."""
 
-    def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
+    def __init__(self, losses: Losses):
         cells = [(arm, seed, loss) for arm, row in losses.items() for seed, loss in row.items()]
-        self._losses = losses
-        self._arms = list(losses)
+        self.losses = losses
+        self.arms = list(losses)
         seeds = sorted({seed for _, seed, _ in cells})
-        design = np.zeros((len(cells), len(self._arms) + len(seeds)))
+
+        design = np.zeros((len(cells), len(self.arms) + len(seeds)))
         for i, (arm, seed, _) in enumerate(cells):
-            design[i, self._arms.index(arm)] = design[i, len(self._arms) + seeds.index(seed)] = 1.0
+            design[i, self.arms.index(arm)] = 1.0
+            design[i, len(self.arms) + seeds.index(seed)] = 1.0
         y = np.array([loss for _, _, loss in cells])
+
         # the design has one redundant column per connected part; differences are those of the shortest solution
         self._inverse: NDArray[np.floating] = np.linalg.pinv(design)
         self._effects = self._inverse @ y
         self._known = self._inverse @ design
-        self._residuals = y - design @ self._effects
-        self._arm_of_cell = np.array([self._arms.index(arm) for arm, _, _ in cells])
-        #: degrees of freedom of the residual variance
-        self.df = len(cells) - int(np.linalg.matrix_rank(design))
-        #: sum of squares of the residuals; 0 if they are rounding errors
-        self.squares = float(self._residuals @ self._residuals)
+        residuals = y - design @ self._effects
         # nats per token: bound on the rounding errors of float64 in a sum of a few thousand terms
         self._rounding = 1e-12 * math.sqrt(float(y @ y))
-        if self.squares < self._rounding**2:
-            self.squares = 0.0
-        #: arms of two or more runs
-        self.scattered = [arm for arm in self._arms if len(losses[arm]) > 1]
+        #: degrees of freedom of the residual variance
+        self.df = len(cells) - int(np.linalg.matrix_rank(design))
+        squares = float(residuals @ residuals)
+        #: sum of squares of the residuals; 0 if they are rounding errors
+        self.squares = squares if squares >= self._rounding**2 else 0.0
 
     @property
-    def variance(self) -> float | None:
-        """Residual variance of one run, (nats per token)²; None without degrees of freedom."""
-        return self.squares / self.df if self.df else None
+    def variance(self) -> float:
+        """Residual variance of one run, (nats per token)²; 0 without degrees of freedom."""
+        return self.squares / self.df if self.df else 0.0
 
-    @cached_property
-    def p_equal(self) -> float:
-        """P value of Bartlett's test (1937) on the residuals, against one variance for all arms; 1 for two arms.
+    @property
+    def scattered(self) -> list[Hashable]:
+        """Arms of two or more runs."""
+        return [arm for arm in self.arms if len(self.losses[arm]) > 1]
 
-        Residuals of one fit are correlated, so that the test is lenient if there are few arms.
+    def without(self, arm: Hashable) -> "BlockModel":
+        """Return the fit to the other arms."""
+        return BlockModel({other: row for other, row in self.losses.items() if other != arm})
+
+    def p_scatters_more(self, arm: Hashable) -> float:
+        """P value against an arm whose variance is that of the others, small if it is larger.
+
+        F = ((SS - SS_others) / (df - df_others)) / (SS_others / df_others), exact under one variance.
         """
-        rows = [self._residuals[self._arm_of_cell == self._arms.index(arm)] for arm in self.scattered]
-        if len(rows) < 3 or not self.squares:
+        others = self.without(arm)
+        own_df = self.df - others.df
+        if own_df < 1 or others.df < 1 or not self.squares:
             return 1.0
-        variances = [row.var(ddof=1) for row in rows]
-        if min(variances) < 1e-12 * max(variances):
-            return 0.0  # two runs are copies
-        from scipy.stats import bartlett  # a second to import
+        own_squares = max(self.squares - others.squares, 0.0)
+        if not others.squares:
+            return 0.0 if own_squares else 1.0
+        return float(fdtrc(own_df, others.df, own_squares / own_df / others.variance))
 
-        return float(bartlett(*rows).pvalue)
-
-    def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
-        """A - B with the scatter of the design, or with that of the pairs alone.
-
-        The pairs have their own scatter if Bartlett's test rejects one variance for all arms, or if an F test shows
-        that they scatter more than the rest. An arm of one run has no interval, because its own deviation is unknown.
+    def difference(self, a: Hashable, b: Hashable) -> tuple[float, float]:
+        """Return A - B, and its variance over that of one run.
 
         Raises:
             NotTestableError: no chain of shared seeds connects the two arms
         """
         weights = np.zeros(len(self._effects))
-        weights[self._arms.index(a)] += 1.0
-        weights[self._arms.index(b)] -= 1.0
+        weights[self.arms.index(a)] += 1.0
+        weights[self.arms.index(b)] -= 1.0
         if not np.allclose(weights @ self._known, weights, atol=1e-8):
             raise NotTestableError(f"{a} and {b} share no seed, nor are they connected by other arms' seeds.")
-        shared = sorted(self._losses[a].keys() & self._losses[b].keys())
-        ours, theirs = ([self._losses[arm][seed] for seed in shared] for arm in (a, b))
-        few = min(len(self._losses[arm]) for arm in (a, b)) < 2
-        why = self._why_alone(np.subtract(ours, theirs))
-        if shared and (few or why):
-            return replace(paired_difference(theirs, ours, confidence), scatter=why)
-        rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance or 0.0
-        if abs(mean) < self._rounding:
-            mean = 0.0  # copies would differ by the last digit of the solver
-        se = None if few or not self.df else math.sqrt(variance * float(rows @ rows))
-        n_arms = len(self.scattered)
-        words = f"scatter of {n_arms} arms, {self.df} degrees of freedom" if n_arms > 2 and se is not None else ""
-        found = PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words, math.sqrt(2 * variance))
-        return found.at(confidence)
+        mean = float(weights @ self._effects)
+        row = weights @ self._inverse
+        # copies would differ by the last digit of the solver
+        return mean if abs(mean) >= self._rounding else 0.0, float(row @ row)
 
-    def _why_alone(self, pairs: NDArray[np.floating]) -> str:
-        """Return why pairs have their own scatter; empty if they have that of the design."""
-        df, rest = len(pairs) - 1, self.df - len(pairs) + 1
-        if df < 1 or rest < 1 or not self.squares:
+
+class BlockDesign:
+    """Arms with one residual variance, without those that scatter more than the others.
+
+    Arms are left out one at a time, the one with the smallest p value first, while this p value times the number of
+    arms (Bonferroni) is below `UNEQUAL`.
+    """
+
+    def __init__(self, losses: Losses):
+        self._losses = losses
+        self.pooled = BlockModel(losses)
+        #: arm that is not pooled -> its p value, times the number of arms
+        self.left_out: dict[Hashable, float] = {}
+        while len(self.pooled.scattered) > 2:
+            p_values = {arm: self.pooled.p_scatters_more(arm) for arm in self.pooled.scattered}
+            arm = min(p_values, key=lambda arm: p_values[arm])
+            p = p_values[arm] * len(p_values)
+            if p >= UNEQUAL:
+                break
+            self.left_out[arm] = p
+            self.pooled = self.pooled.without(arm)
+
+    def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
+        """A - B with the scatter of the pooled arms, or with that of the pairs alone if an arm is left out of the pool.
+
+        An arm of one run has no interval, because its own deviation is unknown.
+
+        Raises:
+            NotTestableError: no chain of shared seeds connects the two arms
+        """
+        alone = self._pairs_alone(a, b, confidence)
+        if {a, b} & self.left_out.keys():
+            if alone is None:
+                raise NotTestableError(f"{a} and {b} share no seed, and one of them scatters too much to be pooled.")
+            return replace(alone, scatter=self._why_alone(a, b))
+
+        mean, share = self.pooled.difference(a, b)
+        one_run = min(len(self._losses[arm]) for arm in (a, b)) < 2
+        if alone is not None and one_run:
+            return alone
+        if alone is not None and alone.n > 1 and alone.mean == 0.0 == alone.se:
+            return replace(alone, scatter="their own scatter: the losses are equal")
+
+        variance, df = self.pooled.variance, self.pooled.df
+        se = None if one_run or not df else math.sqrt(variance * share)
+        n = 0 if alone is None else alone.n
+        pooled = PairedDifference(mean, None, None, se, n, confidence, df, self._source(se), math.sqrt(2 * variance))
+        if pooled.scatter and alone is not None and 1 < n <= FEW_PAIRS:
+            pooled = replace(pooled, alone=alone)
+        return pooled.at(confidence)
+
+    def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
+        """A - B over the seeds of both; None without such a seed."""
+        shared = sorted(self._losses[a].keys() & self._losses[b].keys())
+        if not shared:
+            return None
+        ours = [self._losses[a][seed] for seed in shared]
+        theirs = [self._losses[b][seed] for seed in shared]
+        return paired_difference(theirs, ours, confidence)
+
+    def _source(self, se: float | None) -> str:
+        """Return which arms have the pooled scatter; empty if they are only the two of the difference."""
+        n_arms = len(self.pooled.scattered)
+        if n_arms < 3 or se is None:
             return ""
-        n_arms = len(self.scattered)
-        if self.p_equal < UNEQUAL:
-            return f"their own scatter: that of the {n_arms} arms is unequal (Bartlett, p {self.p_equal:.2g})"
-        if not pairs.any():
-            return "their own scatter: the losses are equal"
-        own = float(((pairs - pairs.mean()) ** 2).sum() / 2)
-        others = max(self.squares - own, 0.0) / rest
-        if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):
-            return f"their own scatter, larger than that of {n_arms} arms"
-        return ""
+        total = f" of {n_arms + len(self.left_out)}" if self.left_out else ""
+        return f"scatter of {n_arms}{total} arms, {self.pooled.df} degrees of freedom"
+
+    def _why_alone(self, a: Hashable, b: Hashable) -> str:
+        p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
+        n_arms = len(self.pooled.scattered)
+        return f"their own scatter, because an arm scatters more than {n_arms} others (F test, p {p:.2g})"

@@ -29,6 +29,7 @@ class PairedDifference:
         df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
         scatter: source of the scatter in words, if it is pooled over more arms or pooling was rejected
         sd: standard deviation of the difference of one pair, if it is not se sqrt(n), because an arm has more runs
+        alone: difference with the scatter of its pairs alone, if it is pooled and the pairs are too few to test that
     """
 
     mean: float
@@ -40,6 +41,7 @@ class PairedDifference:
     df: int
     scatter: str = ""
     sd: float | None = None
+    alone: "PairedDifference | None" = None
 
     @property
     def smallest_resolvable(self) -> float | None:
@@ -51,7 +53,8 @@ class PairedDifference:
         if self.se is None:
             return replace(self, confidence=confidence)
         half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
-        return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
+        alone = self.alone and self.alone.at(confidence)
+        return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence, alone=alone)
 
     def p_below(self, bound: float = 0.0) -> float:
         """One-sided p value against d >= bound: small if d is below; 1 for one pair."""

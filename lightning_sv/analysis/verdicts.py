@@ -99,8 +99,14 @@ def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> st
 
 
 def pairs_words(d: PairedDifference) -> str:
-    """`6 pairs; scatter of 15 arms, 70 degrees of freedom`."""
-    return f"{count_pairs(d.n)}{f'; {d.scatter}' * bool(d.scatter)}"
+    """`6 pairs; scatter of 15 arms, 70 degrees of freedom`; of few pairs also the interval of their own scatter."""
+    words = [count_pairs(d.n)]
+    if d.scatter:
+        words.append(d.scatter)
+    if d.alone is not None and d.alone.low is not None and d.alone.high is not None:
+        n = digits((d.alone.high - d.alone.low) / 2)
+        words.append(f"by their own scatter {d.alone.low:+.{n}f} to {d.alone.high:+.{n}f}")
+    return "; ".join(words)
 
 
 def count_pairs(n: int) -> str:

@@ -85,11 +85,11 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     """Decide each claim of figures with runs, and correct the verdicts for their number."""
-    pool, evaluated = Pool(), []
+    evaluated = []
     for figure in figures:
+        pool = Pool()
         for panel in figure.panels:
             panel.add_to(pool)
-    for figure in figures:
         panels = [replace(panel, pool=pool) for panel in figure.panels]
         claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         available = tuple(p for p in panels if p.why_not is None or any(x.runs or x.diverged for x in p.every))
@@ -192,6 +192,8 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
         paper_value=value,
         agreement=agreement,
         sides=estimate.sides,
+        own_low=d.alone and d.alone.low,
+        own_high=d.alone and d.alone.high,
     )
 
 

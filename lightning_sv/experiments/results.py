@@ -189,7 +189,7 @@ class Panel:
         why_not: why the panel is unavailable
         notes: sentences on the runs for readers
         every: arms with all available runs, also those without a pair
-        pool: runs of all figures that are evaluated together
+        pool: runs of all panels of the figure
     """
 
     spec: PanelSpec
@@ -350,6 +350,7 @@ class Verdict:
         agreement: `consistent` if the interval contains that number, `not consistent` if not, else empty
         earlier: earlier recorded verdicts, with dates
         sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
+        own_low: lower end of the interval by the scatter of the pairs alone, if `low` is pooled and the pairs are few
     """
 
     claim: str
@@ -374,6 +375,8 @@ class Verdict:
     agreement: str = ""
     earlier: str = ""
     sides: int = 1
+    own_low: float | None = None
+    own_high: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

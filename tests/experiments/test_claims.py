@@ -113,9 +113,9 @@ def test_pairs_to_go_of_unequal_arms_have_the_scatter_of_a_pair() -> None:
     design = BlockDesign({"a": a, "b": b} | dict(enumerate(others)))
     d = replace(design.difference("a", "b", 0.9), mean=-0.03)
     named = re.search(r"about (\d+) pairs would decide", directed(d).to_go)
-    assert design.variance is not None and d.se is not None and named
-    needed = ((1.6449 + 0.8416) * math.sqrt(2 * design.variance) / 0.03) ** 2
-    assert int(named[1]) == math.ceil(needed) and d.se < math.sqrt(2 * design.variance / 3)
+    assert d.se is not None and named
+    needed = ((1.6449 + 0.8416) * math.sqrt(2 * design.pooled.variance) / 0.03) ** 2
+    assert int(named[1]) == math.ceil(needed) and d.se < math.sqrt(2 * design.pooled.variance / 3)
 
 
 @given(

@@ -1,7 +1,8 @@
 """Differences of two arms with the scatter of all comparable runs.
 
-The arms of a panel that train on equally many tokens of one text are pooled, and so are pools that share an arm. Each
-size of a scaling panel has its own pool, and so has each grid.
+The arms of a panel that train on equally many tokens of one text are pooled, and so are pools of a figure that share an
+arm. Each size of a scaling panel has its own pool, and so has each grid. Other figures have no influence, so that a
+figure has the same numbers alone and in a recording of several.
 """
 
 import math
@@ -51,7 +52,7 @@ FINAL = LossAt()
 
 
 class Pool:
-    """Runs of all figures that are evaluated together, grouped into arms that share their scatter."""
+    """Runs of one figure, grouped into arms that share their scatter."""
 
     def __init__(self) -> None:
         self._runs: dict[Hashable, dict[int, Run]] = {}

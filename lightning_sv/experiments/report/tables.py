@@ -22,6 +22,8 @@ PAPER_TOKENS_PER_PARAM = 100
 TOKEN_FACTOR = "tokens of the baseline / own tokens"
 #: heading of the mean training loss of the last tenth of the steps
 LATE_TRAINING = "training loss, last tenth"
+#: heading of an interval without pooling, next to the pooled one if the pairs are few
+OWN_SCATTER = "by the scatter of the pairs alone"
 #: files of the report
 PAGES = ("report.md", "report.html")
 #: kinds of tokens in `callbacks.copying.token_kinds`
@@ -35,7 +37,7 @@ _SUMMARY = (
 )  # fmt: skip
 # beginnings of the tags of `TrainingMonitor` and `RelativeSteps` that have a column
 _OF_STEPS = ("clipped_steps", "relative_step/role/", "relative_step/mean/")
-_DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high")
+_DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high", "own_low", "own_high")
 
 
 def tokens_per_param(run: Run) -> float | None:
@@ -95,16 +97,17 @@ def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
     pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
     for names, pair in pairs:
         d = pair.difference
-        yield (*names, "final loss", d.n, d.mean, d.low, d.high)
+        own = (d.alone.low, d.alone.high) if d.alone else (None, None)
+        yield (*names, "final loss", d.n, d.mean, d.low, d.high, *own)
     for names, pair in pairs:
         if (e := pair.efficiency).factor is not None:
-            yield (*names, "token factor", e.n, e.factor, e.low, e.high)
+            yield (*names, "token factor", e.n, e.factor, e.low, e.high, None, None)
     for names, pair in pairs:
         for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
-            yield (*names, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high)
+            yield (*names, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high, None, None)
     for series, against, fit in _laws(panel):
         for name, d in (("offset", fit.offset), ("slope", fit.slope)):
-            yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high)
+            yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high, None, None)
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -167,21 +170,23 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     several = len({len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}) > 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
-        shown = ["baseline" if arm.baseline else "", "", "", ""]
+        shown = ["baseline" if arm.baseline else "", "", "", "", ""]
         if pair := pairs.get(arm.label):
             d, e = pair.difference, pair.efficiency
             ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
             tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
             interval = _interval(d.low, d.high) + (f"; {count_pairs(d.n)}" if several else "")
-            shown = [f"{d.mean:+.4f}", interval, direction(d), tokens]
+            own = _interval(d.alone.low, d.alone.high) if d.alone else ""
+            shown = [f"{d.mean:+.4f}", interval, own, direction(d), tokens]
         losses = [f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses)]
         rows.append([arm.name, *losses, *shown, _late_train_loss(arm)])
-    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", "result", TOKEN_FACTOR]
-    columns.append(LATE_TRAINING)
-    if panel.spec.claims:  # the verdicts of claims are by one-sided tests
-        for row in (columns, *rows):
-            del row[5]
-    return columns, rows
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", OWN_SCATTER, "result"]
+    columns += [TOKEN_FACTOR, LATE_TRAINING]
+    hidden = ["result"] if panel.spec.claims else []  # the verdicts of claims are by one-sided tests
+    if not any(pair.difference.alone for pair in pairs.values()):
+        hidden.append(OWN_SCATTER)
+    kept = [i for i, column in enumerate(columns) if column not in hidden]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _late_train_loss(arm: Arm) -> str:
@@ -230,6 +235,8 @@ def ours_words(verdict: Verdict) -> str:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
     pairs = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
+    if verdict.own_low is not None:
+        pairs += f"; by their own scatter {_interval(verdict.own_low, verdict.own_high)}"
     if verdict.unit == "times":
         ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
         return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"
