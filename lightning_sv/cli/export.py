@@ -13,7 +13,7 @@ from lightning_sv.json_text import json_text
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 from lightning_sv.runs.checkpoint import load_trained
-from lightning_sv.runs.directory import config_value
+from lightning_sv.runs.directory import config_value, run_of
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -52,9 +52,9 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     rate = summary.get("lr")  # None if a subclass has its own optimizer
     validated = VAL_LOSS in trained.curves
     return {
-        "scale vectors": f"`{trained.label}`",
+        "scale vectors": trained.label,
         "parameters as trained": sum(p.numel() for p in model.parameters()),
-        "initialized from": config_value(config, "model.init_from") or "random weights",
+        "initialized from": _start_of(config),
         "training tokens": summary.get("tokens", trained.tokens if validated else None),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
@@ -70,6 +70,29 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     }
 
 
+def _start_of(config: Mapping[str, Any]) -> str:
+    """Return what the run was initialized from, by the name of a run, a file or a folder."""
+    init_from = config_value(config, "model.init_from")
+    if init_from is None:
+        return "random weights"
+    path = Path(str(init_from))
+    return (run_of(path) or path).name
+
+
+def without_folders(source: str) -> str:
+    """Return the source of a text, or a tokenizer, with names instead of paths, which may name their owner.
+
+    >>> without_folders("files:/home/ann/a.txt,~/texts"), without_folders("hf:org/name"), without_folders("bpe:1024")
+    ('files:a.txt,texts', 'hf:org/name', 'bpe:1024')
+    """
+    kind, colon, rest = source.rpartition(":")
+    on_hub = kind == "hf" and not rest.startswith(("/", "~", "."))
+    if on_hub:
+        return source
+    names = [Path(path).name or path for path in rest.split(",")]
+    return f"{kind}{colon}{','.join(names)}"
+
+
 def _text(folder: Any, summary: Mapping[str, Any]) -> dict[str, object]:
     """Return the rows about the text; the corpus at its path may have changed since the run."""
     identity = summary.get("corpus_hash")
@@ -77,5 +100,7 @@ def _text(folder: Any, summary: Mapping[str, Any]) -> dict[str, object]:
         manifest = Manifest.load(str(folder))
         if identity in (None, manifest.corpus_hash):
             licence = manifest.licence or "not stated"
-            return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}
+            source = without_folders(manifest.source)
+            tokenizer = without_folders(manifest.tokenizer)
+            return {"text": source, "licence of the text": licence, "tokenizer": tokenizer}
     return {"text": identity and f"corpus {identity[:12]}, which does not exist here any more"}

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 #: file of a report with one row per run
 RESULTS = "results.csv"
 csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
+#: starts of the formulas of spreadsheets
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
 
 
@@ -34,7 +37,22 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
     for line, row in rows.items():
         if None in row or None in row.values():  # csv marks too many or too few cells this way
             raise ConfigError(f"{path}, line {line}: the number of cells differs from the header; restore the file.")
-    return columns, rows
+    return columns, {line: {key: _cell_text(cell) for key, cell in row.items()} for line, row in rows.items()}
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a value for a cell; a text that spreadsheets would take for a formula begins with an apostrophe.
+
+    >>> plain_cell("=1+1"), plain_cell("llama"), plain_cell(-0.5)
+    ("'=1+1", 'llama', -0.5)
+    """
+    is_formula = isinstance(value, str) and value.lstrip("'").startswith(_FORMULA)
+    return f"'{value}" if is_formula else value
+
+
+def _cell_text(cell: str) -> str:
+    """Return the text of a cell from `plain_cell`."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:

@@ -10,6 +10,7 @@ import pytest
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.preflight import check_recorded_curves
+from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Table
 from lightning_sv.experiments.run_store import RunStore, train
@@ -47,12 +48,24 @@ def test_recorded_runs_have_the_same_verdicts(
     for arm, of in zip(found.panels[0].arms, before.panels[0].arms, strict=True):
         for curve, was in zip(arm.curves, of.curves, strict=True):
             assert curve.tokens.tolist() == was.tokens.tolist() and curve.values.tolist() == was.values.tolist()
-    write_report([found], tmp_path / "report", "cpu")
-    read = [(path / "results.csv").read_text() for path in (report, tmp_path / "report")]
-    assert read[0].replace(str(report.parent), "") == read[1].replace(str(tmp_path / "here"), "")
-    (other := tmp_path / "other.csv").write_text(read[0].replace("10000:3", "10000:9").replace(",3.", ",9."))
+    write_report([found], here.out / "report", "cpu")
+    recorded = (report / "results.csv").read_text()
+    assert (here.out / "report/results.csv").read_text() == recorded  # in any folder
+    (other := tmp_path / "other.csv").write_text(recorded.replace("10000:3", "10000:9").replace(",3.", ",9."))
     first = next(iter(here.recorded))
     assert read_recorded([report, other])[first].val_loss == here.recorded[first].val_loss and first in caplog.text
+
+
+@pytest.mark.parametrize("label", ["=1+1", "@SUM(A1)", "+hg", "'=a", "llama"])
+def test_write_csv_label_is_no_formula_and_is_read_again(
+    label: str, trained: tuple[Path, Figure], tmp_path: Path
+) -> None:
+    recorded = pd.read_csv(trained[0] / "results.csv", dtype=str, keep_default_na=False)
+    path = tmp_path / "results.csv"
+    write_csv(path, [recorded.to_dict("records")[0] | {"arm": label}])
+    assert pd.read_csv(path)["arm"][0][0] not in "=+@"
+    (run,) = read_recorded([path]).values()
+    assert run.label == label
 
 
 def test_train_runs_missing_in_a_recording(trained: tuple[Path, Figure], tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_report_command_numbers_are_those_of_the_event_files(
     found = rows(tmp_path / "results.csv")
     assert len(found) == 6 and [row["arm"] for row in found] == ["llama"] * 3 + ["unified"] * 3
     for row in found:
-        run = read_run(row["run"])
+        run = read_run(tmp_path / row["run"])
         assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
         assert row["epochs"] == "2.5"

@@ -6,12 +6,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from matplotlib import pyplot
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, pipeline
@@ -46,7 +48,7 @@ def test_export_plain_run_is_llama_with_same_text(
     assert found == "def f" + expected
     text, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
     loss = f"{summary['val_loss']:.4f}"
-    shown = ("`hg+dp+or`", loss, "| text | files:", "| class | `LlamaForCausalLM` |", "All of its")
+    shown = ("hg+dp+or", loss, "| text | files:", "| class | `LlamaForCausalLM` |", "All of its")
     assert all(words in text for words in shown) and "eager" not in text
     capsys.readouterr()
     for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # commands in both pages
@@ -205,12 +207,27 @@ def test_export_of_masked_documents_starts_without_the_end_of_a_text(runs: dict[
 def test_export_ragged_experts_load_as_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
     """A width of 21: their grouped product refuses it, and a config.json does not keep which product to use."""
     model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
-    text = model_card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
+    hostile = "a|{kind}\n<b>[x](y)"
+    text = model_card(f"mixture {hostile}", "a`b", {"text": hostile}, foldable(model))
     done = save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
     assert done.kind == "Qwen2MoeForCausalLM" and done.difference < 1e-5
     card = (tmp_path / "out/README.md").read_text()
     assert 'from_pretrained("path/to/this/folder", experts_implementation="eager")' in card
-    assert "| text | a\\|(kind) |" in text  # the text of a run is neither Markdown nor a placeholder
+    escaped = "a\\|(kind) &lt;b&gt;\\[x\\](y)"
+    assert f"# mixture {escaped}\n" in text and f"| text | {escaped} |" in text  # neither Markdown nor a placeholder
+    assert "ends with `` a`b ``," in text
+
+
+def test_export_card_names_no_folders(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Paths of a machine name its user, and a card is published."""
+    run, folder = shutil.copytree(runs["plain"], tmp_path / "run"), tmp_path / "out"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["init_from"] = "/home/ann/runs/start"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["export", str(run), str(folder)]) == 0
+    card = (folder / "README.md").read_text()
+    assert "| initialized from | start |" in card and "| text | files:" in card
+    assert "/home" not in card and sysconfig.get_path("stdlib") not in card
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import NamedTuple
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, p_words, tokens_per_param
 from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.markdown_text import markdown_text
 from lightning_sv.runs.provenance import Provenance
 
 # headings of the claims of all figures, and of one figure
@@ -36,20 +36,23 @@ def markdown_report(
 ) -> str:
     """Return the report; texts are escaped."""
     title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
-    parts = [f"# {_text(title)}", _table(["", ""], head)]
+    parts = [f"# {markdown_text(title)}", _table(["", ""], head)]
     if claims := [_claim(f, v, _ALL) for f in figures for v in f.verdicts]:
         parts += ["## Claims", _table(_ALL, claims)]
     for figure, sections in zip(figures, panels, strict=True):
         spec = figure.spec
         about = f"{spec.section}. {spec.summary} Training tokens per parameter: {figure.ratio() or 'not stated'}; "
-        parts += [f"## {_text(spec.title)}", _paragraph(f"{about}the paper's are {spec.paper_tokens_per_param}.")]
-        parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
+        parts += [
+            f"## {markdown_text(spec.title)}",
+            _paragraph(f"{about}the paper's are {spec.paper_tokens_per_param}."),
+        ]
+        parts += [f"> **Warning:** {markdown_text(warning)}" for warning in figure.warnings]
         claims = [_claim(figure, v, _OWN) for v in figure.verdicts]
         parts += [_table(_OWN, claims)] if claims else []
         parts += [_table(["in the paper", ""], list(spec.paper.items()))] if spec.paper else []
         for section in sections:
-            parts.append(f"### {_text(section.title)}")
-            parts += [f"![{_text(words)}]({path})" for path, words in section.pictures]
+            parts.append(f"### {markdown_text(section.title)}")
+            parts += [f"![{markdown_text(words)}]({path})" for path, words in section.pictures]
             parts += [_table(section.columns, section.rows)] if section.columns else []
             parts += [_paragraph(note) for note in section.notes]
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", figure.command)), default=0))
@@ -119,20 +122,14 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
     )
 
 
-def _text(words: str) -> str:
-    """Escape a text for Markdown, on one line."""
-    plain = " ".join(escape(words, quote=False).split())
-    return re.sub(r"([\\|*_\[\]`#~])", r"\\\1", plain)
-
-
 def _paragraph(words: str) -> str:
     """Escape a text at the start of a paragraph, so that a number or a dash does not begin a list."""
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _text(words))
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", markdown_text(words))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table without empty columns."""
     kept = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
     columns, *rows = ([line[i] for i in kept] for line in (columns, *rows))
-    lines = [map(_text, columns), ["---"] * len(columns), *(map(_text, row) for row in rows)]
+    lines = [map(markdown_text, columns), ["---"] * len(columns), *(map(markdown_text, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

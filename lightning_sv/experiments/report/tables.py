@@ -1,6 +1,7 @@
 """Numbers of a report as rows of runs, differences and claims: CSV files and tables of the page."""
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
 from lightning_sv.json_text import json_text
 from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Run
-from lightning_sv.runs.results_csv import RESULTS, curve_text, read_csv
+from lightning_sv.runs.results_csv import RESULTS, curve_text, plain_cell, read_csv
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
@@ -46,10 +47,11 @@ def tokens_per_param(run: Run) -> float | None:
     return run.tokens / parameters if parameters else None
 
 
-def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+def run_rows(figures: Sequence[Figure], out: Path) -> list[dict[str, Any]]:
     """Return one row per run of each panel, also without a pair or diverged; `runs.results_csv` reads them.
 
-    If a run measured copying or steps, there is one column per tag.
+    If a run measured copying or steps, there is one column per tag. Run directories are relative to `out`, the folder
+    of the report, so that a report written to a different folder has equal rows.
     """
     return [
         {
@@ -67,7 +69,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             LATE_TRAIN_LOSS: run.late_train_loss,
             **step_columns(run),
             **{key: run.summary.get(key) for key in _SUMMARY},
-            "run": run.dir,
+            "run": os.path.relpath(run.dir, out),
             "curve": curve_text(run.curve(VAL_LOSS)),
             **{tag: curve_text(curve) for tag, curve in sorted(run.curves.items()) if tag.startswith(COPYING)},
         }
@@ -132,8 +134,11 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with all their keys as header; an empty file without rows."""
-    rows = list(rows)
+    """Write rows with all their keys as header; an empty file without rows.
+
+    Texts of runs cannot be formulas of a spreadsheet, see `plain_cell`.
+    """
+    rows = [{key: plain_cell(value) for key, value in row.items()} for row in rows]
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
         writer.writeheader()
@@ -143,16 +148,35 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse to overwrite a report that has none of `ours`, or a file that no report wrote."""
     check_writable(out)
-    found = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
-    known, runs = {path.resolve() for path in ours}, list[Path]()
-    if RESULTS in found:
-        columns, rows = read_csv(out / RESULTS)
-        if not columns:  # a report without runs
-            return
-        runs = [Path(row["run"]) for row in rows.values() if row.get("run")]
-    if found and not any({run.resolve(), run.resolve().parent} & known for run in runs):
-        what = f"a report of other runs ({runs[0]})" if runs else f"a {found[0]} that lightning-sv did not write"
-        raise ConfigError(f"{out} contains {what}; choose a different --out.")
+    existing = [name for name in (RESULTS, *PAGES) if (out / name).exists()]
+    if not existing or _is_report_without_runs(out):
+        return
+    runs = reported_runs(out)
+    known = {path.resolve() for path in ours}
+    if any({run, run.parent} & known for run in runs):
+        return
+    what = f"a report of other runs ({runs[0]})" if runs else f"a {existing[0]} that lightning-sv did not write"
+    raise ConfigError(f"{out} contains {what}; choose a different --out.")
+
+
+def _is_report_without_runs(out: Path) -> bool:
+    """Return whether the table of runs is empty, so that the report has nothing to lose."""
+    results = out / RESULTS
+    if not results.exists():
+        return False
+    columns, _ = read_csv(results)
+    return not columns
+
+
+def reported_runs(out: Path) -> list[Path]:
+    """Return the run directories of the report in a folder, absolute; none if there is no report."""
+    results = out / RESULTS
+    if not results.exists():
+        return []
+    _, rows = read_csv(results)
+    names = [Path(row["run"]) for row in rows.values() if row.get("run")]
+    # Reports of earlier versions have paths relative to the working directory.
+    return [path.resolve() for name in names for path in (out / name, name)]
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:

@@ -57,9 +57,9 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     for name, page in zip(tables.PAGES, (text, html_page(text, out)), strict=True):
         write_atomically(out / name, page)
     write_tuned(figures, out)
-    differences, verdicts = ("differences.csv", tables.difference_rows), ("verdicts.csv", tables.verdict_rows)
-    for name, rows in ((RESULTS, tables.run_rows), differences, verdicts):
-        tables.write_csv(out / name, rows(figures))
+    tables.write_csv(out / RESULTS, tables.run_rows(figures, out))
+    tables.write_csv(out / "differences.csv", tables.difference_rows(figures))
+    tables.write_csv(out / "verdicts.csv", tables.verdict_rows(figures))
 
 
 def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:

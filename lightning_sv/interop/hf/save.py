@@ -13,6 +13,7 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, RunError, expect
 from lightning_sv.interop.fold import Folding
 from lightning_sv.interop.hf.convert import to_hugging_face, ways_to_load
+from lightning_sv.markdown_text import markdown_code, markdown_text
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 
@@ -152,17 +153,31 @@ def checked_difference(model: Backbone, theirs: Any, context: int) -> float:
 def model_card(
     name: str, end: str, facts: Mapping[str, object], foldings: Sequence[Folding], masked: bool = False
 ) -> str:
-    """Return the text of README.md for `export`, which fills in {kind} and {load}; facts that are None are omitted."""
-    texts = f"A text begins and ends with `{end}`, as in training."
+    """Return the text of README.md for `export`, which fills in {kind} and {load}.
+
+    Texts are escaped, because they come from the run. Facts that are None are omitted.
+    """
+    end_token = _without_fields(markdown_code(end))
+    texts = f"A text begins and ends with {end_token}, as in training."
     if masked:
-        texts = f"A text ends with `{end}`, and the model attends to one text only, as in training."
-    rows = "\n".join(f"| {key} | {_shown(value)} |" for key, value in facts.items() if value is not None)
-    return _CARD.format(name=name, texts=texts, rows=rows, folding=_folding(foldings))
+        texts = f"A text ends with {end_token}, and the model attends to one text only, as in training."
+    rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items() if value is not None)
+    heading = _without_fields(markdown_text(name))
+    return _CARD.format(name=heading, texts=texts, rows=rows, folding=_folding(foldings))
 
 
-def _shown(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ").replace("{", "(").replace("}", ")")
+def _cell(value: object) -> str:
+    """Return a fact, which may come from a run of unknown origin, as a cell of a table."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return _without_fields(markdown_text(str(value)))
+
+
+def _without_fields(text: str) -> str:
+    """Replace the braces of a text, because `export` fills in {kind} and {load}."""
+    return text.replace("{", "(").replace("}", ")")
 
 
 def _folding(foldings: Sequence[Folding]) -> str:
