@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.compare import compare, default_out, print_comparison
+from lightning_sv.experiments.compare import compare, default_out, free_out, print_comparison
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
 from lightning_sv.experiments.sources.from_runs import COMPARISON
@@ -37,9 +37,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figure = compared_figure(arms, shared, options.seeds)
     progress = Console(stderr=True)
     progress.print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = options.out or default_out(figure, model.backbone.name, data.corpus.dir)
+    default = default_out(figure, model.backbone.name, data.corpus.dir)
     # a directory set with --out has its own runs; default directories share theirs
-    store = RunStore(out if options.out else out.parent, context_of(data), launcher)
+    store = RunStore(options.out or default.parent, context_of(data), launcher)
+    out = options.out or free_out(default, figure, store)
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.claim_types import optimum_words
-from lightning_sv.experiments.compare import default_out, sweep
+from lightning_sv.experiments.compare import default_out, free_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
@@ -45,8 +45,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figure = swept_figure(arms, axes, shared, options.seeds, model)
     progress = Console(stderr=True)
     progress.print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = options.out or default_out(figure, model.backbone.name, data.corpus.dir, "sweep")
-    store = RunStore(out if options.out else out.parent, context_of(data), launcher)
+    default = default_out(figure, model.backbone.name, data.corpus.dir, "sweep")
+    store = RunStore(options.out or default.parent, context_of(data), launcher)
+    out = options.out or free_out(default, figure, store)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, store, out, jobs=options.jobs, console=progress, command=command)
     if options.json:

@@ -6,11 +6,13 @@ The name of a run is a hash of its configuration, so that all comparisons in one
 """
 
 import json
+import logging
 import os
 import re
 import shlex
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -23,12 +25,14 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.report.tables import LATE_TRAINING, check_replaceable, panel_table
+from lightning_sv.experiments.report.tables import LATE_TRAINING, check_replaceable, panel_table, reported_runs
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel, pairs_of
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.yaml_file import to_args
+
+log = logging.getLogger(__name__)
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
@@ -36,6 +40,38 @@ def default_out(figure: Figure, model: str, corpus: str, command: str = "compare
     labels = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
     where, a, *others = (re.sub(r"[^\w.+=-]+", "-", label) for label in labels)
     return Path("runs", command, where, "_".join([a, *(["vs"] if command == "compare" else []), *others]))
+
+
+def free_out(base: Path, figure: Figure, runs: RunStore) -> Path:
+    """Return `base`, with a number if it has the report of a figure of other settings."""
+    for number in count(1):
+        out = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not replaces_other_settings(out, figure, runs):
+            return out
+    raise AssertionError
+
+
+def replaces_other_settings(out: Path, figure: Figure, runs: RunStore) -> bool:
+    """Return whether a folder has a report without runs of some arm of the figure.
+
+    Names of arms do not tell, because they do not contain settings of all arms, such as the optimizer.
+    """
+    reported = {run.name for run in reported_runs(out)}
+    if not reported:
+        return False
+    (panel,) = figure.panels
+    runs_of_arms = dict[str, set[str]]()
+    for arm in panel.arms:
+        names = {runs.dir(*request).name for request in arm.requests}
+        runs_of_arms.setdefault(arm.series or arm.label, set()).update(names)
+    return any(reported.isdisjoint(names) for names in runs_of_arms.values())
+
+
+def _check_out(out: Path, figure: Figure, runs: RunStore) -> None:
+    """Refuse to replace files of others, and warn about a report of other settings."""
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
+    if replaces_other_settings(out, figure, runs):
+        log.warning("the report in %s is of other settings and will be replaced; its runs are kept", out)
 
 
 def compare(
@@ -49,7 +85,7 @@ def compare(
     Raises:
         RunError: a run failed; the message ends with the last lines of its log, and other runs continue
     """
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
+    _check_out(out, figure, runs)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None or len(panel.arms) < 2:
@@ -122,7 +158,7 @@ def sweep(
     Raises:
         RunError: a run failed and did not diverge, or all points of an arm diverged
     """
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
+    _check_out(out, figure, runs)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:

@@ -25,7 +25,7 @@ from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
-from lightning_sv.experiments.report.tables import TOKEN_FACTOR
+from lightning_sv.experiments.report.tables import TOKEN_FACTOR, run_rows, write_csv
 from lightning_sv.experiments.results import Figure, pairs_of
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
@@ -306,6 +306,30 @@ def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: 
     assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
     with pytest.raises(ValueError, match="--b"):
         command.run([*words, "--b_label", "all"])
+
+
+@pytest.mark.usefixtures("fake")
+def test_compare_command_other_settings_keep_the_earlier_report(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names of the arms do not tell: an optimizer or a length of all arms is in none of them."""
+
+    def write_runs(figures: Sequence[Figure], out: Path, *_: str) -> None:
+        write_csv(out / "results.csv", run_rows(figures, out))
+
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", write_runs)
+    words = ["--a", "llama", "--b", "unified", *run_args]
+    root = Path("runs/compare/tiny-shards")
+    for more in ([], ["--model.optim.name", "muon"], ["--trainer.max_steps", "6"], []):
+        assert command.run([*words, "--seeds", "1", *more]) == 0
+    assert command.run([*words, "--seeds", "2"]) == 0  # more pairs of the first comparison
+    reports = {path.parent.name: len(numbers(path.parent)["runs"]) for path in root.glob("*/comparison.json")}
+    assert reports == {"llama_vs_unified": 4, "llama_vs_unified-2": 2, "llama_vs_unified-3": 2}
+    capsys.readouterr()
+    assert command.run([*words, "--seeds", "1", "--out", "mine"]) == 0
+    assert "other settings" not in capsys.readouterr().err
+    assert command.run([*words, "--seeds", "1", "--out", "mine", "--model.optim.name", "muon"]) == 0
+    assert "other settings" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake")
