@@ -58,7 +58,7 @@ from lightning_sv.runs.output import message_of
 from lightning_sv.runs.provenance import Segments
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.parse import Parser, add_run
+from lightning_sv.settings.parse import Parser, add_run, config_files, dropped_entries
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_plugins, check_trainer_keys, prepare_process
@@ -117,7 +117,10 @@ class RunParser(Parser, LightningArgumentParser):
             self._print_message(super().format_help(), sys.stdout)
             self.exit()
         printing = [word for word in args if word.partition("=")[0] == "--print_config"]  # it would end the parsing
-        return super().parse_args([*(word for word in args if word not in printing), *printing], **kwargs)
+        config = super().parse_args([*(word for word in args if word not in printing), *printing], **kwargs)
+        for sentence in dropped_entries(config_files(args), config["trainer"]):
+            log.warning("%s", sentence)
+        return config
 
     def format_help(self) -> str:
         """Return the most used keys of a run, or all options of a class."""

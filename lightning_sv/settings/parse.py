@@ -1,28 +1,28 @@
 """Parsers of config files and keys, based on jsonargparse: errors of one sentence, and the arguments of `fit`."""
 
-import logging
 import math
 import re
 import warnings
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import product
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from omegaconf.errors import InterpolationKeyError
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of, trainer_keys
 from lightning_sv.settings.yaml_file import CALLBACKS, SECTIONS, parse_yaml, read_yaml, without_empty
-
-log = logging.getLogger(__name__)
 
 #: name of a type -> its values
 _VALUES = {
@@ -40,6 +40,10 @@ _ABOUT_TYPES = re.compile(
     r"Parser key|Does not validate|Subtypes:|Errors:|Expected an? |Not a valid |Subclass types expect|"
     r"a (class path|dict) |Unable to load|Import path|Given value|$"
 )
+#: option of a config file
+_CONFIG = ("--config", "-c")
+#: keys of `trainer` whose value may be a list of classes
+_LISTS = ("callbacks", "plugins", "logger")
 #: largest seed that NumPy accepts
 MAX_SEED = 2**32 - 1
 #: keys of a single start of a run: ours and LightningCLI's
@@ -69,19 +73,16 @@ class Parser(ArgumentParser):
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Check that every config file is valid YAML, parse, and expand paths."""
         words = underscored(args)
-        files: list[str] = []
         for i, flag in enumerate(words):
             name, inline, text = flag.partition("=")
             if not inline and i + 1 < len(words):
                 text = words[i + 1]
-            if name in ("--config", "-c"):
+            if name in _CONFIG:
                 path = config_path(text, name)
                 read_yaml(path, f"--config {path}")
-                files.append(path)
                 words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
             elif name.startswith("--") and name[2:] in SECTIONS:
                 _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
-        _warn_of_replaced_callbacks(files)
         try:
             config = super().parse_args(words, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
@@ -89,9 +90,12 @@ class Parser(ArgumentParser):
             self.error(f"a value cannot be read ({error!r})", None)
         except ConfigError:
             raise
-        except ValueError as error:  # from OmegaConf, for an interpolation
-            first_line = str(error).splitlines()[0]
-            raise ConfigError(f"{first_line}{_variable_hint(first_line)}") from error
+        except InterpolationKeyError as error:
+            problem = str(error).splitlines()[0]
+            expected = f"the key of a setting.{_variable_hint(problem)}"
+            raise ConfigError(f"{error.full_key or 'a value'}: {problem}; expected {expected}") from error
+        except ValueError as error:  # from OmegaConf, for other interpolations
+            raise ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
         for key in (*PATHS, *WITH_PATHS):
             if isinstance(value := config.get(key), str):
@@ -157,32 +161,16 @@ class Parser(ArgumentParser):
         return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _variable_hint(message: str) -> str:
+def _variable_hint(problem: str) -> str:
     """Return how to name a variable of the environment, for OmegaConf's message about an unknown `${NAME}`."""
-    name = re.search(r"Interpolation key '([A-Z_][A-Z0-9_]*)' not found", message)
-    if name is None:
-        return ""
-    return f". For a variable of the environment write ${name[1]} or ${{oc.env:{name[1]}}}."
-
-
-def _warn_of_replaced_callbacks(files: Sequence[str]) -> None:
-    """Warn if a config file replaces the list of callbacks of an earlier one, which OmegaConf does not join."""
-    listed: list[str] = []
-    for path in files:
-        trainer = read_yaml(path, f"--config {path}").get("trainer")
-        callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
-        if not isinstance(callbacks, list):
-            continue
-        if listed:
-            hint = "Write callbacks+ instead of callbacks in the second file to keep both."
-            log.warning("trainer.callbacks of %s replaces %s. %s", path, ", ".join(listed), hint)
-        listed = [str(entry.get("class_path") if isinstance(entry, dict) else entry) for entry in callbacks]
+    name = re.search(r"'([A-Z_][A-Z0-9_]*)'", problem)
+    return f" For the variable of the environment write ${name[1]} or ${{oc.env:{name[1]}}}." if name else ""
 
 
 def ignore_keys(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
     """Accept keys of a run's config that the command does not use, without checking their values."""
     known = {action.dest for action in parser._actions}
-    for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
+    for kind, names in ((dict, (*CALLBACKS, *sections)), (Plain, (*_START, *keys))):
         for name in (name for name in names if name not in known):
             parser.add_argument(f"--{name}", type=kind, help=SUPPRESS)
 
@@ -247,13 +235,49 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
             keys = " ".join(f"init_args.{key}" for key in arguments)
             raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
         strategy["init_args"] = arguments
-    # Arguments of a callback replace it here, for the same reason.
-    named = re.findall(r"--trainer\.callbacks\+?[= ](\S+)", " ".join(args))
-    callbacks = trainer["callbacks"] if isinstance(trainer["callbacks"], list) else [trainer["callbacks"]]
-    trainer["callbacks"] = [*(each for each in callbacks if isinstance(each, dict | str)), *named]
+    trainer["callbacks"] = _callbacks(trainer["callbacks"], args)
     if check_corpus:
         run.data.check(run.model.backbone.vocab_size)
     return run.model, run.data, trainer
+
+
+def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
+    """Return the callbacks that the trainer's key and the command line name.
+
+    Arguments of a callback on the command line replace it in `value`, because the class is not imported.
+    """
+    named = re.findall(r"--trainer\.callbacks\+?[= ]([\w.]+)", " ".join(args))
+    return [entry for entry in entries_of(value) if class_name(entry)] + named
+
+
+def config_files(words: Iterable[str]) -> list[Path]:
+    """Return the config files on a command line of `fit` or of `parse_run`."""
+    words = list(words)
+    files = list[Path]()
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, inline, text = word.partition("=")
+        if name in _CONFIG:
+            files.append(Path(config_path(text if inline else following, name)))
+    return files
+
+
+def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each list in a config file that a later list of the same key replaces.
+
+    Args:
+        files: config files in the order of the command line
+        trainer: parsed section `trainer`, to which they lead
+    """
+    for file, key in product(files, _LISTS):
+        used = {class_name(entry) for entry in entries_of(trainer[key])} - {""}
+        section = read_yaml(file, f"--config {file}").get("trainer", {})
+        names = [class_name(entry) for name in (key, f"{key}+") for entry in entries_of(section.get(name))]
+        dropped = [name for name in names if name not in used]
+        if used and dropped:
+            yield (
+                f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later list replaces it; "
+                f"write {key}+ in the later file to keep both"
+            )
 
 
 @cache

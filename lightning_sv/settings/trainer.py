@@ -8,7 +8,7 @@ import re
 import typing
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, make_dataclass
 from datetime import timedelta
 from functools import cache
@@ -23,15 +23,20 @@ from lightning_sv.errors import ConfigError, expect
 log = logging.getLogger(__name__)
 
 
+#: type of a value that is read but not used to build an object. With `Any`, jsonargparse imports and instantiates
+#: whatever class the value names.
+Plain = None | bool | int | float | dict | str
+
+
 @cache
 def trainer_keys() -> type:
     """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults.
 
-    They are read from its source, because importing Lightning takes several seconds. Its own classes become `Any`.
+    They are read from its source, because importing Lightning takes several seconds. Its own classes become `Plain`.
     """
     (root,) = map(Path, find_spec("lightning").submodule_search_locations)  # type: ignore[union-attr,arg-type]
-    known = {"timedelta": timedelta, "_PATH": str | Path, "_LITERAL_WARN": Literal["warn"], "Strategy": dict[str, Any]}
-    names = defaultdict[str, Any](lambda: Any, vars(builtins) | vars(typing) | known)
+    known = {"timedelta": timedelta, "_PATH": str | Path, "_LITERAL_WARN": Literal["warn"], "Strategy": dict}
+    names = defaultdict[str, Any](lambda: Plain, vars(builtins) | vars(typing) | known)
 
     def evaluate(node: ast.expr) -> Any:
         return eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
@@ -164,10 +169,7 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
             raise ConfigError(f"trainer.{key} is {given[key]}; expected its default. {argument.note}")
     _check_strategy_plugins(given["strategy"])
     early = [] if given["max_time"] is None else [f"trainer.max_time {given['max_time']}"]
-    callbacks = given["callbacks"]
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        path = callback["class_path"] if isinstance(callback, dict | Namespace) else callback
-        name = str(path).rpartition(".")[2]
+    for name in map(class_name, entries_of(given["callbacks"])):
         if name in REFUSED_CALLBACKS:
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
         if name in ENDING_CALLBACKS:
@@ -184,6 +186,18 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
     if str(given["precision"]) == "bf16-true":
         log.warning("trainer.precision bf16-true loses small changes of a scale vector near 1; bf16-mixed keeps them")
+
+
+def entries_of(value: Any) -> list[Any]:
+    """Return the entries of a key that holds one class, a list of classes, or none."""
+    entries = value if isinstance(value, list) else [value]
+    return [entry for entry in entries if entry is not None]
+
+
+def class_name(entry: Any) -> str:
+    """Return the name of a class without its module; empty if the entry of a list of classes names none."""
+    path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
+    return path.rpartition(".")[2] if isinstance(path, str) else ""
 
 
 def _check_strategy_plugins(strategy: Any) -> None:

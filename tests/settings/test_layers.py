@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from omegaconf import OmegaConf
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings.parse import _keys, _parser, parse_run
+from lightning_sv.settings.parse import _keys, _parser, config_files, dropped_entries, parse_run
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
@@ -167,3 +169,51 @@ def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:
         path.write_text("text")
     for spec, found in ((named.parent, [named]), (f"{other}, {tmp_path}", [other, named])):
         assert source_files(CorpusConfig(source=f"files:{spec}"))[0] == found
+
+
+@pytest.mark.parametrize("command", ["fit", "plan"])
+def test_interpolation_of_an_environment_variable_is_explained(command: str, tmp_path: Path, refused: Refused) -> None:
+    gpus = ["--gpus", "1"] if command == "plan" else []
+    said = refused(command, *layer(tmp_path, "model: {optim: {weight_decay: '${SCRATCH}'}}"), *gpus)
+    assert "model.optim.weight_decay" in said and "${oc.env:" in said
+
+
+PROBE = "{class_path: lightning_sv.callbacks.ResidualMonitor}"
+MONITOR = "{class_path: lightning.pytorch.callbacks.DeviceStatsMonitor}"
+
+
+@pytest.mark.parametrize(
+    ("later", "dropped"),
+    [
+        (f"callbacks: [{MONITOR}]", ["ResidualMonitor"]),
+        (f"callbacks: {MONITOR}", ["ResidualMonitor"]),
+        (f"callbacks+: [{MONITOR}]", []),
+        (f"callbacks: [{PROBE}, {MONITOR}]", []),
+        ("callbacks: null", []),  # asked for
+        ("max_steps: 3", []),
+    ],
+)
+def test_dropped_entries_names_lists_that_a_later_file_replaces(later: str, dropped: list[str], tmp_path: Path) -> None:
+    words = layer(tmp_path, f"trainer: {{callbacks: [{PROBE}]}}")
+    (tmp_path / "later.yaml").write_text(f"trainer: {{{later}}}")
+    words += ["--config", str(tmp_path / "later.yaml")]
+    _, _, trainer = parse_run(words, check_corpus=False)
+    sentences = list(dropped_entries(config_files(words), trainer))
+    assert len(sentences) == len(dropped)
+    for name, sentence in zip(dropped, sentences, strict=True):
+        assert name in sentence and "layer.yaml" in sentence
+
+
+KEYS_WITHOUT_CLASS = ["run_dir", "ckpt_path", "json", "trainer.logger", "trainer.callbacks", "trainer.plugins"]
+KEYS_WITHOUT_CLASS += ["trainer.profiler", "trainer.accelerator", "scalars", "trainer.strategy"]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("key", KEYS_WITHOUT_CLASS)
+def test_parse_run_builds_no_class_that_a_key_does_not_name(key: str, is_list: bool, tmp_path: Path) -> None:
+    """`plan` and `compare` read the keys of `fit` that they do not use."""
+    evidence = tmp_path / "made"
+    value = f"{{class_path: os.mkdir, init_args: {{path: {evidence}}}}}"
+    with suppress(ConfigError):
+        parse_run([*LAYERS, f"--{key}", f"[{value}]" if is_list else value], check_corpus=False)
+    assert not evidence.exists()

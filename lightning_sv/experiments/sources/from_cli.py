@@ -1,5 +1,6 @@
 """Figures of one panel from strategies on the command line."""
 
+import logging
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,12 @@ from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleStrategy
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.parse import config_files, dropped_entries, parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
 from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves, to_args
+
+log = logging.getLogger(__name__)
 
 #: a requested arm: label, and strategy with keys
 Asked = tuple[str, ArmSpec]
@@ -112,6 +115,8 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
             data.share(devices * nodes)
             data.check_validation(devices * nodes)
         made.append((model, data, trainer))
+    for sentence in dropped_entries(config_files(shared), made[0][2]):
+        log.warning("%s", sentence)
     facts = {
         label: {key: getattr(data.manifest, key) for key in CORPUS_KEYS}
         | {f"data.{key}": getattr(data, key) for key in VALIDATION_KEYS}
