@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import modules_named
-from lightning_sv.runs.directory import LAST, read_config
+from lightning_sv.runs.directory import LAST, read_config, run_of
 
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
@@ -46,9 +46,10 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     checkpoint = given.ckpt_path
     if not checkpoint:
         return
-    run = _expanded(given.run_dir) / LAST if checkpoint == "last" else _expanded(checkpoint)
+    path = _expanded(given.run_dir) / LAST if checkpoint == "last" else _expanded(checkpoint)
+    run = run_of(path) or path.parent.parent
     for file in map(_expanded, given.configs):
-        if file.is_file() and file.parent.resolve() == run.parent.parent.resolve():
+        if file.is_file() and file.parent.resolve() == run.resolve():
             check_trusted(file, modules_of(file), allow)
 
 

@@ -13,6 +13,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.runs import lock
 from lightning_sv.runs.directory import LAST, read_summary, run_of
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
+from lightning_sv.runs.trust import check_resumed
 from tests.conftest import Told
 
 
@@ -177,3 +178,11 @@ def test_resolve_run_dir_checkpoint_outside_of_runs_is_refused(tmp_path: Path, m
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     with pytest.raises(ConfigError, match="ckpt_path"):
         resolve_run_dir("x", None, str(tmp_path / "epoch=0-val" / "loss=3.ckpt"))
+
+
+def test_check_resumed_checkpoint_in_folders_below_is_checked(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("trainer: {callbacks: [{class_path: json.tool.Evil}]}")
+    checkpoint = tmp_path / "checkpoints/val/loss=3.1.ckpt"
+    with pytest.raises(ConfigError, match="json"):
+        check_resumed(["--config", str(config), "--ckpt_path", str(checkpoint)], [])
