@@ -514,6 +514,22 @@ def test_apply_strategy_norm_bias_found_by_use(read: Read) -> None:
     assert report.difference < 1e-5 and report.vectors == ("matrix.parametrizations.weight.0.parts.0.scale_out",)
 
 
+def test_apply_strategy_signs_move_into_matrices_and_bias() -> None:
+    """exp(beta) has no sign, so those of gamma move behind the norm, and its bias passes them too."""
+    net = Net(plain)
+    net.norm = nn.LayerNorm(D)
+    with torch.no_grad():
+        net.norm.weight.copy_(torch.linspace(-1.6, 1.5, D))
+        net.norm.bias.normal_()
+    signs = net.norm.weight.detach().sign()
+    bias = net.norm.bias.detach().clone()
+    outputs = net(IDS)
+    report = apply_strategy(net, "er", IDS)
+    assert report.vectors == ("norm.parametrizations.weight.0.vector",)
+    torch.testing.assert_close(net.norm.bias.detach(), bias * signs)
+    torch.testing.assert_close(net(IDS), outputs)
+
+
 @pytest.mark.parametrize("gamma", [lambda net: net.g.exp(), lambda net: 2 * net.g], ids=["exp", "twice"])
 def test_apply_strategy_function_of_parameter_unchanged(gamma: Callable[[Any], Tensor]) -> None:
     net = Net(lambda net, x: plain(net, F.rms_norm(x, (D,)) * gamma(net)))

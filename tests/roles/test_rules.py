@@ -99,6 +99,22 @@ def test_operations_role_of_their_parameter_is_known(op: str) -> None:
     assert op in {node.op for node in trace(model, (x,), {}).nodes} and weight_decay_roles(model, x)["p"].role == role
 
 
+#: how one number p is used -> its role, and what is computed of p and data x: it scales all channels alike
+NUMBERS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "after a norm": ("other", lambda p, x: p * F.rms_norm(x, (4,))),
+    "within a norm": ("other", lambda p, x: p * x * x.square().mean(-1, keepdim=True).rsqrt()),
+    "before a norm": ("other", lambda p, x: F.rms_norm(p * x, (4,))),
+    "summand of a norm's factor": ("bias", lambda p, x: (p + x.tanh()) * F.rms_norm(x, (4,))),
+}
+
+
+@pytest.mark.parametrize("use", NUMBERS)
+def test_factor_of_one_entry_is_no_scale_vector(use: str) -> None:
+    role, computed = NUMBERS[use]
+    model = Example((1,), lambda p, x, q: computed(p, x))
+    assert weight_decay_roles(model, torch.rand(2, 5, 4))["p"].role == role
+
+
 def test_rules_each_row_has_example_and_page_row() -> None:
     assert list(EXAMPLES) == [rule.name for rule in RULES]
     shown = re.findall(r"^\| `(.+)` \| (.+) \| .+ \|$", PAGE.read_text(), re.MULTILINE)
