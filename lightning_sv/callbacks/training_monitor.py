@@ -116,16 +116,18 @@ class TrainingMonitor(MetricAccumulator):
         self.val_loss: float | None = None
 
     def charts(self) -> Pages:
-        """Return the chart of the share of clipped steps."""
+        """Return the chart of the share of clipped steps; none if the run does not clip by norm."""
+        if self._clip_norm is None:
+            return {}
         return {"steps": {"share that is clipped": ["Multiline", ["clipped_steps"]]}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the chart layout of all callbacks, and start the clock."""
+        self._clip_norm = clip_norm(trainer)
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
         self._since, self.idle, self._batches = (time.perf_counter(), trainer.global_step), 0.0, 0
         data, settings = data_of(trainer), settings_of(pl_module)
-        self._clip_norm = clip_norm(trainer)
         self._tokens = None if data is None else data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
             self._flops = settings.flops_per_token(data.seq_len)
