@@ -1,10 +1,12 @@
 """Order of the sequences in a run, determined by the seed for any number of devices and workers."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +91,34 @@ def limited(batches: int, limit: float) -> int:
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
+#: where worker processes leave their batches on Linux
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def check_shared_memory(batch_bytes: int, num_workers: int, prefetch_factor: int = 2) -> None:
+    """Check that the batches that workers read ahead fit the shared memory, which is 64 MiB in many containers.
+
+    A worker that finds it full is killed in the middle of a run.
+
+    Args:
+        batch_bytes: size of a batch, in bytes
+        num_workers: number of worker processes
+        prefetch_factor: batches that each worker reads ahead, as DataLoader's argument
+
+    Raises:
+        ConfigError: less is free
+    """
+    if num_workers == 0 or not SHARED_MEMORY.exists():
+        return
+    needed = batch_bytes * num_workers * prefetch_factor
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < needed:
+        raise ConfigError(
+            f"the free space of {SHARED_MEMORY} is {free:,} bytes; expected at least {needed:,}, for the batches of "
+            f"{num_workers} workers. Start the container with a larger --shm-size, or set data.num_workers to 0."
+        )
+
+
 class TokenLoader(DataLoader[Tensor]):
     """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`, with a resumable position.
 
@@ -104,6 +134,9 @@ class TokenLoader(DataLoader[Tensor]):
 
     Attributes:
         unfinished: returns the number of batches read but not trained, as after an error in a step; 0 by default
+
+    Raises:
+        ConfigError: fewer sequences than in a global batch, or too little shared memory for the workers
     """
 
     def __init__(
@@ -119,6 +152,8 @@ class TokenLoader(DataLoader[Tensor]):
         limit: float = 1.0,
     ):
         self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
+        batch_bytes = share.micro_batch * (sequences.seq_len + 1) * torch.int64.itemsize
+        check_shared_memory(batch_bytes, num_workers)
         # A private generator: otherwise each epoch would advance the global one.
         super().__init__(
             sequences,
