@@ -196,8 +196,17 @@ install-hf: $(VENV)/.hf  ## add transformers, for export, roles and inspect
 
 install-text: $(VENV)/.text  ## add readers of .parquet, .zst and Hugging Face datasets
 
-data: $(VENV)/.run  ## prepare the corpus DATA, a name or your own file or folder
+data: $(VENV)/.run $(if $(filter train,$(MAKECMDGOALS)),check-train)  ## prepare the corpus DATA, a name or your own file or folder
 	@$(if $(filter data,$(MAKECMDGOALS)),$(WORDS)) $(SV) prepare $(CORPUS) "$$@"
+
+# Wrong arguments are reported before a corpus is prepared, which takes minutes. Own texts have no corpus.yaml yet.
+CHECKED = $(foreach layer,$(filter-out data/%,$(LAYERS)),--config conf/$(layer).yaml) $(CORPUS) \
+	$(foreach layer,model/$(MODEL) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
+IS_PREPARED = $(wildcard $(or $(OWN),data/$(WORD))/corpus.yaml)
+.PHONY: check-train
+check-train: $(VENV)/.run
+	@$(if $(IS_PREPARED),,$(WORDS) $(SV) fit --dry_run $(CHECKED) $(OF_SCALE) $(OF_LR) \
+		$(if $(SEED),--seed_everything "$$SEED") "$$@" > /dev/null)
 
 train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma); prints a table, draws a picture
 	@$(WORDS) $(SV) fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) $(if $(SEED),--seed_everything "$$SEED") "$$@"

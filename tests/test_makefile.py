@@ -34,7 +34,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         ("train 'MODEL=tiny mini'", "MODEL is 'tiny mini'"),
         ("train 'PROBES=sharpness flatness'", "there is no PROBES 'flatness'"),
         ("train 'PROBES=sharpness copying'", "PROBES is 'sharpness copying'; expected one of:"),
-        ("compare DATA=mine", "there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib"),
+        ("compare DATA=mine", "there is no DATA 'mine', and no text of .*; known: .*fineweb-edu installed .*stdlib"),
         ("train DATA=lightning_sv/*.py", r"DATA is 'lightning_sv/\*.py'"),
         ("train DATA=stdlib/", "DATA is 'stdlib/'"),
         ("paper BUDGET=cheap", "there is no BUDGET 'cheap'"),
@@ -74,9 +74,19 @@ def run(tmp_path: Path) -> Run:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENV)
         assert done.returncode == 0, done.stderr
         calls = (tmp_path / "calls").read_text().split("\x01")
-        return [words.split("\0")[:-1] for words in calls[:-1]]
+        commands = [words.split("\0")[:-1] for words in calls[:-1]]
+        return [words for words in commands if words[:2] != ["fit", "--dry_run"]]  # of arguments, without a corpus
 
     return call
+
+
+def test_make_train_checks_arguments_before_the_corpus(run: Run, tmp_path: Path) -> None:
+    run("train", "SCALE=unifed", "LR=fast", "ARGS=--x y")
+    check, prepare, _ = (tmp_path / "calls").read_text().split("\x01")[:3]
+    assert prepare.startswith("prepare\0")
+    words = check.split("\0")[:-1]
+    assert words[:2] == ["fit", "--dry_run"]
+    assert words[-6:] == ["--model.scale", "unifed", "--model.optim.lr", "fast", "--x", "y"]
 
 
 #: texts that a shell or make would interpret

@@ -1,12 +1,24 @@
 """`lightning-sv fit` and `validate`."""
 
 from lightning_sv.errors import StoppedError
-from lightning_sv.lit.cli import PretrainCLI
-from lightning_sv.lit.distributed import exit_code
+from lightning_sv.settings.parse import check_run
+from lightning_sv.settings.plain_parser import underscored
 
 
 def run(argv: list[str], command: str = "fit") -> int:
     """Train, or validate a checkpoint; return the exit code."""
+    words = underscored(argv)
+    if command == "fit" and "--dry_run" in words:
+        check_run([word for word in words if word != "--dry_run"])
+        return 0
+    return _train(command, argv)
+
+
+def _train(command: str, argv: list[str]) -> int:
+    # importing Lightning takes seconds, which a dry run does not need
+    from lightning_sv.lit.cli import PretrainCLI
+    from lightning_sv.lit.distributed import exit_code
+
     try:
         PretrainCLI(args=[command, *argv])
     except StoppedError as stopped:

@@ -81,6 +81,7 @@ FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its commen
   --trainer.callbacks+=CLASS, --trainer.logger CLASS
                             class of Lightning, or your own; --trainer.callbacks.help CLASS lists its options
   --json                    print the results as JSON
+  --dry_run                 check keys, values and model without a corpus, and exit
   --print_config            print the config and exit
 
 {prog} --help_all lists all keys, with types, units and defaults.

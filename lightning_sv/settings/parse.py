@@ -280,6 +280,20 @@ def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterat
             )
 
 
+def check_run(args: list[str]) -> None:
+    """Check arguments of `fit` without its corpus and checkpoint: keys, values, and the model.
+
+    Raises:
+        ConfigError: an argument is unknown or has a wrong value
+    """
+    parser = _parser()
+    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
+        config = parser.parse_args(args)
+        start = config.get("model.init_from")
+        if start is None or not is_of_transformers(start):  # else the model has the sizes of `start`
+            parser.instantiate(config)
+
+
 @cache
 def _parser() -> Parser:
     """Return the parser of a run; building it takes as long as parsing, and a figure's plan parses a hundred runs."""

@@ -57,11 +57,21 @@ def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     try:
         with reading(path):
             if not Path(path).is_file():  # a run reads it several times
-                raise ConfigError(f"{where:.200} does not exist or is not a regular file; expected a file with keys.")
+                hint = _missing_folder_hint(Path(path))
+                expected = f"expected a file with keys.{hint}"
+                raise ConfigError(f"{where:.200} does not exist or is not a regular file; {expected}")
             text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
     return without_empty(parse_yaml(text, where))
+
+
+def _missing_folder_hint(path: Path) -> str:
+    """Return a sentence about the first folder of `path` that does not exist, if there is one."""
+    for folder in reversed(path.parents):
+        if not folder.exists():
+            return f" There is no folder {folder}."
+    return ""
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:

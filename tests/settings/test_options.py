@@ -154,6 +154,26 @@ def test_main_value_that_fits_nothing_is_refused(words: list[str], message: str,
     assert message in said and said.count("\n") == 1 and "Union" not in said
 
 
+EARLY = [
+    (["fit", "--config", "runs/no_such_run/config.yaml"], "no folder runs"),
+    (["fit", "--dry_run", *CONFIG, "--trainer.max_stepps", "3"], "max_steps"),
+    (["fit", "--dry-run", *CONFIG, "--model.scale", "unifed"], "unifed"),
+    (["fit", "--dry_run", *CONFIG, "--model.optim.lr", "fast"], "model.optim.lr is fast"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), EARLY)
+def test_main_mistake_is_refused_before_a_corpus_is_read(words: list[str], part: str, refused: Refused) -> None:
+    said = refused(*words)
+    assert part in said and said.count("\n") == 1
+
+
+def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--dry_run", "--config", "tiny-unified"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", thinned(sorted(cli.COMMANDS), ["fit", "report"]))
 def test_main_traceback_shows_the_source_above_the_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([name, "--traceback", "--no_such_option"], ["--traceback", name, "--no_such_option"]):
