@@ -40,11 +40,15 @@ def run(argv: list[str]) -> int:
     parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
+    history = "File of the picture of γ by layer and training tokens, ending in .png; of a run directory."
+    parser.add_argument("--training_png", type=Path, metavar="PNG", help=history)
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     trusted = "Modules that a run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
-    expect(options.png is None or options.png.suffix == ".png", "--png", options.png, "a file that ends in .png.")
+    for key in ("png", "training_png"):
+        picture = getattr(options, key)
+        expect(picture is None or picture.suffix == ".png", f"--{key}", picture, "a file that ends in .png.")
     name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
     if not rows:
         raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
@@ -55,13 +59,24 @@ def run(argv: list[str]) -> int:
         from lightning_sv.analysis.inspect_plot import draw_vectors  # imports matplotlib, which takes a second
 
         draw_vectors(name, families, options.png)
+    if options.training_png is not None:
+        _draw_training(options.model, options.training_png)
     if options.json:
         print(json_text({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}))
         return 0
     print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
-    if options.png is not None:
-        print(f"drawn: {options.png}")
+    for drawn in (options.png, options.training_png):
+        if drawn is not None:
+            print(f"drawn: {drawn}")
     return 0
+
+
+def _draw_training(run_dir: Path, path: Path) -> None:
+    """Draw gamma during training from the event files of a run, complete or not."""
+    from lightning_sv.analysis.gamma_plot import draw_gammas  # imports matplotlib, which takes a second
+    from lightning_sv.runs.events import read_run
+
+    draw_gammas(read_run(run_dir, complete=False), path)
 
 
 def _read(

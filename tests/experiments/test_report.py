@@ -18,6 +18,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.tables import steps_table
 from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Verdict, pairs_of
@@ -25,6 +26,7 @@ from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import budget_names
 from lightning_sv.runs.events import read_run
 from tests.conftest import ROOT, Refused, Told
+from tests.experiments.fake_fit import write_scalars
 from tests.experiments.fake_results import disk_full, figure, rows, write_run
 
 
@@ -187,6 +189,32 @@ def test_report_command_numbers_are_those_of_the_event_files(
     assert f"lightning-sv report {runs} --baseline llama" in text and "not stated (the paper's are 100)" in text
     assert "epochs over the training text\n2.5\n" in text and "training loss, last tenth" in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 2
+
+
+def test_report_command_of_one_run_shows_its_steps_and_gammas(tmp_path: Path, told: Told) -> None:
+    run = write_run(tmp_path / "run", "unified", 0)
+    told("report", str(run), "--out", str(tmp_path / "without"))
+    assert not list((tmp_path / "without").glob("figures/*gamma*"))
+
+    write_scalars(run, "clipped_steps", [(5_000, 0.5), (10_000, 0.0)], wall_time=1.0)
+    write_scalars(run, "branch_norm/layer0/q_proj/gamma_in", [(0, 1.0), (10_000, 1.2)], wall_time=1.0)
+    told("report", str(run), "--out", str(tmp_path / "with"))
+    lines = (tmp_path / "with/report.md").read_text().splitlines()
+    assert "| arm | clipped steps | relative step, matrix |" in lines
+    assert "| unified | 25.0% | 2.00e-02 |" in lines
+    assert {path.suffix for path in (tmp_path / "with").glob("figures/*gamma*")} == {".png", ".svg"}
+
+
+def test_steps_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
+    for seed in range(2):
+        for label in ("llama", "dp"):
+            write_run(tmp_path / f"{label}{seed}", label, seed)
+    write_scalars(tmp_path / "dp0", "clipped_steps", [(5_000, 0.5)], wall_time=1.0)
+    for seed in range(2):
+        write_scalars(tmp_path / f"llama{seed}", "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0)
+    panel = own_figure([tmp_path], baseline="llama").panels[0]
+    _, table = steps_table(panel)
+    assert table == [["llama", "25.0%", "2.00e-02"], ["dp", "", "2.00e-02"]]
 
 
 def test_report_command_report_of_other_runs_not_replaced(

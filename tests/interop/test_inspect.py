@@ -195,9 +195,12 @@ def test_vectors_of_folder_large_model_constant_memory(tmp_path: Path) -> None:
 
 def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answer: Answer, told: Told) -> None:
     picture = tmp_path / "sub/run.png"
-    out = told("inspect", str(runs["own"]), "--png", str(picture)).splitlines()
+    history = tmp_path / "sub/training.png"
+    pictures = ["--png", str(picture), "--training_png", str(history)]
+    out = told("inspect", str(runs["own"]), *pictures).splitlines()
+    assert history.read_bytes().startswith(b"\x89PNG")
     at = out.index("layers.*.attn.qkv.q_proj.scale_out: output, stays")
-    assert out[0] == "tiny, hg+dnp+or+iwd: scale vectors" and max(map(len, out[:-1])) <= 80
+    assert out[0] == "tiny, hg+dnp+or+iwd: scale vectors" and max(map(len, out[:-2])) <= 80
     for layer, line in enumerate(out[at + 1 : at + 3]):
         cells = line.split()  # neither balance nor agreement, for its norm is between
         assert cells[0] == str(layer) and len(cells) == 8 and cells[5:] == ["32", "0.0%", "0.0%"]
@@ -251,6 +254,8 @@ def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:
     whole = saved("whole", model, max_shard_size="30KB")
     assert "model.safetensors.index.json" in refused("inspect", str(whole / "model.safetensors.index.json"))
     assert "expected a file that ends in .png" in refused("inspect", str(whole), "--png", "x.jpg")
+    assert "--training_png" in refused("inspect", str(whole), "--training_png", "x.jpg")
+    assert "has no TensorBoard scalars" in refused("inspect", str(whole), "--training_png", str(tmp_path / "x.png"))
     shard = sorted(whole.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
     assert f"{shard.name} cannot be read as safetensors" in refused("inspect", str(whole))

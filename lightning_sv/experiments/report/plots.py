@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from lightning_sv.analysis import style
+from lightning_sv.analysis.gamma_plot import gamma_figure
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_curves, draw_branches
@@ -22,7 +23,7 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
-from lightning_sv.runs.events import Curve
+from lightning_sv.runs.events import Curve, Run
 
 # strategies that have the same colour in every figure; the others take free colours
 _FIXED = {"llama": style.BLUE, "unified": style.VERMILLION, "hg+dnp+or+iwd": style.VERMILLION, "nop": style.PURPLE}
@@ -320,3 +321,8 @@ def axis_words(axis: str) -> str:
     """Return the label of an axis, e.g. of `model.optim.lr`."""
     last = axis.rpartition(".")[2]
     return {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}.get(last, last)
+
+
+def gamma_plot(run: Run) -> Plot:
+    """Plot the rms of gamma of one run by layer and training tokens."""
+    return Plot("gamma", f"rms of γ by layer and training tokens: {run.label}", gamma_figure(run))

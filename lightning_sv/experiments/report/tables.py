@@ -37,7 +37,9 @@ _SUMMARY = (
     "commit", "date", "machine",
 )  # fmt: skip
 # beginnings of the tags of `TrainingMonitor` and `RelativeSteps` that have a column
-_OF_STEPS = ("clipped_steps", "relative_step/role/", "relative_step/mean/")
+_CLIPPED = "clipped_steps"
+_ROLE_STEP = "relative_step/role/"
+_OF_STEPS = (_CLIPPED, _ROLE_STEP, "relative_step/mean/")
 _DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high", "own_low", "own_high")
 
 
@@ -87,6 +89,34 @@ def step_columns(run: Run) -> dict[str, float]:
     if run.recorded:
         return {tag: float(run.summary[tag]) for tag in tags}
     return {tag: float(run.curves[tag].values.mean()) for tag in tags}
+
+
+def steps_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: share of clipped steps and relative step per role; empty if no run measured them."""
+    arms = sorted(panel.arms, key=lambda arm: not arm.baseline)
+    means = [_mean_steps(arm) for arm in arms]
+    roles = sorted({tag for row in means for tag in row if tag.startswith(_ROLE_STEP)})
+    is_clipped_known = any(_CLIPPED in row for row in means)
+    if not (roles or is_clipped_known):
+        return [], []
+
+    columns = ["arm", "clipped steps"]
+    columns += [f"relative step, {tag.removeprefix(_ROLE_STEP)}" for tag in roles]
+    rows = []
+    for arm, mean in zip(arms, means, strict=True):
+        clipped = f"{mean[_CLIPPED]:.1%}" if _CLIPPED in mean else ""
+        steps = [f"{mean[tag]:.2e}" if tag in mean else "" for tag in roles]
+        rows.append([arm.name, clipped, *steps])
+    return columns, rows
+
+
+def _mean_steps(arm: Arm) -> dict[str, float]:
+    """Average `step_columns` over the runs of an arm; a tag that some of them lack is omitted."""
+    measured_tags = [step_columns(run) for run in arm.runs]
+    if not measured_tags:
+        return {}
+    shared = set.intersection(*(set(tags) for tags in measured_tags))
+    return {tag: float(np.mean([tags[tag] for tags in measured_tags])) for tag in shared}
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightning_sv.analysis.gamma_plot import gamma_maps
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style
@@ -24,6 +25,16 @@ COPYING_NOTE = (
     "the rest; mean of the seeds. The parts of a difference are share times difference of a kind. They add up to the "
     "difference on the measured sequences. The circuit counts as formed when a text is predicted better by 0.5 nats "
     "per token on its second reading; one time per seed."
+)
+
+STEPS_NOTE = (
+    "Mean over training and seeds. A step is clipped if the norm of its gradient is above gradient_clip_val. A "
+    "relative step is ‖change‖ / ‖value‖ of all parameters of a role, with weight decay. results.csv also has the "
+    "relative steps of each branch, if they were measured."
+)
+GAMMA_NOTE = (
+    "Root mean square of the entries of γ, by layer and training tokens. White is 1, the value at the start of "
+    "training. Branches with equal values share a panel."
 )
 
 _PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
@@ -75,7 +86,26 @@ def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
     if panel.kind == "curves" and tables.measured(panel.arms):
         pictures, title = _saved([plots.copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
         sections.append(Section(title, pictures, *tables.copying_table(panel), [COPYING_NOTE]))
+    if panel.kind == "curves":
+        sections += _steps_section(panel) + _gamma_section(panel, out, stem)
     return sections
+
+
+def _steps_section(panel: Panel) -> list[Section]:
+    """Return the table of clipped and relative steps, if runs measured them."""
+    columns, rows = tables.steps_table(panel)
+    if not columns:
+        return []
+    return [Section(f"{panel.title}: size of the steps", [], columns, rows, [STEPS_NOTE])]
+
+
+def _gamma_section(panel: Panel, out: Path, stem: str) -> list[Section]:
+    """Return the picture of gamma by layer, if the panel is of one run that logged it."""
+    runs = [run for arm in panel.arms for run in arm.runs]
+    if len(runs) != 1 or not gamma_maps(runs[0]):
+        return []
+    pictures = _saved([plots.gamma_plot(runs[0])], out, stem)
+    return [Section("Scale vectors by layer", pictures, [], [], [GAMMA_NOTE])]
 
 
 def _saved(drawn: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]:
