@@ -16,6 +16,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 
+#: Upper bound on a number of layers: each is a Python object, also without weights, and larger
+#: numbers are typing errors.
+MAX_LAYERS = 1 << 12
+
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
     """Return the result of `build` on fake tensors: shapes and dtypes without memory or values.
@@ -66,6 +70,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     file = path / "config.json" if path.is_dir() else path
     expect(file.suffix == ".json", str(file), "not a .json file", "a model's directory or its config.json.")
     written = read_json(file, "expected a directory written by save_pretrained, or a config.json.")
+    _check_depth(written, str(file))
     kind = str(written.get("model_type"))
     module = transformers()
     foreign = kind not in module.CONFIG_MAPPING
@@ -80,6 +85,15 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     except Exception as error:  # model code can raise anything
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{file}: the model cannot be built ({type(error).__name__}: {why}).") from error
+
+
+def _check_depth(section: dict[str, Any], where: str) -> None:
+    """Refuse a number of layers that would take hours to build, also in a part such as vision_config."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            _check_depth(value, f"{where}: {key}")
+        elif isinstance(value, int) and key.endswith(("layer", "layers")):
+            expect(value <= MAX_LAYERS, f"{where}: {key}", value, f"at most {MAX_LAYERS:,}.")
 
 
 def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:

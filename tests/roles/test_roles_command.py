@@ -116,6 +116,15 @@ def test_roles_remote_code_runs_only_if_trusted(
     assert ran.exists() and len(found) == len(list(llama.parameters()))
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "encoder_layers"])
+def test_roles_depth_refused_before_the_model_is_built(key: str, model_dir: Path, refused: Refused) -> None:
+    config = model_dir / "config.json"
+    edit_json(config, **{key: 1_000_000})
+    assert f"{key} is 1000000; expected at most" in refused("roles", str(model_dir))
+    edit_json(config, **{key: 2}, text_config={key: 1_000_000})
+    assert f"text_config: {key} is 1000000" in refused("roles", str(model_dir))
+
+
 def test_roles_wrong_input_refused(model_dir: Path, tmp_path: Path, refused: Refused) -> None:
     empty, config = tmp_path / "empty", model_dir / "config.json"
     empty.mkdir()
