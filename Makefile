@@ -344,5 +344,5 @@ doctor: $(VENV)/.run  ## print versions and devices, for a bug report
 
 clean:  ## remove environments, runs and prepared corpora
 	rm -rf "$$VENV" "$$VENV"-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	for layer in data/*/corpus.yaml; do rm -rf "$${layer%/*}"; done; rm -rf data/.*.partial data/.*.lock
+	for layer in data/*/corpus.yaml; do rm -rf "$${layer%/*}"; done; rm -rf data/*.parts data/.*.partial data/.*.lock
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus.config import byte_size
 from lightning_sv.corpus.manifest import FILENAME
+from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.settings.parse import Parser, ignore_keys
@@ -15,12 +17,19 @@ def run(argv: list[str]) -> int:
     parser = Parser(prog="lightning-sv prepare", description="Convert text to token shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
+    parser.add_argument(
+        "--workers", type=int | None, default=None, help="Processes on this machine; null for one per core."
+    )
+    parser.add_argument(
+        "--part_bytes", default=f"{PART_BYTES >> 20}MB", help="Text of a part, of which a killed process loses one."
+    )
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
     ignore_keys(parser, sections=["model"])  # in corpus.yaml
     config = parser.parse_args(argv)
     corpus = parser.instantiate(config).data.corpus
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
-    manifest = prepare(corpus, progress=not config.json)
+    part_bytes = byte_size("--part_bytes", config.part_bytes)
+    manifest = prepare(corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes)
     if config.json:
         print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:

@@ -36,6 +36,8 @@ class CorpusConfig:
         val_fraction: fraction of the documents held out, selected by a hash of their text, independent of their order;
             for few documents, the end of each (see `SplitDocuments`)
         max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
+        max_tokens: maximum number of tokens of both splits, at most those of the source; null for all. The corpus can
+            be prepared again with a larger number, which encodes only the parts that it lacks
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
         errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names them, 'replace'
             inserts U+FFFD for each wrong byte, 'skip' omits the file or line, as 'stdlib' and 'installed' always do
@@ -51,6 +53,7 @@ class CorpusConfig:
     eot: str | None = None
     val_fraction: float = 0.01
     max_bytes: int | None = None
+    max_tokens: int | None = None
     text_field: str = "text"
     errors: Errors = "strict"
     hf_subset: str | None = None
@@ -66,11 +69,18 @@ class CorpusConfig:
         wanted = "a number between 0 and 1, both excluded, because training and validation need documents."
         expect(0.0 < self.val_fraction < 1.0, "val_fraction", self.val_fraction, wanted)
         expect_known("errors", self.errors, get_args(Errors))
-        expect(self.max_bytes is None or self.max_bytes >= 1, "max_bytes", self.max_bytes, "at least 1, or null.")
+        for key in ("max_bytes", "max_tokens"):
+            limit = getattr(self, key)
+            expect(limit is None or limit >= 1, key, limit, "at least 1, or null.")
         for key, value in asdict(self).items():  # bytes of a path that are not UTF-8 are half surrogate pairs in Python
             valid = not re.search(r"[\ud800-\udfff]", str(value))
             expect(valid, key, repr(value), "UTF-8. Rename the file or folder.")
         _ = self.chunk_size  # check the value early
+
+    @property
+    def kind(self) -> str:
+        """Kind of `source`: its first word."""
+        return self.source.partition(":")[0]
 
     @property
     def location(self) -> str:
@@ -85,15 +95,18 @@ class CorpusConfig:
     @property
     def chunk_size(self) -> int:
         """`chunk_bytes` as an integer."""
-        match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(self.chunk_bytes), re.IGNORECASE)
-        size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
-        # Offsets inside a shard are 32-bit in litdata's format.
-        wanted = "a size from 1 byte to 2 GB, for example '64MB'."
-        expect(0 < size <= 2 << 30, "chunk_bytes", repr(self.chunk_bytes), wanted)
-        return size
+        return byte_size("chunk_bytes", self.chunk_bytes)  # offsets inside a shard are 32-bit in litdata's format
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content; corpora with equal settings are equal."""
         settings = asdict(self) | {"chunk_bytes": self.chunk_size}
         del settings["dir"]
         return settings
+
+
+def byte_size(key: str, text: str) -> int:
+    """Return a size as a number: bytes, or a number with KB, MB or GB (powers of 1,024); at most 2 GB."""
+    match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(text), re.IGNORECASE)
+    size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
+    expect(0 < size <= 2 << 30, key, repr(text), "a size from 1 byte to 2 GB, for example '64MB'.")
+    return size

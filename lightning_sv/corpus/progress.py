@@ -1,29 +1,106 @@
-"""Progress bars for the long phases of a preparation."""
+"""Progress bars for the long phases of a preparation, and a log file of its parts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from lightning_sv.corpus.parts import Part
+
+#: seconds between two lines of the log of the parts
+LOG_S = 10.0
 
 
 @contextmanager
 def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error during the block; yield the function that advances it by bytes."""
-    columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), TransferSpeedColumn(), TimeElapsedColumn()
+    columns = (
+        SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), TransferSpeedColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
         task = bars.add_task(name, total=total)
         yield lambda amount: bars.advance(task, amount)
         bars.update(task, total=bars.tasks[task].completed)
 
 
-def in_threads(name: str, work: Callable[[Any], int], items: Iterable[Any], total: int, *, shown: bool = True) -> None:
-    """Call `work` with each item, on up to 8 threads, and advance a progress bar by the bytes that it returns."""
-    with ThreadPoolExecutor(8) as pool, phase(name, total, shown=shown) as advance:
+def in_threads(
+    name: str, work: Callable[[Any], int], items: Iterable[Any], total: int, *, shown: bool = True, threads: int = 8
+) -> None:
+    """Call `work` with each item, on some threads, and advance a progress bar by the bytes that it returns."""
+    with ThreadPoolExecutor(threads) as pool, phase(name, total, shown=shown) as advance:
         try:
             for done in pool.map(work, items):
                 advance(done)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once
+
+
+class PartsLog:
+    """Log file of the parts: how many are complete, text, speed, tokens, disk and time left.
+
+    Args:
+        path: log file, to which lines are appended
+        parts: parts of the preparation
+        itemsize: bytes per token on the disk
+    """
+
+    def __init__(self, path: Path, parts: list[Part], itemsize: int) -> None:
+        self.path, self.itemsize, self.total = path, itemsize, len(parts)
+        self.total_bytes = sum(part.n_bytes for part in parts)
+        self.left = parts
+        self.done_bytes = self.text_bytes = self.tokens = 0
+        self._count_complete()
+        self._started = self._logged = monotonic()
+        self._bytes_at_start = self.done_bytes
+
+    def update(self, *, is_last: bool = False) -> None:
+        """Append a line, at most every `LOG_S` seconds."""
+        now = monotonic()
+        if not is_last and now - self._logged < LOG_S:
+            return
+        self._logged = now
+        self._count_complete()
+        with self.path.open("a") as file:
+            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {self.line()}\n")
+
+    def _count_complete(self) -> None:
+        still = []
+        for part in self.left:
+            if not part.is_complete():
+                still.append(part)
+                continue
+            summary = part.summary()
+            self.done_bytes += part.n_bytes
+            self.text_bytes += summary["bytes"]
+            self.tokens += summary["tokens"]
+        self.left = still
+
+    def line(self) -> str:
+        """Return the state in one line; sizes beyond the complete parts are estimates."""
+        seconds = monotonic() - self._started
+        speed = (self.done_bytes - self._bytes_at_start) / max(seconds, 1e-9)
+        left = "unknown"
+        if speed:
+            left = str(timedelta(seconds=round((self.total_bytes - self.done_bytes) / speed)))
+        disk = self.tokens * self.itemsize
+        needed = 2 * disk * self.total_bytes / max(1, self.done_bytes)  # the parts, and then the shards
+        return (
+            f"{self.total - len(self.left)}/{self.total} parts, {self.text_bytes / 1e6:,.1f} MB of text, "
+            f"{speed / 1e6:.1f} MB/s, {self.tokens:,} tokens, {disk / 1e6:,.1f} of {needed / 1e6:,.1f} MB on disk, "
+            f"{left} left"
+        )

@@ -1,74 +1,115 @@
 """Token shards in litdata's format: written, and read as sequences of seq_len + 1 ids."""
 
 import json
-import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_sv.atomic import file_sha256
-from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard, SplitInfo
+from lightning_sv.atomic import atomic_path, file_sha256
+from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.remote import local_folder
-from lightning_sv.corpus.validate import check_corpus
-from lightning_sv.errors import expect_known
+from lightning_sv.corpus.validate import DATA_FORMATS, check_corpus
+from lightning_sv.errors import expect, expect_known
 
 Split = Literal["train", "val"]
 
 
-class ShardWriter:
-    """Write the documents of one split, one 1-D array of ids each, into shards of at most `chunk_bytes` of tokens.
+# Settings of litdata's index of uncompressed shards, one 1-D NumPy array per document.
+_INDEX = {
+    "chunk_size": None, "compression": None, "compression_batch_size": None, "compression_level": None,
+    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]', "encryption": None,
+    "ipc_compression": None, "item_loader": "TokensLoader", "types": "json",
+}  # fmt: skip
 
-    `litdata.optimize` starts processes that import the user's script again, and orders chunks by process;
-    its underlying writer, `litdata.streaming.Cache`, writes the same files in this process, in order.
+
+@dataclass(frozen=True)
+class Span:
+    """Documents of a part that are consecutive in a shard: rows [start, stop) of its table."""
+
+    part: int
+    start: int
+    stop: int
+
+
+def plan_shards(sizes: Iterable[np.ndarray], chunk_bytes: int) -> list[list[Span]]:
+    """Distribute documents over shards of at most `chunk_bytes`, as litdata's writer does.
+
+    A shard ends before the document that would exceed `chunk_bytes`. A larger document has its own shard.
+
+    Args:
+        sizes: for each part the bytes of the tokens of its documents (n,), 0 for documents that are dropped
+        chunk_bytes: maximum size of a shard's tokens
     """
+    shards: list[list[Span]] = [[]]
+    filled = 0
+    for part, part_sizes in enumerate(sizes):
+        ends = np.concatenate(([0], np.cumsum(part_sizes, dtype=np.int64)))
+        start = 0
+        while start < len(part_sizes):
+            fitting = ends[start] + chunk_bytes - filled
+            stop = max(start, int(np.searchsorted(ends, fitting, side="right")) - 1)
+            if stop == start and not filled:
+                stop += 1  # larger than a shard
+            added = int(ends[stop] - ends[start])
+            if added:
+                shards[-1].append(Span(part, start, stop))
+                filled += added
+            if stop < len(part_sizes):
+                shards.append([])
+                filled = 0
+            start = stop
+    return [spans for spans in shards if spans]
 
-    def __init__(self, folder: Path, chunk_bytes: int, dtype: np.dtype) -> None:
-        self.folder, self.dtype = folder, dtype
-        folder.mkdir(parents=True, exist_ok=True)
-        # Imported here, because litdata imports many cloud clients.
-        from litdata.streaming import Cache
-        from litdata.streaming.item_loader import TokensLoader
 
-        self._cache = Cache(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
-        self.documents = self.text_bytes = 0
-        self.largest_token = -1
+def write_shard(path: Path, documents: Iterable[np.ndarray], tokens: Iterable[np.ndarray]) -> dict[str, Any]:
+    """Write a shard in litdata's format; return what `Shard` needs, and its largest token.
 
-    def add(self, ids: np.ndarray, text_bytes: int) -> None:
-        """Append one document, including its end-of-text token, and count its bytes of text."""
-        assert ids.dtype == self.dtype and ids.ndim == 1 and ids.size, (ids.dtype, ids.shape)
-        with warnings.catch_warnings(action="ignore"):  # a document larger than a shard gets its own shard
-            self._cache[self.documents] = ids
-        self.documents += 1
-        self.text_bytes += text_bytes
-        self.largest_token = max(self.largest_token, int(ids.max()))
+    The format is the number of documents, their offsets and the end (uint32), and the tokens.
 
-    def finish(self) -> SplitInfo:
-        """Close the last shard, write the index, and return the split's description."""
-        assert self.documents, "empty splits are rejected earlier"
-        with warnings.catch_warnings(action="ignore"):  # as in `add`
-            self._cache.done()
-        # litdata merges the indices of several processes, waits for all ranks and adds a time stamp; with one writer
-        # it is enough to rename this file.
-        (part,) = self.folder.glob("*.index.json")
-        index = json.loads(part.read_text())
-        (self.folder / "index.json").write_text(json.dumps(index, sort_keys=True))
-        part.unlink()
-        shards = [
-            Shard(
-                file=f"{self.folder.name}/{chunk['filename']}",
-                bytes=chunk["chunk_bytes"],
-                sha256=file_sha256(self.folder / chunk["filename"]),
-                documents=chunk["chunk_size"],
-                tokens=chunk["dim"],
-            )
-            for chunk in index["chunks"]
-        ]
-        tokens = sum(shard.tokens for shard in shards)
-        return SplitInfo(self.documents, tokens, self.text_bytes, self.largest_token, tuple(shards))
+    Args:
+        path: file to write
+        documents: number of bytes of each document (n,), in several arrays
+        tokens: tokens of the documents, in several arrays
+    """
+    sizes = np.concatenate([np.zeros(1, np.int64), *documents])
+    header = 4 * (len(sizes) + 1)
+    offsets = header + np.cumsum(sizes)
+    expect(offsets[-1] < 1 << 32, "chunk_bytes", f"{offsets[-1]:,} bytes in one document", "less than 4 GiB.")
+    largest = n_tokens = 0
+    with atomic_path(path) as partial:
+        with partial.open("wb") as file:
+            file.write(np.uint32(len(sizes) - 1).tobytes())
+            file.write(offsets.astype(np.uint32).tobytes())
+            for ids in tokens:
+                file.write(np.ascontiguousarray(ids).data)
+                largest = max(largest, int(ids.max(initial=0)))
+                n_tokens += len(ids)
+        digest = file_sha256(partial)
+    return {
+        "bytes": int(offsets[-1]), "sha256": digest, "documents": len(sizes) - 1, "tokens": n_tokens,
+        "largest_token": largest,
+    }  # fmt: skip
+
+
+def write_index(folder: Path, shards: Sequence[Shard], chunk_bytes: int, dtype: np.dtype) -> None:
+    """Write litdata's index of the shards in a folder."""
+    chunks = [
+        {
+            "chunk_bytes": shard.bytes,
+            "chunk_size": shard.documents,
+            "dim": shard.tokens,
+            "filename": Path(shard.file).name,
+        }
+        for shard in shards
+    ]
+    config = _INDEX | {"chunk_bytes": chunk_bytes, "data_format": DATA_FORMATS[dtype.name]}
+    (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}, sort_keys=True))
 
 
 def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":

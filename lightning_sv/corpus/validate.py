@@ -31,7 +31,7 @@ _WAIT_S = 300.0
 # Write the stamp this often while hashing, because a restart after a rank's time-out would hash all shards again.
 _STAMP_S = 10.0
 # litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
-_DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
+DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
 # litdata's index of uncompressed, unencrypted shards with one array per document.
 _PLAIN = {
     "compression": None,
@@ -104,7 +104,7 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         index = json.loads(index_path.read_text())
         config, chunks = index["config"], index["chunks"]
         listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
-        plain_config = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
+        plain_config = _PLAIN | {"data_format": DATA_FORMATS[manifest.dtype]}
         plain_config |= dict.fromkeys(key for key in config if "compression" in key)
         plain = all(config[key] == value for key, value in plain_config.items())
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import tokenizers
@@ -20,7 +18,6 @@ from filelock import FileLock
 
 from lightning_sv import atomic
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
-from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
@@ -131,18 +128,9 @@ def test_prepare_too_little_text_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
 
-def test_prepare_stopped_leaves_no_corpus_and_equal_content_has_an_equal_hash(
-    config: CorpusConfig, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*args: object) -> None:
-        assert (tmp_path / ".corpus.partial/train/index.json").is_file()  # all shards are written
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sys.modules["lightning_sv.corpus.prepare"], "corpus_hash", stop)
-        prepare(config, progress=False)
-    assert not list(tmp_path.iterdir())
+def test_prepare_equal_content_has_an_equal_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert other.corpus_hash != manifest.corpus_hash
 
@@ -241,22 +229,6 @@ def test_prepare_touched_file_that_is_not_readable_has_changed(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match=r"0\.txt has changed"):
         prepare(own, progress=False)
-
-
-def test_hub_source_revision_is_read_and_recorded(own: CorpusConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    def load(*args: object, **kwargs: object) -> list[dict[str, str]]:
-        read.append(kwargs["revision"])
-        return [{"text": f"row {number} of the hub"} for number in range(20)]
-
-    monkeypatch.setattr(hub, "_hub_revision", lambda config: "first")
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    config = replace(own, source="hf:nobody/some")
-    made = prepare(config, progress=False)
-    assert made.packages == {"hf:nobody/some": "first"} and set(read) == {"first"}
-    monkeypatch.delattr(hub, "_hub_revision")  # it is not asked again
-    assert prepare(config, progress=False) == made
 
 
 def test_training_with_other_settings_of_the_corpus_is_refused(config: CorpusConfig) -> None:

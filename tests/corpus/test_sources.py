@@ -23,15 +23,16 @@ import pytest
 import zstandard
 
 from lightning_sv.corpus import CorpusConfig
-from lightning_sv.corpus.prepare import SOURCES
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document, Source, SplitDocuments
+from lightning_sv.corpus.sources.kinds import SOURCES
 from lightning_sv.errors import ConfigError
 
 
-def open_source(source: str, **settings: object) -> Source:
-    return SOURCES[source.partition(":")[0]](CorpusConfig(source=source, **settings))
+def open_source(source: str, part_bytes: int = 1 << 30, **settings: object) -> Source:
+    config = CorpusConfig(source=source, **settings)
+    return SOURCES[config.kind](config, None, part_bytes)
 
 
 def _texts(source: str, **settings: object) -> list[str]:
@@ -137,7 +138,7 @@ def test_files_source_invalid_utf8_is_refused_replaced_or_skipped(tmp_path: Path
     source = open_source(f"files:{tmp_path}", errors="skip")
     for _ in range(2):
         assert [document.text for document in source.read()] == ["good", "one", "two"]
-        assert len(source.unreadable) == 5
+        assert len(source.reader.unreadable) == 5
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,24 @@ def test_files_source_invalid_utf8_in_every_arrow_type_is_skipped(kind: pyarrow.
     assert _texts(f"files:{tmp_path}", errors="skip") == ["one", "two"]
     with pytest.raises(ConfigError, match="row 2: byte"):
         _texts(f"files:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("part_bytes", [1, 999, 10_000, 50_000])
+def test_files_source_slices_of_a_file_have_its_documents_once(
+    name: str, part_bytes: int, tmp_path: Path, texts: list[str]
+) -> None:
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"id": texts, "text": texts}), path, row_group_size=7)
+    else:
+        path.write_bytes(b"\n" + _pack(name, texts))
+    source = open_source(f"files:{path}", part_bytes)
+    assert len(source.slices) > 1
+    assert [document.text for document in source.read()] == texts
+    if name == "a.parquet":
+        rows = [f"{path}, row {number}" for number in range(1, len(texts) + 1)]
+        assert [document.where for document in source.read()] == rows
 
 
 def test_files_source_reads_each_file_once_in_order_without_empty_texts(tmp_path: Path) -> None:
@@ -232,8 +251,8 @@ def test_corpus_config_bad_setting_is_refused(key: str, value: object) -> None:
 
 
 def test_split_documents_drops_and_counts_duplicates_before_the_limit() -> None:
-    source = Source(lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"]))
-    unique = SplitDocuments(source, 6, 0.1)
+    texts = ["aa", "bb", "aa", "cc", "dd"]
+    unique = SplitDocuments(lambda: (Document.from_text(text, "") for text in texts), 6, 0.1)
     for _ in range(2):  # a second pass counts anew
         assert ["".join(d.text for d, held in unique if held == side) for side in (False, True)] == ["abc", "abc"]
         assert unique.duplicates == 1
@@ -251,8 +270,8 @@ def test_document_held_out_depends_on_its_text_only() -> None:
 def test_split_documents_few_documents_hold_out_their_ends(number: int, val_fraction: float) -> None:
     """Few, or hashes that would leave a split empty; together the parts are the documents."""
     texts = [f"{i} start\n" + "word\n" * 50 for i in range(number)]
-    source = Source(lambda: (Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)))
-    split = SplitDocuments(source, None, val_fraction)
+    documents = [Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)]
+    split = SplitDocuments(lambda: iter(documents), None, val_fraction)
     starts, ends = ([d for d, held in split if held == side] for side in (False, True))
     assert [start.text + end.text for start, end in zip(starts, ends, strict=True)] == texts
     assert all(end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True))
@@ -260,7 +279,7 @@ def test_split_documents_few_documents_hold_out_their_ends(number: int, val_frac
 
 def test_split_documents_end_of_a_text_keeps_its_byte_order_mark() -> None:
     """Inside of a text it is a character."""
-    parts = SplitDocuments(Source(lambda: iter([Document.from_text("a\ufeff", "")])), None, 0.1)
+    parts = SplitDocuments(lambda: iter([Document.from_text("a\ufeff", "")]), None, 0.1)
     assert [document.text for document, _ in parts] == ["a", "\ufeff"]
 
 
@@ -272,14 +291,14 @@ def test_split_documents_reads_few_documents_beforehand() -> None:
             read.append(number)
             yield Document.from_text(str(number), "")
 
-    SplitDocuments(Source(numbers), None, 0.1)
+    SplitDocuments(numbers, None, 0.1)
     assert len(read) < 100
 
 
 @pytest.mark.long
 def test_stdlib_source_larger_limit_only_adds_documents() -> None:
     source = open_source("stdlib")
-    splits = (SplitDocuments(source, size, 0.1) for size in (400_000, 1_200_000))
+    splits = (SplitDocuments(source.read, size, 0.1) for size in (400_000, 1_200_000))
     small, large = ([document.digest for document, _ in split] for split in splits)
     assert len(small) < len(large) and small == large[: len(small)]  # a larger cap only adds
     assert source.packages["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -306,4 +325,4 @@ def test_installed_source_reads_all_distributions_but_this(tmp_path: Path, monke
     source = open_source("installed")
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
-    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1
+    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.unreadable == 1

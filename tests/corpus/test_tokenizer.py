@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 import sys
+import unicodedata
 from pathlib import Path
 
 import huggingface_hub
@@ -49,9 +52,53 @@ def test_encode_batch_of_long_texts_in_parts_gives_the_same_ids(
     check()
 
 
+SPACES = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+LETTERS = "".join(c for c in map(chr, range(0x11000)) if unicodedata.category(c) not in ("Cn", "Co", "Cs"))
+ALPHABETS = (
+    string.printable, SPACES, LETTERS, string.ascii_lowercase + " ", "'sdmtlrveSDMT ", string.digits + "²½٠〇 ",
+    "\u200b\u200d\ufeff\u00ad\u0300\u0301\x00\x1c\x1f\x7f\x85\u180e <|endoftext|>",
+)  # fmt: skip
+
+
+def random_text(draw: random.Random) -> str:
+    """Return a text of one alphabet, of all, or of one repeated character."""
+    kind = draw.randrange(len(ALPHABETS) + 2)
+    if kind < len(ALPHABETS):
+        return "".join(draw.choices(ALPHABETS[kind], k=draw.randint(1, 60)))
+    if kind == len(ALPHABETS):
+        return draw.choice(string.printable) * draw.randint(1, 300)
+    return "".join(draw.choice(draw.choice(ALPHABETS)) for _ in range(draw.randint(1, 60)))
+
+
+@pytest.mark.parametrize("number", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_encode_batch_in_the_fast_library_gives_the_same_ids(number: int, corpus: Path) -> None:
+    tokenizer = Tokenizer.load(corpus)
+    assert tokenizer._fast is not None
+    draw = random.Random(number)
+    for _ in range(number // 2000):
+        texts = [random_text(draw) for _ in range(2000)]
+        fast = tokenizer.encode_batch(texts)
+        slow = tokenizer._encode(texts)
+        different = [text for text, a, b in zip(texts, fast, slow, strict=True) if a.tolist() != b.tolist()]
+        assert not different
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dropout", 0.1), ("unk_token", "a"), ("continuing_subword_prefix", "##"), ("ignore_merges", True)],
+)
+def test_fast_library_is_only_for_tokenizers_like_gpt2(key: str, value: object, corpus: Path) -> None:
+    content = json.loads(Tokenizer.load(corpus).content)
+    content["model"][key] = value
+    if key == "continuing_subword_prefix":
+        content["model"]["merges"] = []
+    assert Tokenizer(json.dumps(content).encode(), "tokenizer.json")._fast is None
+
+
 def test_encode_batch_long_line_is_encoded_in_parts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, sizes = Tokenizer.load(corpus), list[int]()
     encode = tokenizer._encode
+    monkeypatch.setattr(tokenizer, "_fast", None)
     monkeypatch.setattr("lightning_sv.corpus.tokenizer._PART", 10)
     monkeypatch.setattr(tokenizer, "_encode", lambda texts: sizes.extend(map(len, texts)) or encode(texts))
     assert tokenizer.encode_batch(["word " * 100])[0].tolist() == tokenizer.encode("word " * 100)
@@ -162,7 +209,7 @@ def test_open_tokenizer_absent_end_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_prepare_dropped_text_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["lightning_sv.corpus.prepare"], "LOSS_SAMPLE_BYTES", 5000)
+    monkeypatch.setattr(sys.modules["lightning_sv.corpus.parts"], "LOSS_SAMPLE_BYTES", 5000)
     words = [f"word{number}" for number in range(40)]
     spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
     rows = [" ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)]

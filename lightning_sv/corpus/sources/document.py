@@ -1,8 +1,10 @@
 """Documents, sources of text, and the split of their documents."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 from lightning_sv.errors import ConfigError
 
@@ -12,6 +14,9 @@ MAX_DOCUMENT_BYTES = 1 << 30
 BYTE_ORDER_MARK = "\ufeff"
 #: For fewer documents than this, the end of each document is held out.
 FEW = 16
+
+#: name of a file -> its bytes, mtime_ns and sha256
+FileStates = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,58 +50,110 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A stream of documents that can be restarted.
+class Slice:
+    """A piece of a source that is read on its own.
 
     Attributes:
-        read: starts a new pass over the documents, always in the same order
-        total_bytes: bytes of text per pass, None if unknown
-        licence: licence of the text, None if unknown
-        packages: versions of the packages with the text, or the revision of the dataset
-        unreadable: files and lines omitted because they are not UTF-8; complete after the first pass
-        left_out: suffix -> number of files in folders that are not read
+        name: path or address of a file
+        start: first byte of its lines, or its first row group
+        stop: end of those bytes or row groups; None for the complete file
+        n_bytes: bytes of text; an estimate for compressed files
+        state: hash of the file, or its revision
     """
 
-    read: Callable[[], Iterator[Document]]
-    total_bytes: int | None = None
+    name: str
+    start: int = 0
+    stop: int | None = None
+    n_bytes: int = 0
+    state: str = ""
+
+
+class Reader(Protocol):
+    """Reader of the slices of a source.
+
+    Attributes:
+        unreadable: files, lines and rows omitted so far because they are not UTF-8
+    """
+
+    unreadable: set[str]
+
+    def read(self, piece: Slice) -> Iterator[Document]:
+        """Yield the documents of a slice, always in the same order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text in slices; their documents in order are the corpus.
+
+    Attributes:
+        slices: slices in order
+        reader: reader of a slice
+        licence: licence of the text, None if unknown
+        packages: versions of the packages with the text, or the revision of the dataset
+        left_out: suffix -> number of files in folders that are not read
+        unreadable: files that have no slice because they are not UTF-8
+        files: name -> size, time and hash of each file, to notice changes
+    """
+
+    slices: Sequence[Slice]
+    reader: Reader
     licence: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
-    unreadable: set[str] = field(default_factory=set)
     left_out: dict[str, int] = field(default_factory=dict)
+    unreadable: int = 0
+    files: FileStates = field(default_factory=dict)
+
+    def read(self) -> Iterator[Document]:
+        """Yield the documents of all slices."""
+        for piece in self.slices:
+            yield from self.reader.read(piece)
+
+    def check_unchanged(self, slices: Sequence[Slice]) -> None:
+        """Check that the files of slices have the size and time at which they were hashed."""
+        for name in {piece.name for piece in slices} & self.files.keys():
+            if not file_times(Path(name)).items() <= self.files[name].items():
+                raise ConfigError(f"{name} has changed while it was being read; start again.")
+
+
+def file_times(path: Path) -> dict[str, int]:
+    """Return the size of a file and the time of its last modification."""
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 class SplitDocuments:
-    """Iterate over the documents of a source, each with True if it is in validation, any number of times.
+    """Iterate over documents, each with True if it is in validation, any number of times.
 
-    Exact duplicates are dropped; for them a hash of 24 bytes per document is stored, about 100 bytes in a set: ten
-    million documents take 1 GB. A document's own hash decides its split (`Document.held_out`), independent of other
-    documents. For fewer than `FEW` documents, or if a split would be empty, the end of each document is validation:
-    val_fraction of it, plus the rest of its first line.
+    Exact duplicates are dropped, by a hash per document in memory, so this is for the start of a large source.
+    A document's own hash decides its split (`Document.held_out`), independent of other documents. For fewer than
+    `FEW` documents, or if a split would be empty, the end of each document is validation: val_fraction of it, plus
+    the rest of its first line.
 
     Args:
-        source: source to read; it is read until both splits have a document
+        read: starts a new pass over the documents; it is read until both splits have a document
         max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no limit
         val_fraction: fraction of the documents held out, or of each
 
     Attributes:
+        cuts: if True, documents are cut, with the end of each in validation
         duplicates: documents dropped in the last pass because of equal text
 
     Raises:
         ConfigError: there is no document, or none has more than one character
     """
 
-    def __init__(self, source: Source, max_bytes: int | None, val_fraction: float) -> None:
-        self.source, self.max_bytes, self.val_fraction = source, max_bytes, val_fraction
+    def __init__(self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float) -> None:
+        self.read, self.max_bytes, self.val_fraction = read, max_bytes, val_fraction
         self.duplicates = 0
-        #: whether documents are cut, with the end of each in validation
-        self._cuts = True
+        self.cuts = True
         longest = number = 0
         sides = set()
         for number, document in enumerate(self._unique(), 1):
             longest = max(longest, len(document.text))
             sides.add(document.held_out(val_fraction))
             if number >= FEW and len(sides) == 2:
-                self._cuts = False
+                self.cuts = False
                 return
         if not number:
             limit = f" within max_bytes={max_bytes}; raise it" if max_bytes else "; add some"
@@ -106,16 +163,13 @@ class SplitDocuments:
 
     def __iter__(self) -> Iterator[tuple[Document, bool]]:
         for document in self._unique():
-            if self._cuts:
-                yield from _cut(document, self.val_fraction)
-            else:
-                yield document, document.held_out(self.val_fraction)
+            yield from split_document(document, self.val_fraction, cuts=self.cuts)
 
     def _unique(self) -> Iterator[Document]:
         seen: set[bytes] = set()
         n_bytes = 0
         self.duplicates = 0
-        for document in self.source.read():
+        for document in self.read():
             if document.digest in seen:
                 self.duplicates += 1
                 continue
@@ -124,6 +178,14 @@ class SplitDocuments:
             seen.add(document.digest)
             n_bytes += document.n_bytes
             yield document
+
+
+def split_document(document: Document, val_fraction: float, *, cuts: bool) -> Iterator[tuple[Document, bool]]:
+    """Yield a document, or with `cuts` its start and its end, each with True if it is in validation."""
+    if cuts:
+        yield from _cut(document, val_fraction)
+    else:
+        yield document, document.held_out(val_fraction)
 
 
 def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bool]]:

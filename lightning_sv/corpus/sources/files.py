@@ -9,27 +9,35 @@ import json
 import lzma
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import file_sha256, reading
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, Source
+from lightning_sv.corpus.sources.document import BYTE_ORDER_MARK, Document, FileStates, Slice, Source, file_times
 from lightning_sv.errors import ConfigError, UnreadableError, expect
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
 
 
-def files_source(config: CorpusConfig) -> Source:
-    """Return the documents of files, folders and globs, in the order of their names."""
+def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
+    """Return the documents of files, folders and globs, in the order of their names.
+
+    A file of lines or row groups that is larger than `part_bytes` has several slices. Files whose size and time are
+    those of the `previous` start are not hashed again.
+    """
     paths, left_out = source_files(config)
-    reader = _Reader(config)
-    plain = all(_READERS[format] is _Reader.text and not packed for format, packed in map(_parts, paths))
-    total = sum(path.stat().st_size for path in paths) if plain else None
-    return Source(lambda: reader.read(paths), total, unreadable=reader.unreadable, left_out=dict(left_out))
+    states = file_states(paths, previous.files if previous else {})
+    reader = FileReader(config)
+    slices: list[Slice] = []
+    for path in paths:
+        slices += reader.slices(path, states[str(path)]["sha256"], part_bytes)
+    return Source(slices, reader, left_out=dict(left_out), files=states)
 
 
 def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
@@ -126,35 +134,43 @@ def _is_read(path: Path, text_field: str) -> bool:
         return False
 
 
-class _Reader:
+class FileReader:
     """Readers of the formats."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.text_field, self.errors = config.text_field, config.errors
-        self.unreadable: set[str] = set()  # places omitted because they are not UTF-8
+        self.unreadable: set[str] = set()
 
-    def read(self, paths: Iterable[Path]) -> Iterator[Document]:
-        """Yield the documents of files, each by the reader of its suffix."""
-        for path in paths:
-            try:
-                with reading(path):
-                    yield from _READERS[_parts(path)[0]](self, path)
-            except ConfigError:
-                raise
-            except Exception as error:  # each compression and Parquet have errors of their own
-                raise ConfigError(f"{path}: cannot be read ({error}); download it again, or remove it.") from error
+    def slices(self, path: Path, state: str, part_bytes: int) -> list[Slice]:
+        """Return the slices of a file, of about `part_bytes` where its format allows a start in the middle."""
+        size = path.stat().st_size
+        format, packed = _parts(path)
+        if size > part_bytes and format == ".parquet":
+            with _naming(path), path.open("rb") as file:
+                return row_groups(str(path), state, file, self.text_field, part_bytes)
+        if size > part_bytes and format in LINES and not packed:
+            starts = range(0, size, part_bytes)
+            return [Slice(str(path), at, min(at + part_bytes, size), part_bytes, state) for at in starts]
+        return [Slice(str(path), n_bytes=size, state=state)]
 
-    def text(self, path: Path) -> Iterator[Document]:
+    def read(self, piece: Slice) -> Iterator[Document]:
+        """Yield the documents of a slice, by the reader of its suffix."""
+        path = Path(piece.name)
+        with _naming(path):
+            yield from _READERS[_parts(path)[0]](self, path, piece)
+
+    def text(self, path: Path, piece: Slice) -> Iterator[Document]:
         """Yield a text file as one document."""
         with _open(path) as file:
             text = self._decoded(file.read(), str(path))
         yield from text_documents(text, str(path), self.text_field)
 
-    def lines(self, path: Path) -> Iterator[Document]:
-        """Yield one document per line of JSON."""
+    def lines(self, path: Path, piece: Slice) -> Iterator[Document]:
+        """Yield one document per line of JSON that starts in the slice."""
+        after = f" after byte {piece.start}" if piece.start else ""
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path}, line {number}"
+            for number, line in enumerate(_lines_between(file, piece), 1):
+                where = f"{path}, line {number}{after}"
                 text = self._decoded(line, where).removeprefix(BYTE_ORDER_MARK).strip()
                 if not text:
                     continue
@@ -167,24 +183,21 @@ class _Reader:
                     record[self.text_field] = self._decoded(value.encode("utf-8", "surrogatepass"), where)
                 yield from record_documents(record, where, self.text_field)
 
-    def parquet(self, path: Path) -> Iterator[Document]:
-        """Yield one document per row of Parquet."""
-        pyarrow, parquet = (needs(name, str(path)) for name in ("pyarrow", "pyarrow.parquet"))
-        row = 0
-        with parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            if self.text_field not in names:
-                raise ConfigError(f"{path}: has no column {self.text_field!r} among {names}; set text_field to one.")
-            for batch in table.iter_batches(batch_size=1024, columns=[self.text_field]):
-                column = batch.column(0)
-                kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-                if kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
-                    column = column.cast(pyarrow.large_binary())  # `_decoded` handles invalid UTF-8
-                for value in column.to_pylist():
-                    row += 1
-                    where = f"{path}, row {row}"
-                    text = self._decoded(value, where) if isinstance(value, bytes) else value
-                    yield from text_documents(text, where, self.text_field)
+    def parquet(self, path: Path, piece: Slice) -> Iterator[Document]:
+        """Yield one document per row of the slice's row groups."""
+        with path.open("rb") as file:
+            yield from self.rows(open_parquet(file, piece.name, self.text_field), piece)
+
+    def rows(self, table: Any, piece: Slice) -> Iterator[Document]:
+        """Yield one document per row of row groups of a `pyarrow.parquet.ParquetFile`."""
+        groups = range(piece.start, table.num_row_groups if piece.stop is None else piece.stop)
+        row = sum(table.metadata.row_group(group).num_rows for group in range(piece.start))
+        for batch in table.iter_batches(batch_size=1024, row_groups=list(groups), columns=[self.text_field]):
+            for value in _plain_column(batch.column(0)).to_pylist():
+                row += 1
+                where = f"{piece.name}, row {row}"
+                text = self._decoded(value, where) if isinstance(value, bytes) else value
+                yield from text_documents(text, where, self.text_field)
 
     def _decoded(self, raw: bytes, where: str) -> str:
         """Return the text according to the setting `errors`, empty if it is skipped."""
@@ -196,6 +209,68 @@ class _Reader:
                 raise ConfigError(f"{where}: byte {error.start} is not UTF-8; {hint}") from None
         self.unreadable.add(where)
         return ""
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in every error of its reader."""
+    try:
+        with reading(path):
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # each compression and Parquet have errors of their own
+        raise ConfigError(f"{path}: cannot be read ({error}); download it again, or remove it.") from error
+
+
+def _lines_between(file: Any, piece: Slice) -> Iterator[bytes]:
+    """Yield the lines of a file that start in a slice; the last one may end after it."""
+    position = piece.start
+    if piece.start:
+        file.seek(piece.start - 1)
+        position += len(file.readline()) - 1  # the end of a line that starts before the slice
+    for line in file:
+        if piece.stop is not None and position >= piece.stop:
+            return
+        position += len(line)
+        yield line
+
+
+def open_parquet(file: Any, name: str, text_field: str) -> Any:
+    """Open a Parquet file that has the text's column."""
+    needs("pyarrow", name)
+    table = needs("pyarrow.parquet", name).ParquetFile(file, pre_buffer=True)
+    names = table.schema_arrow.names
+    if text_field not in names:
+        raise ConfigError(f"{name}: has no column {text_field!r} among {names}; set text_field to one.")
+    return table
+
+
+def row_groups(name: str, state: str, file: Any, text_field: str, part_bytes: int) -> list[Slice]:
+    """Return slices of consecutive row groups, each with about `part_bytes` of text before compression."""
+    table = open_parquet(file, name, text_field)
+    column = table.schema.names.index(text_field)
+    slices: list[Slice] = []
+    start = n_bytes = 0
+    for group in range(table.num_row_groups):
+        n_bytes += table.metadata.row_group(group).column(column).total_uncompressed_size
+        is_last = group == table.num_row_groups - 1
+        if is_last or n_bytes >= part_bytes:
+            slices.append(Slice(name, start, group + 1, n_bytes, state))
+            start = group + 1
+            n_bytes = 0
+    return slices
+
+
+def _plain_column(column: Any) -> Any:
+    """Return text as bytes, because `FileReader` handles invalid UTF-8; other columns are returned unchanged."""
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    return column.cast(pyarrow.large_binary()) if is_text else column
 
 
 def record_documents(record: Any, where: str, text_field: str) -> Iterator[Document]:
@@ -272,18 +347,21 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
-_READERS: dict[str, Callable[[_Reader, Path], Iterator[Document]]] = {
-    **dict.fromkeys((".txt", ".md", ".py"), _Reader.text),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), _Reader.lines),
-    ".parquet": _Reader.parquet,
+LINES = (".jsonl", ".ndjson", ".json")
+_READERS: dict[str, Callable[[FileReader, Path, Slice], Iterator[Document]]] = {
+    **dict.fromkeys((".txt", ".md", ".py"), FileReader.text),
+    **dict.fromkeys(LINES, FileReader.lines),
+    ".parquet": FileReader.parquet,
 }
 
 
-def file_states(config: CorpusConfig) -> dict[str, dict[str, Any]]:
-    """Return size, modification time and hash of each file of a source of files; empty for other sources."""
-    if not config.source.startswith("files:"):
-        return {}
-    return {str(path): _times(path) | {"sha256": file_sha256(path)} for path in source_files(config)[0]}
+def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
+    """Return size, modification time and hash of each file; the hash of a `known` file of equal size and time."""
+    times = {str(path): file_times(path) for path in paths}
+    new = [name for name, state in times.items() if not state.items() <= known.get(name, {}).items()]
+    with ThreadPoolExecutor() as pool:
+        hashes = dict(zip(new, pool.map(file_sha256, map(Path, new)), strict=True))
+    return {name: state | {"sha256": hashes.get(name) or known[name]["sha256"]} for name, state in times.items()}
 
 
 def changed_text(manifest: Manifest) -> str:
@@ -309,14 +387,9 @@ def changed_text(manifest: Manifest) -> str:
     return ", ".join(phrases[:3]) + more
 
 
-def _times(path: Path) -> dict[str, Any]:
-    status = path.stat()
-    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
 def _same(path: Path, then: dict[str, Any]) -> bool:
     """Return True if a file is unchanged; it is hashed only if its time alone differs, as after a copy."""
-    now = _times(path)
+    now = file_times(path)
     if now.items() <= then.items():
         return True
     readable = now["bytes"] == then.get("bytes") and os.access(path, os.R_OK)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.sources.document import Document, Source
+from lightning_sv.corpus.sources.document import Document, Slice, Source
 from lightning_sv.errors import ConfigError
 
 # Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so that a lock file
@@ -25,43 +25,51 @@ def _installed() -> list[str]:
     return sorted(name for name in names if name.replace("-", "_") != "lightning_sv")
 
 
-def python_source(config: CorpusConfig) -> Source:
+def python_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
     """Return Python sources of the standard library and distributions, ordered by a hash of their text.
 
     The order mixes the packages, so that a size limit samples all of them. Empty files and files that are not
     UTF-8 are skipped. 'stdlib' has the distributions of `PACKAGES`, 'installed' has all.
     """
     paths, packages, licences = _python_files(PACKAGES if config.source == "stdlib" else _installed())
-    roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    found: list[tuple[bytes, Path]] = []
-    unreadable: set[str] = set()
-    total = 0
+    reader = PythonReader(config)
+    found: list[tuple[bytes, Slice]] = []
     for path in paths:
-        try:
-            document = _read(path, roots)
-        except UnicodeDecodeError:
-            unreadable.add(str(path))
-            continue
-        if document.text:
-            found.append((document.digest, path))
-            total += document.n_bytes
-    found.sort(key=lambda item: item[0][8:16])
+        document = reader.document(path)
+        if document is not None:
+            digest = document.digest
+            found.append((digest[8:16], Slice(str(path), n_bytes=document.n_bytes, state=digest.hex())))
+    found.sort(key=lambda item: item[0])
 
-    def read() -> Iterator[Document]:
-        for digest, path in found:
-            document = _read(path, roots)
-            if document.digest != digest:
-                raise ConfigError(f"{path}: the file changed while it was being read; prepare the corpus again.")
-            yield document
-
+    slices = [piece for _, piece in found]
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
-    return Source(read, total, licence, packages, unreadable)
+    return Source(slices, reader, licence, packages, unreadable=len(reader.unreadable))
 
 
-def _read(path: Path, roots: Iterable[Path]) -> Document:
-    """Return a file as a document, named by its path inside the environment, the same on every machine."""
-    where = next((str(path.relative_to(root)) for root in roots if path.is_relative_to(root)), path.name)
-    return Document.from_text(path.read_bytes().decode("utf-8-sig"), where)
+class PythonReader:
+    """Reader of installed Python files, each named by its path inside the environment, as on every machine."""
+
+    def __init__(self, config: CorpusConfig) -> None:
+        self.roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+        self.unreadable: set[str] = set()
+
+    def read(self, piece: Slice) -> Iterator[Document]:
+        """Yield the document of a file, which must have its hash of the first reading."""
+        document = self.document(Path(piece.name))
+        if document is None or document.digest.hex() != piece.state:
+            raise ConfigError(f"{piece.name}: the file changed while it was being read; prepare the corpus again.")
+        yield document
+
+    def document(self, path: Path) -> Document | None:
+        """Return a file as a document; None if it is empty or not UTF-8."""
+        inside = (path.relative_to(root) for root in self.roots if path.is_relative_to(root))
+        where = str(next(inside, path.name))
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError:
+            self.unreadable.add(str(path))
+            return None
+        return Document.from_text(text, where) if text else None
 
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:

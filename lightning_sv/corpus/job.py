@@ -1,0 +1,178 @@
+"""The folder of an unfinished preparation: its plan, its tokenizer and its parts.
+
+`NAME.parts` is next to the corpus NAME. It has `job.json`, the tokenizer, a folder per complete part, the lock of each
+part, and the shards of the corpus until they are all written and renamed to NAME.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from lightning_sv.atomic import read_json, remove, write_atomically
+from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.parts import Encoding, Part, plan_parts
+from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.sources.document import Slice, Source, SplitDocuments
+from lightning_sv.corpus.sources.kinds import READERS, SOURCES
+from lightning_sv.corpus.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, open_tokenizer
+from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FILENAME = "job.json"
+# More text hardly changes a byte-level BPE, and training keeps its words in memory.
+BPE_SAMPLE_BYTES = 32_000_000
+#: settings that a preparation may change: more parts are encoded, the others are kept
+GROWING = "max_tokens"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A planned preparation.
+
+    Attributes:
+        config: settings of the corpus
+        folder: folder of the parts
+        source: slices of the text
+        tokenizer: tokenizer of the corpus
+        cuts: if True, each document is cut, with its end in validation
+        part_bytes: bytes of text of a part
+    """
+
+    config: CorpusConfig
+    folder: Path
+    source: Source
+    tokenizer: Tokenizer
+    cuts: bool
+    part_bytes: int
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """Settings of the encoding of all parts."""
+        config = self.config
+        return Encoding(
+            self.tokenizer, config.tokenizer, config.val_fraction, self.cuts, config.errors, config.text_field
+        )
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """All parts of the source in order."""
+        return plan_parts(self.folder, list(self.source.slices), self.encoding, self.config.limit, self.part_bytes)
+
+    def is_open(self) -> bool:
+        """Return False after the corpus has been published."""
+        return (self.folder / FILENAME).is_file()
+
+    def save(self) -> None:
+        """Write the plan and the tokenizer."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(self.folder)
+        source = {key: value for key, value in vars(self.source).items() if key not in ("slices", "reader")}
+        plan = {
+            "settings": self.config.settings(), "tokenizer_sha256": self.tokenizer.sha256, "eot": self.tokenizer.eot,
+            "cuts": self.cuts, "part_bytes": self.part_bytes, "source": source,
+            "slices": [list(asdict(piece).values()) for piece in self.source.slices],
+        }  # fmt: skip
+        write_atomically(self.folder / FILENAME, json.dumps(plan))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Job":
+        """Read the plan of a folder."""
+        plan = read_json(folder / FILENAME, f"delete {folder}.")
+        try:
+            config = CorpusConfig(**plan["settings"])
+            slices = [Slice(*values) for values in plan["slices"]]
+            source = Source(slices, READERS[config.kind](config), **plan["source"])
+            tokenizer = Tokenizer((folder / Tokenizer.filename).read_bytes(), str(folder), plan["eot"])
+            return cls(config, folder, source, tokenizer, plan["cuts"], plan["part_bytes"])
+        except (KeyError, TypeError, FileNotFoundError) as error:
+            raise ConfigError(f"{folder} is damaged ({error!r}); delete it.") from None
+
+    def remove_other_parts(self) -> None:
+        """Remove parts of text that has changed since they were encoded."""
+        planned = {part.path.name for part in self.parts}
+        for path in self.folder.glob("[0-9]*-*"):
+            if path.name not in planned:
+                log.warning("%s is a part of a different text; it is removed", path)
+                remove(path)
+
+
+def parts_folder(target: Path) -> Path:
+    """Return the folder of the parts of a corpus."""
+    return target.with_name(f"{target.name}.parts")
+
+
+def open_job(config: CorpusConfig, target: Path, part_bytes: int, *, shown: bool) -> Job:
+    """Plan a preparation, or go on with the one in the folder of its parts.
+
+    Raises:
+        ConfigError: the folder has the parts of a preparation with other settings or another tokenizer
+    """
+    folder = parts_folder(target)
+    started = None
+    if (folder / FILENAME).is_file():
+        started = Job.load(folder)
+        _check_settings(config, started)
+    given = _given_tokenizer(config, started)  # checked before any reading
+    part_bytes = started.part_bytes if started else part_bytes
+    source = SOURCES[config.kind](config, started.source if started else None, part_bytes)
+    if started and source.slices == started.source.slices:
+        job = replace(started, config=config, source=source)
+        job.save()
+        return job
+
+    if started:
+        log.warning("the text of %s has changed; parts of the changed text are encoded again", folder)
+    try:
+        documents = SplitDocuments(source.read, config.limit, config.val_fraction)
+    except ConfigError as error:
+        raise ConfigError(f"source={config.source}: {error}") from None
+    tokenizer = given or _train_bpe(documents, config.tokenizer, shown)
+    job = Job(config, folder, source, tokenizer, documents.cuts, part_bytes)
+    job.save()
+    job.remove_other_parts()
+    return job
+
+
+def _check_settings(config: CorpusConfig, started: Job) -> None:
+    then = started.config.settings()
+    for key, value in config.settings().items():
+        if key != GROWING and then[key] != value:
+            value_then = f"{then[key]}, with which {started.folder} was started"
+            raise ConfigError(f"{key} is {value}; expected {value_then}. Delete that folder, or use a different dir.")
+
+
+def _given_tokenizer(config: CorpusConfig, started: Job | None) -> Tokenizer | None:
+    """Return the tokenizer that the settings name; None for one that is trained on the text."""
+    if bpe_size(config.tokenizer) is None:
+        tokenizer = open_tokenizer(config.tokenizer, config.eot)
+        if started and (tokenizer.sha256, tokenizer.eot) != (started.tokenizer.sha256, started.tokenizer.eot):
+            expected = f"the tokenizer with which {started.folder} was started"
+            raise ConfigError(f"tokenizer is {config.tokenizer}, which has changed; expected {expected}. Restore it, "
+                              "or delete that folder.")  # fmt: skip
+        return tokenizer
+    if config.eot not in (None, END_OF_TEXT):
+        raise ConfigError(f"eot is {config.eot!r}; expected null, because tokenizer is {config.tokenizer}, no file.")
+    return None
+
+
+def _train_bpe(documents: SplitDocuments, spec: str, shown: bool) -> Tokenizer:
+    """Train a BPE on the first training documents; validation text is not used."""
+    with phase("training BPE", BPE_SAMPLE_BYTES, shown=shown) as step:
+
+        def sample() -> Iterator[str]:
+            n_bytes = 0
+            for document, held_out in documents:
+                if n_bytes >= BPE_SAMPLE_BYTES:
+                    return
+                if not held_out:
+                    step(document.n_bytes)
+                    n_bytes += document.n_bytes
+                    yield document.text[:BPE_SAMPLE_BYTES]
+
+        size = bpe_size(spec)
+        assert size is not None, spec
+        return Tokenizer.train(sample(), size)

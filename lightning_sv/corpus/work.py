@@ -1,0 +1,167 @@
+"""Encoding of the parts by any number of processes, here and on other machines with the same file system.
+
+Every process runs the same loop: it takes a part that is neither complete nor locked, and encodes it under the part's
+lock. The operating system releases the lock of a process that ends or dies, so its part is taken over by another. No
+process distributes work, and none has to know of the others.
+
+`python -m lightning_sv.corpus.work FOLDER` is such a process. `prepare` starts some of them.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import Timeout
+
+from lightning_sv.atomic import acquire_lock
+from lightning_sv.corpus.job import Job
+from lightning_sv.corpus.parts import Part, encode_part
+from lightning_sv.errors import ConfigError, RunError
+
+log = logging.getLogger(__name__)
+
+#: exit codes of a worker that has printed why the text cannot be encoded, or why a file cannot be written
+EXIT_TEXT, EXIT_DISK = 2, 3
+#: seconds between two looks at the parts that the workers have completed
+_POLL_S = 0.2
+
+
+def encode_parts(job: Job, count: int, workers: int, step: Callable[[int], None]) -> None:
+    """Encode the first `count` parts of a job; return when all of them are complete.
+
+    Args:
+        job: the preparation
+        count: number of parts
+        workers: processes on this machine; with 1, or with one part left, this process encodes
+        step: called with the bytes of text that have been encoded
+
+    Raises:
+        ConfigError: the text cannot be encoded
+        RunError: all workers died
+    """
+    parts = job.parts[:count]
+    left = [part for part in parts if not part.is_complete()]
+    if min(workers, len(left)) <= 1:
+        work(job, parts, step)
+    else:
+        _encode_in_processes(job, count, left, min(workers, len(left)), step)
+
+
+def work(job: Job, parts: list[Part], step: Callable[[int], None]) -> None:
+    """Encode all parts that no other process encodes, and then those whose process did not complete them."""
+    for waits in (False, True):
+        for part in parts:
+            if not job.is_open():  # another process has published the corpus
+                return
+            with _claim(part, waits=waits) as is_free:
+                if is_free and not part.is_complete():
+                    encode_part(part, job.source, job.encoding, step)
+
+
+@contextmanager
+def _claim(part: Part, *, waits: bool) -> Iterator[bool]:
+    """Hold the lock of a part; yield False if it is complete, or if a different process has the lock."""
+    if part.is_complete():
+        yield False
+        return
+    try:
+        lock = acquire_lock(part.path.with_suffix(".lock"), timeout=-1 if waits else 0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _encode_in_processes(job: Job, count: int, left: list[Part], workers: int, step: Callable[[int], None]) -> None:
+    running: list[_Worker] = []
+    with ExitStack() as stack:
+        for _ in range(workers):
+            running.append(stack.enter_context(_Worker(job.folder, count)))
+        while running:
+            left = _report_completed(left, step)
+            for worker in [worker for worker in running if worker.process.poll() is not None]:
+                worker.check()
+                running.remove(worker)
+            time.sleep(_POLL_S)
+    _report_completed(left, step)
+    if job.is_open() and not all(part.is_complete() for part in job.parts[:count]):
+        raise RunError("all workers died, perhaps for lack of memory; start again, with fewer --workers.")
+
+
+class _Worker:
+    """A process that encodes parts of the job in a folder."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        # One thread per process: several processes share the cores better than the threads of the libraries.
+        threads = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}  # and not the current folder, which -m would put first
+        command = [sys.executable, "-P", "-m", __name__, str(folder), str(count)]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
+        environment = os.environ | threads | paths
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self.errors, env=environment)
+
+    def __enter__(self) -> "_Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the process, if it has not ended."""
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+    def check(self) -> None:
+        """Raise the error with which the process ended; log a warning if it died, because others take its part."""
+        self.errors.seek(0)
+        message = self.errors.read().strip()
+        if self.process.returncode == EXIT_TEXT:
+            raise ConfigError(message)
+        if self.process.returncode == EXIT_DISK:
+            raise OSError(message)
+        if self.process.returncode:
+            log.warning("a worker died (%s); the others go on. %s", self.process.returncode, message)
+
+
+def _report_completed(left: list[Part], step: Callable[[int], None]) -> list[Part]:
+    """Call `step` for each part that has been completed; return the others."""
+    still = []
+    for part in left:
+        if part.is_complete():
+            step(part.n_bytes)
+        else:
+            still.append(part)
+    return still
+
+
+def main(folder: str, count: str) -> int:
+    """Encode the first `count` parts of the job in a folder."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    job = Job.load(Path(folder))
+    try:
+        work(job, job.parts[: int(count)], lambda n_bytes: None)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_TEXT
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return EXIT_DISK
+    return 0
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, even if by a signal: then its end of the pipe closes."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
