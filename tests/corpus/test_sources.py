@@ -232,7 +232,7 @@ def test_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     [
         ("files:{}/nothing*.txt", {}, r"source is files:.*nothing\*\.txt"),
         ("hf:{}", {"text_field": "content"}, "'content'"),
-        ("hf:{}", {"hf_split": "test"}, r"hf:.* \(subset None, split 'test'\) cannot be read"),
+        ("hf:{}", {"hf_split": "test"}, "hf_split is test"),
     ],
 )
 def test_source_missing_name_is_named(source: str, settings: dict[str, str], message: str, jsonl: Path) -> None:
