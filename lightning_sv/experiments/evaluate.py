@@ -192,8 +192,8 @@ def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
         paper_value=value,
         agreement=agreement,
         sides=estimate.sides,
-        own_low=d.alone and d.alone.low,
-        own_high=d.alone and d.alone.high,
+        own_low=None if d.alone is None else d.alone.low,
+        own_high=None if d.alone is None else d.alone.high,
     )
 
 
