@@ -94,7 +94,7 @@ def facts(config: BackboneConfig, scale: str = "llama", options: ScaleOptions | 
 
 def roles_of(model: Backbone) -> dict[str, str]:
     """Return the optimizer's role of each trained parameter."""
-    roles = {}
+    roles: dict[str, str] = {}
     for group in role_groups(model, model.strategy.decayed_roles):
         for member in group.members:
             if member.parameter.requires_grad:
