@@ -202,10 +202,26 @@ def test_protocol_split_by_kind_equals_the_recording() -> None:
         assert said in " ".join(page("results").split()), said
 
 
+def test_other_norms_page_equals_the_recording() -> None:
+    """The losses of each seed, and the differences that the pages quote."""
+    folder = "cpu-100-other-norms"
+    runs = recorded(f"{folder}/results.csv")
+    losses = runs.pivot(index="arm", columns="seed", values="val_loss").map("{:.4f}".format)
+    for arm, *shown in table(page(folder), "| strategy | seed"):
+        assert shown == losses.loc[arm].tolist()
+
+    differences = recorded(f"{folder}/differences.csv", quantity="final loss").set_index("arm")
+    best = differences.loc["hg+dp+or with Peri-LN"]
+    text = " ".join(page("results").split())
+    assert f"{-best.estimate:.3f} ({-best.high:.3f} to {-best.low:.3f}) below `llama`, lower than any" in text
+    assert differences.estimate.idxmin() == "hg+dp+or with Peri-LN"
+    assert f"{-best.estimate:.3f} below `llama`" in (ROOT / "README.md").read_text()
+
+
 def test_limitations_equal_the_log_and_the_runs() -> None:
     """The number of verdicts on one question, and how often the text was read."""
     log = recorded("log.csv")
-    verdicts = log[log.claim.str.contains("unified ends below llama")]
+    verdicts = log[log.claim.str.contains("unified ends below llama(?! with)")]
     settings = verdicts.groupby(["budget", "figure"]).ngroups
     text = " ".join(page("results").split())
     assert f'has {len(verdicts)} verdicts on "unified ends below llama", in {settings} figures and budgets' in text
@@ -328,7 +344,7 @@ def test_proxy_tables_equal_the_recording() -> None:
         assert formed == " ".join(f"{at / 1e6:.1f}" for at in times if at)
 
 
-@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-largest-rate"])
+@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-100-other-norms", "cpu-largest-rate"])
 def test_claims_tables_equal_the_recording(folder: str) -> None:
     verdicts = recorded(f"{folder}/verdicts.csv").dropna(subset="low")
     shown = [cells[1:3] for cells in table(page(folder), "| claim")]
