@@ -45,8 +45,13 @@ def expect_known(what: str, name: str, known: Iterable[str]) -> None:
         raise ConfigError(unknown(what, name, names))
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return an error message that lists the known names and suggests the closest one."""
+def unknown(what: str, name: str, known: Iterable[str], near: str | None = None) -> str:
+    """Return an error message that lists the known names and suggests `near`, or else the closest one."""
     names = list(known)
-    hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), names, n=1))
+    hint = f" Did you mean {near!r}?" if near else did_you_mean(name, names)
     return f"{what} {name!r} is unknown; known: {' '.join(names) or 'none (run it in the repository)'}.{hint}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is closest to `name`; empty if none is close."""
+    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), list(known), n=1))

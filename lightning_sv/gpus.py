@@ -47,6 +47,7 @@ def gpu_of_card(card: str) -> Gpu | None:
 def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """Return the GPU of this name, with a different memory size if given."""
     gpus = {gpu.name: gpu for gpu in GPUS}
+    name = name.lower()
     expect_known("GPU", name, gpus)
     if memory_gib is None:
         return gpus[name]

@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from lightning_sv.errors import expect_known
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.log import LEVELS, start_logging
 from lightning_sv.runs.output import LastingStream, discard, lasting_output, message_of
 
@@ -32,6 +32,7 @@ COMMANDS = {
     "compare": "train strategies in pairs with a baseline and compare them",
     "sweep": "train on a grid of learning rates and initial stds, and fit the optimum",
     "paper": "train the runs of the paper's figures, evaluate its claims, write a report",
+    "presets": "list the models, corpora and experiments that --config takes by name",
     "runs": "list runs: data, strategy, rate, steps, loss",
     "report": "draw your own runs: a page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
@@ -41,6 +42,15 @@ COMMANDS = {
     "theory": "check the paper's theorems and their counterexamples",
 }
 
+#: names of commands in other programs -> ours
+USUAL_NAMES = {
+    **dict.fromkeys(("train", "pretrain", "run"), "fit"),
+    **dict.fromkeys(("eval", "evaluate", "test"), "validate"),
+    **dict.fromkeys(("data", "tokenize", "preprocess"), "prepare"),
+    **dict.fromkeys(("sample", "predict"), "generate"),
+    "convert": "export",
+    "ls": "runs",
+}
 #: command -> file of its code, if the names differ
 FILE_OF = {"validate": "fit"}
 #: long commands, which continue if their output cannot be written
@@ -127,7 +137,8 @@ def _run(argv: list[str]) -> int:
 
         print(__version__)
         return 0
-    expect_known("command", name, COMMANDS)
+    if name not in COMMANDS:
+        raise ConfigError(unknown("command", name, COMMANDS, near=USUAL_NAMES.get(name)))
     with lasting_output() if name in LASTING else nullcontext():
         return _command(name)(rest)
 

@@ -42,7 +42,8 @@ def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
     train, val = manifest.train, manifest.val
     yield (
         f"{dir}{' is already prepared' if existed else ''}: {train.tokens:,} training and {val.tokens:,} validation "
-        f"tokens of {train.documents:,} and {val.documents:,} documents ({manifest.duplicates:,} duplicates dropped), "
+        f"tokens of {_count(train.documents, 'document')} and {_count(val.documents, 'document')} "
+        f"({_count(manifest.duplicates, 'duplicate')} dropped), "
         f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
     )
     if manifest.held_out:
@@ -52,3 +53,7 @@ def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
         yield f"  left out: {left_out}"
     if manifest.tokenizer_loss:
         yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -25,6 +25,9 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 log = logging.getLogger(__name__)
 
+#: columns of a line that no terminal folds
+_WIDEST = 10_000
+
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, list the runs; return the exit code."""
@@ -47,7 +50,10 @@ def run(argv: list[str]) -> int:
     for row in rows:
         loss = row["val_loss"] if row["complete"] else "diverged" if row["diverged"] else "not complete"
         table.add_row(*map(_cell, (*(row[key] for key in ("run", "data", "strategy", "lr", "steps")), loss)))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # for other programs, which cut no lines
+        console = Console(width=_WIDEST)
+    console.print(table)
     return 0
 
 

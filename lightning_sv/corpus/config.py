@@ -30,7 +30,7 @@ class CorpusConfig:
             .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or the path of
             a folder in its format), streamed
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens, downloaded from
-            the Hugging Face hub), or a path to a tokenizer.json
+            the Hugging Face hub), or a path to a tokenizer.json or to the folder of one
         eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the tokenizer_config.json or
             special_tokens_map.json next to it, or else a common name
         val_fraction: fraction of the documents held out, selected by a hash of their text, independent of their order;

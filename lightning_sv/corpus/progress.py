@@ -13,11 +13,13 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from lightning_sv.corpus.parts import Part
 
@@ -25,11 +27,21 @@ from lightning_sv.corpus.parts import Part
 LOG_S = 10.0
 
 
+class _SpeedColumn(TransferSpeedColumn):
+    """Bytes per second; empty instead of `?` while it is not known."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        if task.finished_speed is None and task.speed is None:
+            return Text("")
+        return super().render(task)
+
+
 @contextmanager
 def phase(name: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error during the block; yield the function that advances it by bytes."""
     columns = (
-        SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), TransferSpeedColumn(), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), _SpeedColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:

@@ -239,14 +239,20 @@ def bpe_size(spec: str) -> int | None:
 
 
 def tokenizer_file(spec: str) -> Path | None:
-    """Return the path that a specification names, None for 'bpe:N' and 'gpt2'."""
-    return None if spec == "gpt2" or bpe_size(spec) is not None else Path(spec).expanduser()
+    """Return the path that a specification names, None for 'bpe:N' and 'gpt2'.
+
+    A folder, such as one that transformers wrote, stands for its tokenizer.json.
+    """
+    if spec == "gpt2" or bpe_size(spec) is not None:
+        return None
+    path = Path(spec).expanduser()
+    return path / Tokenizer.filename if path.is_dir() else path
 
 
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     """Return a tokenizer without training: 'gpt2', downloaded or cached by the hub's client, or a tokenizer.json."""
-    path = Path(spec).expanduser()
-    if spec == "gpt2":
+    path = tokenizer_file(spec)
+    if path is None:
         from huggingface_hub import hf_hub_download
 
         try:

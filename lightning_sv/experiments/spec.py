@@ -11,7 +11,8 @@ from typing import Any, Literal
 from lightning_sv.errors import expect_known
 from lightning_sv.settings.yaml_file import read_as
 
-CONF = Path("conf")
+#: conf/ of the working directory, or that of the package if it has no experiments
+CONF = Path("conf") if Path("conf/paper").is_dir() else Path(__file__).parents[1] / "conf"
 #: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; a different logged
 #: scalar against tokens; a table
 PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]

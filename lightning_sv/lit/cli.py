@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning as L
+import torch
 import yaml
 from jsonargparse.util import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -265,6 +266,7 @@ class PretrainCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+            _check_gpu(given["accelerator"])
             text = str(error).rstrip(".!")
             raise ConfigError(f"trainer: {text}. Check the keys of trainer.") from error
         self._cleanup.push(join_ranks(trainer))
@@ -471,6 +473,14 @@ class PretrainCLI(LightningCLI):
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
             text += f", of corpus {corpus[:12]} in {self.batches.corpus.dir}"
             print(json_text(figures, indent=None) if self.config["json"] else text)
+
+
+def _check_gpu(accelerator: Any) -> None:
+    """Refuse a GPU that torch does not see."""
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        build = "is a build for CPUs" if torch.version.cuda is None else "finds no driver or card"
+        seen = f"cpu, because torch {torch.__version__} sees no GPU: it {build}"
+        raise ConfigError(f"trainer.accelerator is {accelerator}; expected {seen}. With make set TRAINER=cpu.")
 
 
 def _several(value: Any) -> list[Any]:

@@ -40,7 +40,7 @@ _ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
 _SIGNALS = _ANNOUNCING | {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 #: signals that shells ignore for background jobs, and nohup
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
-_SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
+_SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without one\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # the progress bar hides it
 _SAME = "Start all ranks with the same settings, corpus, checkpoint and software."
 #: whether this process has failed and others may be waiting for it in a collective

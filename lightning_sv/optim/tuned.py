@@ -45,8 +45,7 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     """Return the tuned peak learning rate.
 
     Raises:
-        ConfigError: there is no value for the combination; the message lists the known ones, of
-            this model if there are any
+        ConfigError: there is no value for the combination; the message lists those of this model
     """
     for rate in tuned_rates():
         if rate.fits(model, optimizer, schedule, strategy):
@@ -56,14 +55,16 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     reason = reason_without_rate(model, optimizer, schedule)
     if reason is not None:
         case += f" ({reason})"
-    hint = f"set model.optim.lr, or use one of: {', '.join(known_cases(model))}."
-    raise ConfigError(f"model.optim.lr is not set and no tuned value is known for {case}; {hint}")
+    cases = known_cases(model)
+    hint = f"Tuned are: {', '.join(cases)}." if cases else "`lightning-sv sweep --lr` finds it."
+    raise ConfigError(
+        f"model.optim.lr is not set; expected a rate, because none is tuned for {case}. {hint}"
+    )
 
 
 def known_cases(model: str) -> list[str]:
-    """Return 'model optimizer schedule' of the model's rows; of all rows for an unknown model."""
-    of_model = [rate for rate in tuned_rates() if rate.model == model]
-    rates = of_model or tuned_rates()
+    """Return 'model optimizer schedule' of the model's rows."""
+    rates = [rate for rate in tuned_rates() if rate.model == model]
     cases = [f"{rate.model} {rate.optim} {rate.schedule}" for rate in rates]
     return list(dict.fromkeys(cases))  # rows of single placements repeat a case
 

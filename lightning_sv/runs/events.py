@@ -21,6 +21,8 @@ from lightning_sv.runs.directory import (
     SUMMARY,
     config_value,
     event_files,
+    is_begun,
+    is_complete,
     read_config,
     read_summary,
     segment_number,
@@ -118,6 +120,9 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     """
     directory = Path(run_dir)
     expect(directory.is_dir(), str(directory), "not a folder", "the directory of a run. Check the path.")
+    if not (is_begun(directory) or is_complete(directory) or event_files(directory)):
+        hint = "`lightning-sv runs` lists those in runs/."
+        raise ConfigError(f"{directory} is a folder without {CONFIG} and scalars; expected that of a run. {hint}")
     for name in (SUMMARY, CONFIG) if complete else ():
         if not (directory / name).is_file():
             raise ConfigError(f"{directory} has no {name}; expected a complete run. Check the path, or resume the run.")

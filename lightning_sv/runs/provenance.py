@@ -110,6 +110,8 @@ def commit() -> str:
     """Return the commit of the package's checkout at the first call, or its version without a checkout."""
     root = Path(__file__).resolve().parents[2]
     top, _, head = (_git("rev-parse", "--show-toplevel", "HEAD", at=root) or "").partition("\n")
+    if not top and (root / ".git").exists():  # git is missing, or refuses a checkout of another owner
+        return f"version {__version__}, of a checkout that git does not read"
     # an environment may be inside the checkout of a different project
     if not top or Path(top).resolve() != root:
         return f"version {__version__}, not a git checkout"

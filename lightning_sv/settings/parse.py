@@ -7,6 +7,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import UnionType
@@ -138,12 +139,14 @@ class Parser(ArgumentParser):
         own = [line for line in lines if not _ABOUT_TYPES.match(line)]
         created = re.match(r"Problem with given class_path '([\w.]+)':", own[0]) if own else None
         if created:
-            return f"{name}: {created[1]} cannot be created: {' '.join(own[1:2]).rstrip('.')}".removeprefix(": ")
+            reason = " ".join(own[1:2]).rstrip(".")
+            return f"{name}: {created[1]} cannot be created: {reason}{_class_hint(created[1])}".removeprefix(": ")
         if own:
             return f"{name}: {own[0].rstrip('.')}".removeprefix(": ")
         hints = [getattr(action, "_typehint", None) for action in self._actions if action.dest == name]
         expected = _expected(hints[0]) if hints else "a different type"
-        return f"{name or 'a value'} is {value[1].strip() or repr('') if value else 'invalid'}; expected {expected}"
+        given = value[1].strip() or repr("") if value else "invalid"
+        return f"{name or 'a value'} is {given}; expected {expected}{_class_hint(given)}"
 
     def _suggestion(self, text: str) -> str:
         """Return a question with the known key that is closest to the unknown one in `text`, if there is one."""
@@ -159,6 +162,16 @@ class Parser(ArgumentParser):
         near = near or get_close_matches(key, known, n=1, cutoff=0.7)
         near = near or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _class_hint(path: str) -> str:
+    """Return what is wrong with the path of a class whose package is a usual mistake, without a full stop."""
+    package, _, rest = path.partition(".")
+    if package == "pytorch_lightning":
+        return f". Its classes are those of the package lightning: lightning.pytorch.{rest}"
+    if re.fullmatch(r"[\w.]+\.\w+", path) and package and find_spec(package) is None:
+        return f". Add the folder of {package} to PYTHONPATH"
+    return ""
 
 
 def _variable_hint(problem: str) -> str:

@@ -5,12 +5,14 @@ import os
 import re
 from pathlib import Path
 
-from lightning_sv.errors import ConfigError, expect, unknown
+from lightning_sv.errors import ConfigError, did_you_mean, expect, unknown
 
 #: keys of a run's config that are paths
 PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.default_root_dir")
 #: paths that a run reads
 INPUTS = ("model.init_from", "data.corpus.dir")
+#: folders of conf/ whose files have names of their own, so that --config takes them by name
+PRESETS = ("experiment", "model", "data", "optim", "schedule", "trainer", "probes", "scale", ".")
 #: keys that may contain paths; the corpus expands `~` in them
 WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer")
 
@@ -30,10 +32,31 @@ def expand_path(text: str, key: str) -> str:
 
 
 def config_path(text: str, key: str) -> str:
-    """Return the path of a config file; a name without a folder may be one of conf/experiment."""
+    """Return the path of a config file; a name without a folder may be a preset, see `presets`."""
     path = expand_path(text, key)
     is_name = re.fullmatch(r"[\w.+-]+", text) and not text.endswith((".yaml", ".yml"))
-    return str(find_config("experiment", text)) if is_name and not Path(path).exists() else path
+    if not is_name or Path(path).exists():
+        return path
+    known = presets()
+    if text not in known:
+        hint = f"`lightning-sv presets` lists them.{did_you_mean(text, known)}"
+        raise ConfigError(f"{key} is {text}; expected a file, or the name of a preset. {hint}")
+    return str(known[text])
+
+
+def presets() -> dict[str, Path]:
+    """Return the config files that --config takes by name, first those of the working directory."""
+    found = dict[str, Path]()
+    for kind in PRESETS:
+        for root in _config_folders():
+            for path in sorted((root / kind).glob("*.yaml")):
+                found.setdefault(path.stem, path)
+    return found
+
+
+def _config_folders() -> list[Path]:
+    """Return conf/ of the working directory and of the package."""
+    return [Path("conf"), Path(__file__).parents[1] / "conf"]
 
 
 def expand_variables(text: str, key: str) -> str:
@@ -49,7 +72,7 @@ def expand_variables(text: str, key: str) -> str:
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
     """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked."""
-    roots = [Path("conf"), Path(__file__).parents[1] / "conf"][:: 1 if own_first else -1]
+    roots = _config_folders()[:: 1 if own_first else -1]
     for root in roots:
         if (path := root / kind / f"{name}.yaml").is_file():
             return path

@@ -153,7 +153,7 @@ def test_read_run_incomplete_or_damaged_directory_is_refused(tmp_path: Path) -> 
             read_run(path, complete=complete)
 
     refused("expected the directory of a run", tmp_path / "nowhere")
-    refused("no TensorBoard scalars", complete=False)
+    refused("expected that of a run", complete=False)
     write(tmp_path, [(10, 4.0)], number=1)
     refused("expected a complete run")
     assert read_run(tmp_path, complete=False).label == tmp_path.name

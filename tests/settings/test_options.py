@@ -30,7 +30,7 @@ from lightning_sv.settings.trainer import (
     check_trainer_keys,
     trainer_keys,
 )
-from tests.conftest import CONFIG, ROOT, Refused, thinned
+from tests.conftest import CONFIG, ROOT, Answer, Refused, Told, thinned
 from tests.test_results_pages import table
 
 
@@ -220,3 +220,40 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     check_trainer_keys(given | {"limit_val_batches": 1.0})
     with pytest.raises(ConfigError, match=r"limit_val_batches is 1; .*data\.val_sequences"):
         check_trainer_keys(given | {"limit_val_batches": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train"], ["'fit'"]),
+        (["fit", "--config", "llama-1"], ["llama-1b", "presets"]),
+        (["generate", "conf"], ["conf", "config.yaml"]),
+        (["plan", "--gpu", "H999", "--gpus", "1"], ["h100"]),
+        (["plan", *CONFIG, "--gpus", "1", "--model.backbone.name", "mine"], ["model.optim.lr", "sweep"]),
+        (["fit", *CONFIG, "--trainer.callbacks+=not_here.Mine"], ["not_here", "PYTHONPATH"]),
+        (["fit", *CONFIG, "--trainer.callbacks+=pytorch_lightning.callbacks.Timer"], ["lightning.pytorch."]),
+        (["fit", "--config", "no_run/config.yaml"], ["no_run"]),
+    ],
+)  # fmt: skip
+def test_main_usual_mistake_names_the_next_step(
+    words: list[str], names: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    said = refused(*words)
+    assert all(name in said for name in names) and len(said) < 400
+
+
+def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:
+    assert told("plan", *CONFIG, "--gpus", "1", "--gpu", "H100")
+
+
+def test_presets_are_listed_and_are_configs(answer: Answer, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = answer("presets")
+    files = [path for path in (ROOT / "conf").glob("*/*.yaml") if path.parent.name not in ("paper", "tuned")]
+    names = [path.stem for path in files] + ["base"]
+    assert sorted(names) == sorted(found)  # each name is that of one file
+    listed = told("presets")
+    assert all(name in listed for name in found)
+    layers = [word for name in ("base", "adamw", "cos", "cpu", "stdlib", "llama-1b") for word in ("--config", name)]
+    assert parse_run(layers, check_corpus=False)[0].backbone.name == "llama-1b"

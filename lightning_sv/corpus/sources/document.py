@@ -38,7 +38,8 @@ class Document:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
-            raise ConfigError(f"{where}: the text has half of a surrogate pair; repair or remove it.") from None
+            hint = "Repair it, or set data.corpus.errors to replace or skip."
+            raise ConfigError(f"{where} has half of a surrogate pair; expected Unicode text. {hint}") from None
         if len(raw) > MAX_DOCUMENT_BYTES:
             hint = "Split it, or write its parts as lines of a .jsonl file."
             raise ConfigError(f"{where} has {len(raw):,} bytes; expected at most {MAX_DOCUMENT_BYTES:,} bytes. {hint}")

@@ -88,7 +88,10 @@ def check_settings(
             with suppress(TypeError, ValueError, AttributeError):  # a damaged checkpoint: show the difference
                 then = asdict(_CONFIGS[key](**then))  # an older checkpoint lacks new fields: their defaults
         where, then, now = first_difference(key, then, here[key])
-        wanted = f"{then}, as in the checkpoint. Resume with the same settings, or start a new run."
+        hint = "Resume with the same settings, or start a new run."
+        if not training:
+            hint = "Read the checkpoint with the config.yaml of its run."
+        wanted = f"{then}, as in the checkpoint. {hint}"
         expect(then == now, where, now, wanted)
     if training and not own_groups:
         optimizer = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)

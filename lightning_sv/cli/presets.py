@@ -1,0 +1,43 @@
+"""`lightning-sv presets`: list the config files that --config takes by name."""
+
+from pathlib import Path
+
+from lightning_sv.json_text import json_text
+from lightning_sv.settings.paths import presets
+from lightning_sv.settings.plain_parser import PlainParser
+
+#: folder of conf/ -> heading
+_HEADINGS = {
+    "experiment": "complete experiments, e.g. lightning-sv fit --config tiny-unified",
+    "model": "models, after base, an optimizer and a schedule",
+    "data": "corpora",
+    "optim": "optimizers",
+    "schedule": "schedules",
+    "trainer": "machines",
+    "probes": "measurements",
+    "scale": "scale vectors",
+    "conf": "layer below all others",
+}
+
+
+def run(argv: list[str]) -> int:
+    """Parse the arguments, list the presets; return the exit code."""
+    parser = PlainParser("presets", "List the presets of --config.", json="Print name and file of each as JSON.")
+    options = parser.parse_args(argv)
+    found = presets()
+    if options.json:
+        print(json_text({name: str(path) for name, path in found.items()}))
+        return 0
+    for folder, heading in _HEADINGS.items():
+        files = [path for path in found.values() if path.parent.name == folder]
+        if files:
+            print(f"{heading}:")
+        for path in files:
+            print(f"  {path.stem:26} {_summary(path)}")
+    return 0
+
+
+def _summary(path: Path) -> str:
+    """Return the first comment of a config file."""
+    first, _, _ = path.read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
