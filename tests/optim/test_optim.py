@@ -122,9 +122,9 @@ def test_sgd_two_steps_equal_its_formula() -> None:
 
 
 @pytest.mark.parametrize(("model", "optimizer", "message"), [
-    ("custom", "adamw", "schedule 'cos'; set model.optim.lr, or use one of: llama-0.12b adamw cos"),
-    ("llama-0.5b", "muon", "does not report its learning rate.*or use one of: llama-0.5b adamw cos.$"),
-    ("gemma-0.5b", "adamw", "Gemma with Muon alone.*or use one of: gemma-0.5b muon cos.$"),
+    ("custom", "adamw", "model.optim.lr is not set"),
+    ("llama-0.5b", "muon", "llama-0.5b adamw cos"),
+    ("gemma-0.5b", "adamw", "gemma-0.5b muon cos"),
 ])  # fmt: skip
 def test_tuned_lr_of_an_unknown_combination_refused(model: str, optimizer: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
