@@ -344,7 +344,10 @@ def test_proxy_tables_equal_the_recording() -> None:
         assert formed == " ".join(f"{at / 1e6:.1f}" for at in times if at)
 
 
-@pytest.mark.parametrize("folder", ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-100-other-norms", "cpu-largest-rate"])
+@pytest.mark.parametrize(
+    "folder",
+    ["gpu-25", "cpu-100-protocol", "cpu-100-parts", "cpu-100-other-norms", "cpu-largest-rate"],
+)
 def test_claims_tables_equal_the_recording(folder: str) -> None:
     verdicts = recorded(f"{folder}/verdicts.csv").dropna(subset="low")
     shown = [cells[1:3] for cells in table(page(folder), "| claim")]
