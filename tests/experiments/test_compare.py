@@ -116,7 +116,7 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
     assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
     assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert len(tables) == 2  # source of the runs, and results
+    assert len(tables) == 3  # source of the runs, results, and size of the steps
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
     assert all(any(column) for column in zip(*lines, strict=True))
     assert [line[head.index("result")] for line in lines] == ["", "lower"]

@@ -74,9 +74,10 @@ def leaving(stopped: Path, step: int, of: Path | None = None) -> Iterator[None]:
 
 
 def load(run: Path) -> dict[str, Any]:
-    """The last checkpoint, but for the seconds of its legs."""
+    """Return the last checkpoint without the seconds of its legs and the number of loader workers."""
     checkpoint: dict[str, Any] = torch.load(run / LAST, weights_only=True)
     del checkpoint["lightning_sv"]["legs"]
+    checkpoint.get("datamodule_hyper_parameters", {}).pop("num_workers", None)
     return checkpoint
 
 
