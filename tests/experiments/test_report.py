@@ -281,7 +281,7 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
     for argv, message in (
         ([tmp_path / "nowhere"], "expected the directory of a run"),
-        ([empty], "expected a complete run"),
+        ([empty], "expected that of a run"),
         ([one, one], "are both 'llama' with seed 0; remove one"),
         ([one, runs / "unified1"], "share no seed"),
         ([one, "--baseline", "hg"], "--baseline is 'hg'; expected one of llama"),
