@@ -18,7 +18,7 @@ from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, Pane
 from lightning_sv.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
-from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.yaml_file import read_yaml, to_args
 
@@ -88,6 +88,7 @@ class RunResolver:
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Resolve one arm."""
+        arm = without_preset(arm)
         model = self.model(role)
         reference = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(reference, ModelSpec), role
@@ -199,6 +200,13 @@ class RunResolver:
             note=model.note,
             epochs=data.epochs(tokens) if data.is_prepared else None,
         )
+
+
+def without_preset(arm: ArmSpec) -> ArmSpec:
+    """Return the arm with words and keys instead of a preset, so that equal arms are one run."""
+    scale, options = expand_preset(arm.scale, ScaleOptions())
+    placements = {f"model.scale_options.placement_at.{site}": word for site, word in options.placement_at.items()}
+    return replace(arm, scale=str(scale), overrides={**placements, **arm.overrides})
 
 
 def _steps(*words: str) -> int:

@@ -61,7 +61,7 @@ class PretrainModule(L.LightningModule):
     Args:
         backbone: sizes of the model
         scale: strategy: words joined by '+', one per axis (shared hg / nop bp ap dp dnp /
-            direct, offset, or, er / wd iwd owd nowd), or a preset (llama, unified)
+            direct, offset, or, er / wd iwd owd nowd), or a preset (llama, unified, unified-head-dp)
         scale_options: further options of the strategy
         optim: optimizer settings
         schedule: learning-rate schedule over the Trainer's steps; constant if only max_time ends the run

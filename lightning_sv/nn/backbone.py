@@ -25,6 +25,7 @@ from lightning_sv.scale import (
     ScaledLinear,
     ScaleOptions,
     ScaleStrategy,
+    expand_preset,
 )
 from lightning_sv.scale.definitions import product_dtype
 from lightning_sv.scale.fast import linear_cross_entropy
@@ -122,6 +123,7 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         self.config = config
+        scale, options = expand_preset(scale, options or ScaleOptions())
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
         # An explicit weight, because nn.Embedding would sample one, which imports torch's compiler

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim import OptimConfig, configured_groups, role_groups
 from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
-from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,14 @@ def count_parameters(
     Raises:
         ConfigError: `optim` does not fit the roles of the model
     """
+    scale, options = expand_preset(scale, options or ScaleOptions())
     model, optim = meta_backbone(config, scale, options), optim or OptimConfig()
     groups = configured_groups(role_groups(model, model.strategy.decayed_roles), optim, lr=1.0)
     decayed = {group.role for group in groups if group.options("", optim.weight_decay)["weight_decay"]}
     sizes: dict[str, list[int]] = {}
     for named in parameter_roles(model):  # including frozen parameters
         sizes.setdefault(named.role, []).append(named.parameter.numel())
-    label = f"{model.strategy}{(options or ScaleOptions()).label()}"
+    label = f"{model.strategy}{options.label()}"
     present = [role for role in PARAMETER_ROLES if role in sizes]
     roles = tuple((role, len(sizes[role]), sum(sizes[role]), role in decayed) for role in present)
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())

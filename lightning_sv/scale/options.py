@@ -1,10 +1,17 @@
 """Options of scale vectors that the paper leaves open."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightning_sv.errors import ConfigError, expect, expect_known
-from lightning_sv.scale.strategy import FOLDED, PLACEMENTS
+from lightning_sv.scale.strategy import (
+    FOLDED,
+    PLACEMENTS,
+    PRESET_PLACEMENTS,
+    PRESETS,
+    ScaleStrategy,
+    preset_name,
+)
 from lightning_sv.scale.vector import ROLES
 
 SIDES = ("scale_in", "scale_out", "scale")
@@ -81,3 +88,21 @@ class ScaleOptions:
             yield f"share_heads={'+'.join(sorted(set(self.share_heads)))}"
         if self.initial_gamma_out != 1:
             yield f"initial_gamma_out={self.initial_gamma_out:g}"
+
+
+def expand_preset(
+    scale: str | ScaleStrategy, options: ScaleOptions
+) -> tuple[str | ScaleStrategy, ScaleOptions]:
+    """Return words and options instead of a preset that places the vectors of single matrices.
+
+    Anything else is returned as it is. The given options have precedence over those of the preset.
+
+    >>> scale, options = expand_preset("unified-head-dp", ScaleOptions())
+    >>> scale, options.placement_at
+    ('hg+dnp+or+iwd', {'lm_head': 'dp'})
+    """
+    if not isinstance(scale, str) or preset_name(scale) not in PRESET_PLACEMENTS:
+        return scale, options
+    name = preset_name(scale)
+    placements = {**PRESET_PLACEMENTS[name], **options.placement_at}
+    return PRESETS[name], replace(options, placement_at=placements)

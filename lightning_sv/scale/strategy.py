@@ -76,7 +76,14 @@ DECAYS: dict[str, Decay] = {
     "owd": Decay(frozenset({"output"}), "only Output-Norm scale vectors decay"),
     "nowd": Decay(frozenset(), "no scale vector decays"),
 }
-PRESETS: dict[str, str] = {"llama": "shared+bp+direct+wd", "unified": "hg+dnp+or+iwd"}
+PRESETS: dict[str, str] = {
+    "llama": "shared+bp+direct+wd",
+    "unified": "hg+dnp+or+iwd",
+    "unified-head-dp": "hg+dnp+or+iwd",
+}
+#: presets that also place the vectors of single matrices, as `ScaleOptions.placement_at`. A strategy
+#: has no field for that, so `options.expand_preset` replaces them by words and options.
+PRESET_PLACEMENTS: dict[str, dict[str, str]] = {"unified-head-dp": {"lm_head": "dp"}}
 
 #: axis (field of `ScaleStrategy`) -> its table; the order is the canonical order of the words.
 AXES: dict[str, Mapping[str, Any]] = {
@@ -119,13 +126,19 @@ class ScaleStrategy:
 
         Raises:
             ConfigError: an unknown word, or two words of one axis; the message lists the known
-                words
+                words; a preset that needs `expand_preset`
         """
         if isinstance(text, ScaleStrategy):
             return text
         if not isinstance(text, str) or not text.strip():
             raise ConfigError(
                 f"the strategy is {text!r}; expected words joined by '+', {_known()}."
+            )
+        if preset_name(text) in PRESET_PLACEMENTS:
+            places = PRESET_PLACEMENTS[preset_name(text)]
+            raise ConfigError(
+                f"the strategy is {text!r}; expected {PRESETS[preset_name(text)]!r} here, with "
+                f"placement_at={places} in the options, because a strategy has no single matrices."
             )
 
         chosen: dict[str, str] = {}
@@ -205,9 +218,14 @@ def own_words(text: str) -> frozenset[str]:
     return frozenset(_words(text)) - set(PRESETS["llama"].split("+"))
 
 
+def preset_name(text: str) -> str:
+    """Return a strategy as the presets are spelled."""
+    return text.strip().lower()
+
+
 def _words(text: str) -> list[str]:
     """Return the words of a strategy or of a preset, without checking them."""
-    preset = PRESETS.get(text.strip().lower(), text)
+    preset = PRESETS.get(preset_name(text), text)
     words = [word.strip() for word in preset.split("+")]
     return [word if ":" in word else word.lower() for word in words]
 

@@ -11,7 +11,7 @@ from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flop
 from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.optim.schedule import SCHEDULES
 from lightning_sv.own_code import find
-from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.paths import find_config
 
 
@@ -43,8 +43,9 @@ class PretrainConfig:
                 expect(isinstance(value, kind), f"model.{each.name}", repr(value), wanted)
         expect(self.seed is None or 0 <= self.seed < 2**63, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
-        self.strategy = ScaleStrategy.parse(self.scale)
-        self.scale = str(self.scale)  # which a checkpoint holds, not an object
+        scale, self.scale_options = expand_preset(self.scale, self.scale_options)
+        self.strategy = ScaleStrategy.parse(scale)
+        self.scale = str(scale)  # which a checkpoint holds, not an object
         self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
         meta = self.meta()
         self.n_params = sum(p.numel() for p in meta.parameters())

@@ -218,6 +218,21 @@ def test_plan_figure_null_is_a_value(conf: Path) -> None:
     assert clipped["gradient_clip_val"] == 1.0 and free["gradient_clip_val"] is None
 
 
+def test_plan_figure_preset_with_placements_is_the_run_of_its_options(conf: Path) -> None:
+    """So that a recorded run is found under either spelling."""
+    keys = []
+    for arm in (
+        "scale: unified-head-dp",
+        "scale: unified, overrides: {model.scale_options.placement_at.lm_head: dp}",
+    ):
+        (conf / "paper/mine.yaml").write_text(of_arm(arm))
+        figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+        run_specs = [arm.run_spec for arm in figure.panels[0].arms if arm.run_spec]
+        keys.append([run_spec.key(0) for run_spec in run_specs])
+    by_name, by_options = keys
+    assert by_name == by_options
+
+
 LR = "model.optim.lr"
 ARMS = {
     "llama": 1.0,

@@ -259,6 +259,14 @@ def test_apply_strategy_dp_at_leaves_the_output_without_norm() -> None:
     assert any("lm_head" in name and "scale_out" in name for name, _ in model.named_parameters())
 
 
+def test_apply_strategy_preset_places_dp_at_the_head_whatever_its_name() -> None:
+    by_name, by_argument = named("llama"), named("llama")
+    apply_strategy(by_name, "unified-head-dp")
+    apply_strategy(by_argument, "unified", dp_at=["lm_head"])
+    assert by_name.state_dict().keys() == by_argument.state_dict().keys()
+    assert torch.equal(logits(by_name), logits(by_argument))
+
+
 def test_apply_strategy_dnp_normalizes_linear_layers() -> None:
     model = named("llama")
     plain = {row.name: row.role for row in weight_decay_roles(model).parameters if row.role in ("matrix", "head")}

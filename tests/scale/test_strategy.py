@@ -87,3 +87,19 @@ def test_backbone_equal_models_have_one_canonical_strategy(text: str, canonical:
         warnings.simplefilter("always")
         assert str(Backbone(config, text).canonical) == canonical
     assert len(caught) == (ScaleStrategy.parse(text) != ScaleStrategy.parse(canonical))
+
+
+def test_preset_with_placements_builds_the_model_of_its_options() -> None:
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=1, vocab_size=16)
+    by_name = Backbone(config, "unified-head-dp")
+    by_options = Backbone(config, "unified", ScaleOptions(placement_at={"lm_head": "dp"}))
+    assert str(by_name) == str(by_options)
+    assert by_name.strategy == by_options.strategy
+
+    kept = Backbone(config, "unified-head-dp", ScaleOptions(placement_at={"lm_head": "bp"}))
+    assert kept.head.lm_head.scale_out is None  # the given option has precedence
+
+
+def test_preset_with_placements_is_not_a_strategy_alone() -> None:
+    with pytest.raises(ConfigError, match="lm_head"):
+        ScaleStrategy.parse("unified-head-dp")

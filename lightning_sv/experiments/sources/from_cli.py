@@ -16,7 +16,7 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
-from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import config_files, dropped_entries, parse_run
@@ -36,7 +36,8 @@ _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 def asked(scale: str, text: str, label: str | None) -> Asked:
     """Parse an arm; the default label is the strategy and its own arguments."""
-    ScaleStrategy.parse(scale)  # before the configs, which may be incomplete
+    words, _ = expand_preset(scale, ScaleOptions())
+    ScaleStrategy.parse(words)  # before the configs, which may be incomplete
     try:
         args = underscored(shlex.split(text))
     except ValueError as error:

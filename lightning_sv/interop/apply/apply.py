@@ -21,7 +21,7 @@ from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module, uncompiled
 from lightning_sv.roles.trace import DATA, PARAM, copied, logits_of, tracing_state
 from lightning_sv.roles.types import ModelRole
-from lightning_sv.scale import ScaledLinear, ScaleStrategy, ScaleVector
+from lightning_sv.scale import ScaledLinear, ScaleOptions, ScaleStrategy, ScaleVector, expand_preset
 
 #: largest relative difference of outputs attributed to rounding
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -100,7 +100,9 @@ def apply_strategy(
     Warns:
         UserWarning: some vectors deviate from the strategy
     """
-    parsed, dp_at = ScaleStrategy.parse(strategy), [dp_at] if isinstance(dp_at, str) else dp_at
+    words, options = expand_preset(strategy, ScaleOptions())
+    parsed = ScaleStrategy.parse(words)
+    dp_at = [dp_at] if isinstance(dp_at, str) else list(dp_at)
     check_module(model)
     model = uncompiled(model)
     _check(model)
@@ -110,6 +112,8 @@ def apply_strategy(
         sites = find_sites(traced, bare=True)
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
+        if "lm_head" in options.placement_at:
+            dp_at += _head_names(sites)
         before = _outputs(traced)
         change = Change(model, parsed, dp_at, sites, undo)
         # The vectors alone must preserve the function; only the norms of `dnp` may change it.
@@ -129,6 +133,12 @@ def apply_strategy(
             warnings.warn(str(report), stacklevel=2)
         undo.pop_all()
     return report
+
+
+def _head_names(sites: Sequence[Site]) -> list[str]:
+    """Return the last part of the name of the output projection, if a site reaches it."""
+    matrices = (matrix for site in sites for matrix in site.matrices)
+    return sorted({matrix.word for matrix in matrices if matrix.role == "head"})
 
 
 def _outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
