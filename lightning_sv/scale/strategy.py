@@ -81,8 +81,8 @@ PRESETS: dict[str, str] = {
     "unified": "hg+dnp+or+iwd",
     "unified-head-dp": "hg+dnp+or+iwd",
 }
-#: presets that also place the vectors of single matrices, as `ScaleOptions.placement_at`. A strategy
-#: has no field for that, so `options.expand_preset` replaces them by words and options.
+#: presets that also place the vectors of single matrices, as `ScaleOptions.placement_at`.
+#: A strategy has no field for that, so `options.expand_preset` replaces them by words and options.
 PRESET_PLACEMENTS: dict[str, dict[str, str]] = {"unified-head-dp": {"lm_head": "dp"}}
 
 #: axis (field of `ScaleStrategy`) -> its table; the order is the canonical order of the words.

@@ -42,7 +42,7 @@ def test_saved_mib_counts_each_storage_once() -> None:
 def test_speed_pages_equal_the_recorded_step_times() -> None:
     page = (ROOT / "benchmarks/SPEED.md").read_text()
     steps = json.loads((ROOT / "benchmarks/results/step.json").read_text())
-    short = (ROOT / "docs/speed.md").read_text()
+    short = (ROOT / "docs/gpu.md").read_text()
     for width, dtype, mode in ((256, "float32", "eager"), (256, "float32", "compiled"), (768, "bf16", "compiled")):
         at = steps[f"d={width} {dtype.replace('float', 'fp')} {mode}, 1 thread"]["strategies"]
         found = {row["name"]: f"{row['ratio']:.2f}" for row in at}
