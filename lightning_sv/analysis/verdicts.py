@@ -109,6 +109,11 @@ def pairs_words(d: PairedDifference) -> str:
     return "; ".join(words)
 
 
+def interval_text(low: float | None, high: float | None) -> str:
+    """`-0.0952 to -0.0422`."""
+    return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+
+
 def count_pairs(n: int) -> str:
     """`1 pair` or `6 pairs`."""
     return "1 pair" if n == 1 else f"{n} pairs"

@@ -13,12 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_corpora, check_recorded_curves, check_trainable
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
-from lightning_sv.experiments.results import Figure, RunRequest, requests_of
+from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import pairs_of
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
 from lightning_sv.json_text import json_text
 from lightning_sv.settings.plain_parser import PlainParser

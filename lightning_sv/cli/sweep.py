@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import default_out, free_out, sweep
-from lightning_sv.experiments.results import Panel, Series
+from lightning_sv.experiments.kinds.base import Panel
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
 from lightning_sv.json_text import json_text

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
-from lightning_sv.experiments.results import Panel
+from lightning_sv.experiments.kinds.base import Panel
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import changed_numerics, schedule_lengths

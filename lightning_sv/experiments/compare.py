@@ -25,9 +25,12 @@ from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.report.tables import LATE_TRAINING, check_replaceable, panel_table, reported_runs
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.curves import LATE_TRAINING
+from lightning_sv.experiments.pairs import pairs_of
+from lightning_sv.experiments.report.tables import check_replaceable, reported_runs
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Panel, pairs_of
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.settings.yaml_file import to_args
@@ -138,7 +141,8 @@ def compare(
 
 def print_comparison(console: Console, figure: Figure, out: Path) -> None:
     """Print the table of a comparison, sentences, warnings and the paths of its files."""
-    columns, rows = panel_table(figure.panels[0])
+    panel = figure.panels[0]
+    columns, rows = panel.kind.table(panel)
     in_report = ("each seed", LATE_TRAINING)  # too wide for 80 columns
     shown = [column for column, name in enumerate(columns) if name not in in_report]
     table = Table(*(Column(columns[k], overflow="fold") for k in shown))

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.comparability import panel_warnings
-from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.runs.job import Job
 
 
 def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
@@ -28,40 +30,66 @@ def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
 
 
 def load_runs(panel: Panel, runs: RunStore) -> Panel:
-    """Load the runs of a panel, without arms or points of a grid that diverged.
-
-    Curves have all runs of each arm; other panels have the seeds for which all runs are available.
-    """
+    """Load the runs of a panel, and keep the arms that its kind can compare."""
     missing = runs.missing([run for arm in panel.arms for run in arm.requests])
     unfinished = {job.name for job in missing}
     every = tuple(_with_runs(arm, runs, unfinished) for arm in panel.arms)
-    lost = [f"{n} of {n + len(arm.runs)} runs of {arm.label} diverged" for arm in every if (n := len(arm.diverged))]
-    if missing:
-        lost.append(f"{len(missing)} of its runs did not finish, the first being {missing[0].title} ({missing[0].log})")
-    panel, grid, reasons = replace(panel, every=every), panel.kind == "grid", "; ".join(lost)
-    kept = [arm for arm in every if (not arm.diverged if grid else arm.runs or not arm.diverged)]
-    for series in panel.series if grid else ():
-        if not any(arm.series == series.label for arm in kept):
-            return replace(panel, arms=(), why_not=f"{series.label} diverged at every value")
-    no_baseline = any(arm.baseline for arm in every) and not any(arm.baseline for arm in kept)
-    if panel.kind in ("scaling", "lengths") or no_baseline:
-        kept = list(every)  # a law needs all points, and a difference the baseline
-    rule = "Such points are left out" if grid else "Arms are compared on the seeds that they share"
-    warnings = [f"{panel.title} lacks runs: {reasons}. {rule}."] * bool(lost)
-    if unknown := set().union(*(runs.unknown_modules(*run) for arm in every for run in arm.requests)):
-        names = ", ".join(sorted(unknown))
-        warnings.append(
-            f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."
-        )
-    panel = replace(panel, warnings=(*panel.warnings, *warnings))
-    seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in kept)] if kept else []
-    if every and not seeds:
-        return replace(panel, arms=(), why_not=reasons)
-    arms, table = tuple(arm if panel.kind == "curves" else arm.on(seeds) for arm in kept), None
-    if panel.kind == "table" and panel.why_not is None:
-        table = Table.read(Path(panel.spec.file)) if panel.spec.file else Table.of_throughput(arms)
-    notes = (*((table.note,) if table and table.note else ()), *trained(arms))
+    lost = _lost_runs(every, missing)
+    panel = replace(panel, every=every)
+    try:
+        arms = _compared(panel)
+    except NotTestableError as error:
+        return replace(panel, arms=(), why_not=str(error))
+
+    warnings = list(panel.warnings)
+    if lost:
+        warnings.append(f"{panel.title} lacks runs: {'; '.join(lost)}. {panel.kind.lost_runs}")
+    warnings += _changed_source(panel, runs)
+    panel = replace(panel, warnings=tuple(warnings))
+    if every and not arms:
+        return replace(panel, arms=(), why_not="; ".join(lost))
+
+    table = panel.kind.measure(panel.spec, arms) if panel.why_not is None else None
+    notes = trained(arms)
+    if table is not None and table.note:
+        notes = (table.note, *notes)
     return replace(panel, arms=arms, table=table, notes=notes)
+
+
+def _compared(panel: Panel) -> tuple[Arm, ...]:
+    """Return the arms that are compared, with the runs that count; empty if there are none."""
+    if not panel.every:
+        return ()
+    kept = panel.kind.comparable(panel.every)
+    if panel.kind.uses_every_seed:
+        return tuple(kept)
+    planned = panel.arms[0].seeds
+    seeds = [seed for seed in planned if all(seed in arm.seeds for arm in kept)]
+    return tuple(arm.on(seeds) for arm in kept) if seeds else ()
+
+
+def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
+    """Return sentences on runs that diverged, and on those that did not finish."""
+    lost = []
+    for arm in every:
+        if diverged := len(arm.diverged):
+            lost.append(f"{diverged} of {diverged + len(arm.runs)} runs of {arm.label} diverged")
+    if missing:
+        first = missing[0]
+        lost.append(f"{len(missing)} of its runs did not finish, the first being {first.title} ({first.log})")
+    return lost
+
+
+def _changed_source(panel: Panel, runs: RunStore) -> list[str]:
+    """Warn about own modules whose source is not that of the runs."""
+    unknown: set[str] = set()
+    for arm in panel.every:
+        for run_spec, seed in arm.requests:
+            unknown |= runs.unknown_modules(run_spec, seed)
+    if not unknown:
+        return []
+    names = ", ".join(sorted(unknown))
+    return [f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."]
 
 
 def _with_runs(arm: Arm, runs: RunStore, unfinished: Collection[str]) -> Arm:
@@ -106,7 +134,8 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
             raise NotTestableError(why_not)
         for arm in panel.every:
             if arm.label in (claim.a, claim.b) and not arm.runs:
-                raise NotTestableError(f"all runs of {arm.label} diverged")
+                reason = "diverged" if arm.diverged else "are missing"
+                raise NotTestableError(f"all runs of {arm.label} {reason}")
         results = verdicts(claim, panel, figure.paper_scale)
     except NotTestableError as why:  # the other claims are still decided
         results = [not_testable(claim, str(why).rstrip("."))]

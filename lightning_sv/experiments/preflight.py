@@ -10,7 +10,8 @@ from lightning_sv.corpus import is_remote
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.results import Figure, Panel, requests_of
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import VAL_LOSS

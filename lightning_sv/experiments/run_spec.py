@@ -90,7 +90,7 @@ class RunResolver:
         """Resolve one arm."""
         arm = without_preset(arm)
         model = self.model(role)
-        reference = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
+        reference = model if arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(reference, ModelSpec), role
         rates = (panel.lr or {}) | (arm.lr or {})
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
@@ -114,17 +114,20 @@ class RunResolver:
         """Return why the arms of a panel do not have their own optima; None if they do, or if the panel sets values."""
         if not model.tuned and panel.tuned_as == "own":
             return f"the optimum of each arm is not known for {model.config}"
-        if not model.tuned or panel.lr is not None or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
+        if not self._uses_tuned(panel, model) or load_tuned(model.tuned, self.conf):
             return None
         command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
         return f"conf/paper/tuned/{model.tuned}.yaml does not exist yet; `{command}` writes it, to be copied there"
+
+    def _uses_tuned(self, panel: PanelSpec, model: ModelSpec) -> bool:
+        """Return whether arms of a panel have tuned values: the budget has some, and the panel sets or varies none."""
+        return bool(model.tuned) and panel.lr is None and not panel.axes
 
     def _tuned(
         self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, args: Sequence[str]
     ) -> tuple[dict[str, float], str]:
         """Return the optimum of an arm, or that of all arms, and a sentence on it."""
-        applies = model.tuned and panel.kind != "grid" and panel.lr is None
-        tuned = load_tuned(model.tuned, self.conf) if applies else None
+        tuned = load_tuned(model.tuned, self.conf) if self._uses_tuned(panel, model) else None
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         shared = panel.tuned_as not in ("", "own")

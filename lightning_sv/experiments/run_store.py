@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 
 from lightning_sv.atomic import read_json
-from lightning_sv.experiments.results import Figure, RunRequest, requests_of
+from lightning_sv.experiments.arms import RunRequest
+from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_diverged, read_config, read_stop
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run

@@ -6,16 +6,15 @@ The report of the figure `tuning` (report/write.py) has the files of conf/paper/
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning_sv.errors import expect_known
 from lightning_sv.settings.yaml_file import read_as
 
 #: conf/ of the working directory, or that of the package if it has no experiments
 CONF = Path("conf") if Path("conf/paper").is_dir() else Path(__file__).parents[1] / "conf"
-#: plot of a panel: loss against tokens, size, length of training or a setting; norms of Q, K and V; a different logged
-#: scalar against tokens; a table
-PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]
+#: key of a grid -> budget -> values
+Axes = dict[str, dict[str, list[int | float]]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class ArmSpec:
     longer: float = 1.0
     lr: dict[str, float] | None = None
     model: str | None = None
-    axes: dict[str, dict[str, list[int | float]]] = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
     skip_under: dict[str, str] = field(default_factory=dict)
 
 
@@ -141,6 +140,7 @@ class PanelSpec:
         arms: label in legends and claims -> arm
         claims: statements to decide, in the order of the paper
         model: role of the model of all arms, see `Budget.models`
+        kind: row of `kinds.KINDS`
         models: roles of the sizes of a scaling panel, or of the lengths of training of one model
         seeds: budget -> number of pairs
         overrides: keys of `fit` of all runs
@@ -161,14 +161,14 @@ class PanelSpec:
     claims: list[ClaimSpec] = field(default_factory=list)
     model: str = "dense"
     models: list[str] = field(default_factory=list)
-    kind: PanelKind = "curves"
+    kind: str = "curves"
     optim: str = "adamw"
     schedule: str = "cos"
     seeds: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     lr: dict[str, float] | None = None
     tuned_as: str = ""
-    axes: dict[str, dict[str, list[int | float]]] = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
     one_at_a_time: list[str] = field(default_factory=list)
     file: str | None = None
     tag: str = ""

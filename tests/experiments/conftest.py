@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 def _few_resamples() -> Iterator[None]:
     """Draw 40 in place of 500, which take seconds per law; tests/analysis/test_scaling.py tests the intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_sv.experiments.results.fit_scaling", partial(fit_scaling, resamples=40))
+        patch.setattr("lightning_sv.experiments.arms.fit_scaling", partial(fit_scaling, resamples=40))
         yield
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import MeasuredTable, Panel
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_run_plot import synthetic
@@ -89,7 +91,7 @@ def figure() -> Figure:
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
-    table = Table(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
+    table = MeasuredTable(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
     overhead = Panel(PanelSpec("Overhead", kind="table"), table=table)
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."

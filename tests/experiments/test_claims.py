@@ -16,11 +16,14 @@ from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Outcome, directed
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, statement, verdicts
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.table import throughput_table
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, Panel, Table, Verdict
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
@@ -261,7 +264,7 @@ def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
-    rows = Table.of_throughput(arms).rows
+    rows = throughput_table(arms).rows
     assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
     assert rows[1][1:3] == (pytest.approx(1e4), pytest.approx(2.0))
     grown = judge("memory", *arms, margin=1.2)

@@ -23,10 +23,12 @@ from rich.console import Console
 from lightning_sv.cli import compare as command
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
+from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
-from lightning_sv.experiments.report.tables import TOKEN_FACTOR, run_rows, write_csv
-from lightning_sv.experiments.results import Figure, pairs_of
+from lightning_sv.experiments.report.tables import run_rows, write_csv
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure

@@ -17,7 +17,8 @@ from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
+from lightning_sv.experiments.kinds.grid import TUNING_SEED
+from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.write import write_report, write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
@@ -118,6 +119,24 @@ def test_evaluate_failed_runs_other_seeds_are_judged(tmp_path: Path) -> None:
     found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
+
+
+def test_evaluate_claim_needs_the_runs_of_its_own_arms_only(tmp_path: Path) -> None:
+    (figure,) = plan("heterogeneity")
+    runs = RunStore(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    (panel,) = figure.panels
+    (own,) = panel.spec.claims
+    of_missing = replace(own, a="hg+dp+or")
+    panel = replace(panel, spec=replace(panel.spec, claims=[own, of_missing]))
+    for request in panel.arm("hg+dp+or").requests:
+        (runs.dir(*request) / "summary.json").unlink()
+
+    found = judged(replace(figure, panels=(panel,)), runs)
+    judged_claim, untested = found.verdicts
+    assert judged_claim.n == 3 and judged_claim.p is not None
+    assert untested.verdict == "not testable here" and "hg+dp+or" in untested.sentence
+    assert [arm.label for arm in found.panels[0].arms] == ["shared", "hg"]
 
 
 GRID = """title: t
@@ -390,7 +409,7 @@ def test_paper_command_dry_run_slurm_train_report(
     assert [figure.spec.name for figure in figures] == ["heterogeneity", "overhead"]
     assert (where, budget) == (out, f"cpu: {load_budget('cpu').summary}")
     table = figures[1].panels[0]
-    assert table.kind == "table" and table.table.columns[0] == "strategy"
+    assert table.spec.kind == "table" and table.table.columns[0] == "strategy"
     assert {"llama", "unified"} <= {str(row[0]).partition(",")[0] for row in table.table.rows}
     assert [v.verdict for v in figures[1].verdicts] == ["not testable here"] * 2
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())

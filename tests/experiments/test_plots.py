@@ -12,6 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.report.copying import copying_table
 from lightning_sv.experiments.report.plots import (
     branch_plots,
     curve_plots,
@@ -21,9 +24,8 @@ from lightning_sv.experiments.report.plots import (
     scaling_plots,
     with_looks,
 )
-from lightning_sv.experiments.report.tables import copying_table, panel_table
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.experiments import fake_results as fake
@@ -93,7 +95,7 @@ def test_curve_plots_ends_are_those_of_the_table() -> None:
         arms = (replace(arm, runs=tuple(map(_last, arm.runs))) if alone else arm for arm in (fewer, llama, ours))
         shown = replace(panel, arms=tuple(arms))
         plots, notes = curve_plots(shown)
-        axes, (_, table) = plots[-1].figure.axes[0], panel_table(shown)
+        axes, (_, table) = plots[-1].figure.axes[0], shown.kind.table(shown)
         names = axes.get_legend_handles_labels()[1]
         assert [name.split("  ")[1].split(",")[0] for name in names] == [row[3] for row in table[1:]]
         assert any(note.startswith("dp: the line is the mean") for note in notes)
@@ -114,7 +116,7 @@ def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     law, _ = panel.fits[0]["unified"]
     assert law.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
-    columns, rows = panel_table(panel)
+    columns, rows = panel.kind.table(panel)
     assert not notes and len(rows) == 4 and columns[2] == "law of llama"
     assert rows[0][:3] == ["unified", law.b.formula(), law.a.formula()]
     assert rows[0][4].startswith(f"{law.slope.mean:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
@@ -140,7 +142,7 @@ def test_length_plots_have_a_difference_per_length() -> None:
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
     assert list(bars[0].lines[0].get_xdata()) == pytest.approx(lengths) and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
-    assert len(panel_table(panel)[1]) == 12
+    assert len(panel.kind.table(panel)[1]) == 12
 
 
 def test_grid_plots_name_the_optimum() -> None:
@@ -181,10 +183,10 @@ def test_scalar_plots_are_in_logarithms() -> None:
     assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
     assert notes == ["nop has no sharp in its event files."]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    columns, rows = panel_table(panel)
+    columns, rows = panel.kind.table(panel)
     assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
     empty = Panel(panel.spec, panel.arms[2:])
-    assert scalar_plots(empty) == ([], ["nop has no sharp in its event files."])
+    assert scalar_plots(empty) == ((), ["nop has no sharp in its event files."])
 
 
 def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None:

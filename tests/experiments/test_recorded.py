@@ -9,10 +9,11 @@ import pytest
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
+from lightning_sv.experiments.kinds.table import read_table
 from lightning_sv.experiments.preflight import check_recorded_curves
 from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Table
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import load_figure
 from lightning_sv.runs.results_csv import read_recorded
@@ -164,7 +165,7 @@ RECORDED = ROOT / "results/theory/theory.json"
 def test_table_read_figure_11_has_the_recorded_claims() -> None:
     (panel,) = load_figure("or-theorem", ROOT / "conf").panels
     assert panel.file is not None and ROOT / panel.file == RECORDED
-    table = Table.read(RECORDED)
+    table = read_table(RECORDED)
     assert [row[0] for row in table.rows] == ["(i)", "(ii)", "(iii)", "P"]
     assert {row[-1] for row in table.rows} == {"holds"} and "make theory" in table.note
     (ratio,) = [str(row[3]) for row in table.rows if row[0] == "(iii)"]
@@ -182,4 +183,4 @@ def test_recorded_claims_are_the_current_ones() -> None:
 def test_table_read_file_without_claims_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(ValueError, match=r"theory\.json"):
-        Table.read(tmp_path / "theory.json")
+        read_table(tmp_path / "theory.json")

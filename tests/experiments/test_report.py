@@ -17,11 +17,12 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.cli.paper import run as run_paper
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.tables import steps_table
 from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Verdict, pairs_of
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import budget_names
 from lightning_sv.runs.events import read_run

@@ -33,9 +33,10 @@ from lightning_sv.analysis.verdicts import (
     times,
 )
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm, fit_series
 from lightning_sv.experiments.claims.pooling import LossAt
-from lightning_sv.experiments.results import Arm, Panel, fit_series
-from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
 from lightning_sv.runs.events import Run
 
 
@@ -227,7 +228,6 @@ class ClaimType(NamedTuple):
         test: test of the estimate with the margin of the claim, in the unit of the estimate, or of their logarithms:
             below -margin (or equal), not below it, below +margin, inside or outside +-margin; unused if the measure
             has its own
-        panels: kinds of panels that can have the claim
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
     """
@@ -235,7 +235,6 @@ class ClaimType(NamedTuple):
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
-    panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
 
@@ -284,36 +283,31 @@ KINDS: dict[str, ClaimType] = {
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
         lambda d, margin: opposite(equivalent(d, margin)),
-        ("qkv",),
         _two_tags_apart,
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
         lambda claim, panel: ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
         directed,
-        ("scalar",),
     ),
-    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", slope, _not_below, ("scaling",)),
-    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below, panels=("grid",)),
+    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", slope, _not_below),
+    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
         lr_sensitivity,
         directed,
-        ("grid",),
         lambda claim, panel: None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone",
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         directed,
-        ("table",),
         _margin,
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(ratio, what="peak memory", tag="memory/peak_gib"),
         directed,
-        ("table",),
         _margin,
     ),
 }

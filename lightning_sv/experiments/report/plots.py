@@ -1,15 +1,12 @@
 """Plots of panels: one per question. A baseline is blue and solid in each; arms that the paper lacks have "(ours)"."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from lightning_sv.analysis import style
@@ -20,9 +17,11 @@ from lightning_sv.analysis.run_plot import branch_curves, draw_branches
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import EQUAL, NOT_RESOLVED, direction
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
-from lightning_sv.experiments.report.tables import FORMED, GAIN
-from lightning_sv.experiments.results import Arm, Panel, Series
+from lightning_sv.experiments.kinds.base import Drawing, Panel
+from lightning_sv.experiments.report.copying import FORMED, GAIN
+from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.runs.events import Curve, Run
 
 # strategies that have the same colour in every figure; the others take free colours
@@ -31,21 +30,6 @@ _FREE = (style.VERMILLION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
-
-
-class Plot(NamedTuple):
-    """A plot: a name for its file, alternative text, the figure."""
-
-    name: str
-    alt: str
-    figure: Figure
-
-    def save(self, stem: Path) -> None:
-        """Write `stem`.png and `stem`.svg; equal figures have equal bytes."""
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        with rc_context({"svg.hashsalt": "lightning_sv"}):
-            self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
-            self.figure.savefig(f"{stem}.png")
 
 
 def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
@@ -70,7 +54,7 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[s
     return list(zip(arms, zip(colours, lines, strict=True), strict=True))
 
 
-def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+def curve_plots(panel: Panel) -> Drawing:
     """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
     arms, axes = panel.arms, style.new_figure(panels=1).subplots()
     difference, notes = _difference_plot(panel)
@@ -88,14 +72,15 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     counts = [len(arm.runs) for arm in arms]
     several = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
     seeds = "one seed" if max(counts) == 1 else f"mean of {several} seeds"
-    return [finished("loss", f"{panel.title}: validation loss", axes, f"at the end, {seeds}"), *difference], notes
+    loss = finished("loss", f"{panel.title}: validation loss", axes, f"at the end, {seeds}")
+    return Drawing([loss, *difference], notes)
 
 
-def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
+def _difference_plot(panel: Panel) -> Drawing:
     """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
     (base, _), *others = with_looks(panel.arms)
     if not base.baseline:
-        return [], []
+        return Drawing()
     pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
     for arm, look in others:
         if arm.runs[0].tokens != base.runs[0].tokens:
@@ -111,7 +96,7 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
         except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
     if not pairs:
-        return [], notes
+        return Drawing(notes=notes)
     axes = style.new_figure(panels=1).subplots()
     axes.axhline(0, color=style.GREY, linewidth=1)
     counts = sorted({pair.n for _, _, pair in pairs})
@@ -138,10 +123,11 @@ def _difference_plot(panel: Panel) -> tuple[list[Plot], list[str]]:
     drawn = "band" if any(len(pair.tokens) > 1 for _, _, pair in pairs) else "bar"
     band = f"{drawn}: 95% interval of {several}{counts[-1]} pairs"
     legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
-    return [finished("difference", f"{panel.title}: difference to {base.name}", axes, legend)], notes
+    plots = [finished("difference", f"{panel.title}: difference to {base.name}", axes, legend)]
+    return Drawing(plots, notes)
 
 
-def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+def branch_plots(panel: Panel) -> Drawing:
     """Plot the growth of the Q, K and V norms against tokens, mean over the seeds: one plot per arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
@@ -164,10 +150,10 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     limits = [limit for plot in plots for limit in plot.figure.axes[0].get_ylim()]
     for plot in plots:
         plot.figure.axes[0].set_ylim(min(limits), max(limits))
-    return plots, notes
+    return Drawing(plots, notes)
 
 
-def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+def scalar_plots(panel: Panel) -> Drawing:
     """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
     axes = style.new_figure(panels=1).subplots()
     tag, notes = panel.spec.tag, []
@@ -184,13 +170,13 @@ def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         label = f"{arm.name}  {mean[-1]:.3g} at the end"
         style.draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
-        return [], notes
+        return Drawing(notes=notes)
     axes.set(title="Which ends lower?", xlabel="training tokens", ylabel=tag)
     style.set_log_axis(axes, "x", style.human_tokens)
     style.set_log_axis(axes, "y", "{:g}".format)
     n = max(len(arm.runs) for arm in panel.arms)
     seeds = f"geometric mean of {n} seeds, a thin line per seed" if n > 1 else "one seed"
-    return [finished("scalar", panel.title, axes, seeds)], notes
+    return Drawing([finished("scalar", panel.title, axes, seeds)], notes)
 
 
 def copying_plot(panel: Panel) -> Plot:
@@ -208,20 +194,22 @@ def copying_plot(panel: Panel) -> Plot:
     return finished("copying", f"{panel.title}: loss on text read twice", axes, legend)
 
 
-def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+def scaling_plots(panel: Panel) -> Drawing:
     """Plot loss against size with both laws, the difference to the baseline at each size, and the curves of each size.
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
     """
     fits, notes = panel.fits
-    plots = [_fit_plot(panel, fits), *([gap_plot(panel, fits)] if fits else [])]
+    plots = [_fit_plot(panel, fits)]
+    if fits:
+        plots.append(gap_plot(panel, fits))
     for size in panel.sizes:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
         drawn, lacking = curve_plots(Panel(spec, arms, pool=panel.pool))
         plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
-    return plots, notes
+    return Drawing(plots, notes)
 
 
 def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
@@ -245,7 +233,28 @@ def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
+@dataclass(frozen=True)
+class PointWords:
+    """Words of a plot of differences against the points of series.
+
+    Attributes:
+        name: name of its file
+        by: what the points are
+        axis: label of the x axis
+        ticks: if True, the axis has a tick at each point
+    """
+
+    name: str
+    by: str
+    axis: str
+    ticks: bool = False
+
+
+SIZES = PointWords("gap", "size", "parameters")
+LENGTHS = PointWords("lengths", "length of training", "training tokens per parameter", ticks=True)
+
+
+def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]], words: PointWords = SIZES) -> Plot:
     """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
     (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
@@ -264,15 +273,14 @@ def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
             line = line_style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     style.set_log_axis(axes, "x", style.human_tokens)
-    lengths = panel.kind == "lengths"
-    if lengths:
+    if words.ticks:
         axes.set_xticks(base.values, map(style.human_tokens, base.values))
-    axes.set_title(f"The difference by {'length of training' if lengths else 'size'}\n{panel.title}")
-    axes.set_xlabel("training tokens per parameter" if lengths else "parameters")
+    axes.set_title(f"The difference by {words.by}\n{panel.title}")
+    axes.set_xlabel(words.axis)
     axes.set_ylabel(f"difference to {base.label}, nats per token")
     n = len(base.arms[0].runs)
     legend = f"95% interval of {n} pairs{'; lines: fits' if fits else ''}" if n > 1 else "one pair: no interval"
-    return finished("lengths" if lengths else "gap", f"{panel.title}, difference to {base.label}", axes, legend)
+    return finished(words.name, f"{panel.title}, difference to {base.label}", axes, legend)
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -280,7 +288,7 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
 
 
-def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+def grid_plots(panel: Panel) -> Drawing:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     optima = {series.name: series.optimum for series in panel.series}
     notes = [
@@ -289,7 +297,7 @@ def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         if found.why_not
     ]
     varied = [(k, key) for k, key in enumerate(panel.spec.axes) if len({arm.point[k] for arm in panel.arms}) > 1]
-    return [_profile_plot(panel, k, key, optima) for k, key in varied], notes
+    return Drawing([_profile_plot(panel, k, key, optima) for k, key in varied], notes)
 
 
 def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:

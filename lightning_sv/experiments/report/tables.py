@@ -1,4 +1,4 @@
-"""Numbers of a report as rows of runs, differences and claims: CSV files and tables of the page."""
+"""Numbers of a report as rows of runs, differences and claims, and the CSV files."""
 
 import csv
 import os
@@ -8,30 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, tokens_to_reach
-from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.analysis.verdicts import count_pairs, direction, times
+from lightning_sv.analysis.paired import percent
+from lightning_sv.analysis.verdicts import count_pairs, interval_text, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict, pairs_of
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import Panel, baseline_first
+from lightning_sv.experiments.kinds.scaling import laws
+from lightning_sv.experiments.pairs import pairs_of
+from lightning_sv.experiments.report.copying import measured, parts_of
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.json_text import json_text
 from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text, plain_cell, read_csv
 
 PAPER_TOKENS_PER_PARAM = 100
-#: heading of a ratio; above 1, the baseline needs more tokens than the arm
-TOKEN_FACTOR = "tokens of the baseline / own tokens"
-#: heading of the mean training loss of the last tenth of the steps
-LATE_TRAINING = "training loss, last tenth"
-#: heading of an interval without pooling, next to the pooled one if the pairs are few
-OWN_SCATTER = "by the scatter of the pairs alone"
 #: files of the report
 PAGES = ("report.md", "report.html")
-#: kinds of tokens in `callbacks.copying.token_kinds`
-TOKEN_KINDS = ("repeat", "seen", "unseen")
-GAIN = f"{COPYING}second_minus_first"
-#: nats per token; loss on the second copy of a text minus that on the first, below which the circuit counts as formed
-FORMED = -0.5
 _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
     "commit", "date", "machine",
@@ -59,7 +52,7 @@ def run_rows(figures: Sequence[Figure], out: Path) -> list[dict[str, Any]]:
         {
             "figure": figure.spec.name,
             "panel": panel.title,
-            "kind": panel.kind,
+            "kind": panel.spec.kind,
             "arm": arm.label,
             "ours": arm.ours,
             "baseline": arm.baseline,
@@ -93,7 +86,7 @@ def step_columns(run: Run) -> dict[str, float]:
 
 def steps_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: share of clipped steps and relative step per role; empty if no run measured them."""
-    arms = sorted(panel.arms, key=lambda arm: not arm.baseline)
+    arms = baseline_first(panel.arms)
     means = [_mean_steps(arm) for arm in arms]
     roles = sorted({tag for row in means for tag in row if tag.startswith(_ROLE_STEP)})
     is_clipped_known = any(_CLIPPED in row for row in means)
@@ -137,7 +130,7 @@ def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
     for names, pair in pairs:
         for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
             yield (*names, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high, None, None)
-    for series, against, fit in _laws(panel):
+    for series, against, fit in laws(panel):
         for name, d in (("offset", fit.offset), ("slope", fit.slope)):
             yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high, None, None)
 
@@ -209,80 +202,6 @@ def reported_runs(out: Path) -> list[Path]:
     return [path.resolve() for name in names for path in (out / name, name)]
 
 
-def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of a panel; empty for some kinds."""
-    if panel.table:
-        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in panel.table.rows]
-        return list(panel.table.columns), cells
-    if panel.kind == "scaling":
-        return _law_table(panel)
-    if panel.kind == "scalar":
-        return _scalar_table(panel)
-    if panel.kind not in ("curves", "lengths"):
-        return [], []
-    pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
-    several = len({len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}) > 1
-    rows = []
-    for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
-        shown = ["baseline" if arm.baseline else "", "", "", "", ""]
-        if pair := pairs.get(arm.label):
-            d, e = pair.difference, pair.efficiency
-            ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
-            tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
-            interval = _interval(d.low, d.high) + (f"; {count_pairs(d.n)}" if several else "")
-            own = _interval(d.alone.low, d.alone.high) if d.alone else ""
-            shown = [f"{d.mean:+.4f}", interval, own, direction(d), tokens]
-        losses = [f"{arm.losses.mean():.4f}", ", ".join(f"{x:.4f}" for x in arm.losses)]
-        rows.append([arm.name, *losses, *shown, _late_train_loss(arm)])
-    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", OWN_SCATTER, "result"]
-    columns += [TOKEN_FACTOR, LATE_TRAINING]
-    hidden = ["result"] if panel.spec.claims else []  # the verdicts of claims are by one-sided tests
-    if not any(pair.difference.alone for pair in pairs.values()):
-        hidden.append(OWN_SCATTER)
-    kept = [i for i, column in enumerate(columns) if column not in hidden]
-    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
-def _late_train_loss(arm: Arm) -> str:
-    losses = [loss for run in arm.runs if (loss := run.late_train_loss) is not None]
-    return f"{np.mean(losses):.4f}" if losses else ""
-
-
-def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    rows = []
-    for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
-        ends = [run.curve(panel.spec.tag).values[-1] for run in arm.runs if panel.spec.tag in run.curves]
-        if ends and min(ends) > 0:
-            rows.append([arm.name, f"{np.exp(np.log(ends).mean()):.4g}", ", ".join(f"{x:.4g}" for x in ends)])
-    return ["arm", f"{panel.spec.tag} at the end, geometric mean", "each seed"] if rows else [], rows
-
-
-def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
-    """Return (series, series of the baseline, fit of both) per series and form of the law."""
-    base, (fits, _) = panel.baseline, panel.fits
-    return [(series, base, fit) for series in panel.series if base for fit in fits.get(series.label, ())]
-
-
-def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    laws = _laws(panel)
-    if not laws:
-        return [], []
-    rows = [
-        [
-            series.name,
-            fit.b.formula(),
-            fit.a.formula(),
-            f"{fit.offset.mean:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
-            f"{fit.slope.mean:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
-            f"{fit.residual:.4f}",
-        ]
-        for series, _, fit in laws
-    ]
-    offset = "offset in the middle of the sizes, nats per token (95% interval)"
-    slope = "slope difference, above 0: falls faster (95% interval)"
-    return ["arm", "law", f"law of {laws[0][1].label}", offset, slope, "residual, nats per token"], rows
-
-
 def ours_words(verdict: Verdict) -> str:
     """Return the estimate of a claim and its interval, with its part if it has several, and its unit."""
     if verdict.estimate is None:
@@ -290,12 +209,12 @@ def ours_words(verdict: Verdict) -> str:
     part = f"{verdict.part}: " if verdict.part else ""
     pairs = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
     if verdict.own_low is not None:
-        pairs += f"; by their own scatter {_interval(verdict.own_low, verdict.own_high)}"
+        pairs += f"; by their own scatter {interval_text(verdict.own_low, verdict.own_high)}"
     if verdict.unit == "times":
         ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
         return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
-    return f"{part}{verdict.estimate:+.4f}{unit} ({_interval(verdict.low, verdict.high)}; {pairs})"
+    return f"{part}{verdict.estimate:+.4f}{unit} ({interval_text(verdict.low, verdict.high)}; {pairs})"
 
 
 def p_words(verdict: Verdict) -> str:
@@ -304,55 +223,3 @@ def p_words(verdict: Verdict) -> str:
         return ""
     claims = "the primary claims" if verdict.primary else "all others"
     return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {claims}"
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
-
-
-def measured(arms: Sequence[Arm]) -> bool:
-    """Return whether all runs of the arms measured copying."""
-    runs = [run for arm in arms for run in arm.runs]
-    return bool(runs) and all(GAIN in run.curves for run in runs)
-
-
-def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
-    """Split B - A of paired runs by kind of token: share of the kind times difference of its mean losses.
-
-    The parts add up to the difference on the measured sequences, a part of those of val/loss.
-    """
-    found = {}
-    for kind in TOKEN_KINDS:
-        first, second = (
-            [_share(run, kind) * float(run.curve(COPYING + kind).values[-1]) for run in each.runs] for each in (a, b)
-        )
-        found[kind] = paired_difference(first, second)
-    return found
-
-
-def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
-    arms = sorted(panel.arms, key=lambda arm: not arm.baseline)
-    base = arms[0] if arms[0].baseline else None
-    shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
-    columns = ["arm", *(f"{kind}, {share:.0%} of tokens" for kind, share in shares.items())]
-    columns += ["second copy − first", "circuit forms after, M tokens"]
-    columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
-    rows = []
-    for arm in arms:
-        tags = [COPYING + kind for kind in (*TOKEN_KINDS, "second_minus_first")]
-        ends = [np.mean([run.curve(tag).values[-1] for run in arm.runs]) for tag in tags]
-        formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
-        times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
-        row = [arm.name, *(f"{end:.3f}" for end in ends), times]
-        if base:
-            parts = {} if arm is base else parts_of(*panel.paired(base, arm))
-            row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in TOKEN_KINDS]
-        rows.append(row)
-    return columns, rows
-
-
-def _share(run: Run, kind: str) -> float:
-    if kind == "unseen":
-        return 1 - sum(_share(run, other) for other in TOKEN_KINDS[:-1])
-    return float(run.curve(f"{COPYING}{kind}_share").values[-1])

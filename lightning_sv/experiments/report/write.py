@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_sv.analysis.gamma_plot import gamma_maps
@@ -12,11 +12,13 @@ from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.kinds.base import Drawing, Panel
 from lightning_sv.experiments.report import plots, tables
+from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.plots import Plot
-from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.spec import PanelKind, rounded
+from lightning_sv.experiments.report.plot import Plot
+from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.spec import rounded
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.results_csv import RESULTS
 
@@ -36,16 +38,6 @@ GAMMA_NOTE = (
     "Root mean square of the entries of γ, by layer and training tokens. White is 1, the value at the start of "
     "training. Branches with equal values share a panel."
 )
-
-_PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
-    "curves": plots.curve_plots,
-    "scaling": plots.scaling_plots,
-    "lengths": lambda panel: ([plots.gap_plot(panel, {})], []),
-    "grid": plots.grid_plots,
-    "qkv": plots.branch_plots,
-    "scalar": plots.scalar_plots,
-    "table": lambda panel: ([], []),
-}
 
 
 @plain_style
@@ -76,17 +68,17 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
 def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
     if panel.why_not is not None:
         return [Section(panel.title, [], [], [], [f"Not testable here: {panel.why_not}."])]
-    drawn: list[Plot]
     try:
-        drawn, notes = _PLOTS[panel.kind](panel)
+        drawing = panel.kind.draw(panel)
     except NotTestableError as error:  # the other panels are still drawn
-        drawn, notes = [], [f"This panel cannot be drawn: {error}"]
-    pictures = _saved(drawn, out, stem)
-    sections = [Section(panel.title, pictures, *tables.panel_table(panel), (*notes, *panel.notes))]
-    if panel.kind == "curves" and tables.measured(panel.arms):
-        pictures, title = _saved([plots.copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
-        sections.append(Section(title, pictures, *tables.copying_table(panel), [COPYING_NOTE]))
-    if panel.kind == "curves":
+        drawing = Drawing(notes=[f"This panel cannot be drawn: {error}"])
+    pictures = _saved(drawing.plots, out, stem)
+    sections = [Section(panel.title, pictures, *panel.kind.table(panel), (*drawing.notes, *panel.notes))]
+    if panel.kind.shows_training and measured(panel.arms):
+        pictures = _saved([plots.copying_plot(panel)], out, stem)
+        title = f"{panel.title}: copying from the context"
+        sections.append(Section(title, pictures, *copying_table(panel), [COPYING_NOTE]))
+    if panel.kind.shows_training:
         sections += _steps_section(panel) + _gamma_section(panel, out, stem)
     return sections
 
@@ -124,7 +116,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     texts: dict[Path, str] = {}
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
-            if panel.kind == "grid" and panel.arms and (run_spec := panel.arms[0].run_spec):
+            if panel.kind.has_optima and panel.arms and (run_spec := panel.arms[0].run_spec):
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
                 texts.setdefault(path, _tuned_text(figure, panel))
     for path, text in texts.items():

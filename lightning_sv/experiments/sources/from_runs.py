@@ -10,9 +10,12 @@ from rich.console import Console
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_of
+from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.pairs import Pair, pairs_of
 from lightning_sv.experiments.report.tables import tokens_per_param
-from lightning_sv.experiments.results import Arm, Figure, Pair, Panel, pairs_of
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run

@@ -1,0 +1,94 @@
+"""Loss against tokens, and differences to the baseline."""
+
+from collections.abc import Sequence
+
+from lightning_sv.analysis.verdicts import count_pairs, direction, interval_text, times
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, Panel, PanelKind, TextTable, baseline_first
+from lightning_sv.experiments.pairs import Pair, pairs_of
+
+#: heading of a ratio; above 1, the baseline needs more tokens than the arm
+TOKEN_FACTOR = "tokens of the baseline / own tokens"
+#: heading of the mean training loss of the last tenth of the steps
+LATE_TRAINING = "training loss, last tenth"
+#: heading of an interval without pooling, next to the pooled one if the pairs are few
+OWN_SCATTER = "by the scatter of the pairs alone"
+
+
+class CurvesKind(PanelKind):
+    """Loss of each arm against training tokens."""
+
+    claims = LOSS_CLAIMS
+    has_pairs = True
+    shows_training = True
+    uses_every_seed = True
+
+    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return the arms that have runs, because a claim needs only its own arms."""
+        return [arm for arm in every if arm.runs]
+
+    def table(self, panel: Panel) -> TextTable:
+        """Return one row per arm: its losses, and its difference to the baseline."""
+        return difference_table(panel)
+
+    def draw(self, panel: Panel) -> Drawing:
+        """Draw the losses, and the differences to the baseline."""
+        from lightning_sv.experiments.report.plots import curve_plots  # it imports matplotlib
+
+        return curve_plots(panel)
+
+
+def difference_table(panel: Panel) -> TextTable:
+    """Return one row per arm: losses, difference to the baseline, token factor, late training loss."""
+    pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
+    counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}
+    rows = []
+    for arm in baseline_first(panel.arms):
+        row = {
+            "arm": arm.name,
+            "final loss, nats per token": f"{arm.losses.mean():.4f}",
+            "each seed": ", ".join(f"{loss:.4f}" for loss in arm.losses),
+            "difference": "baseline" if arm.baseline else "",
+        }
+        if pair := pairs.get(arm.label):
+            row |= _difference_cells(pair, show_count=len(counts) > 1)
+        row[LATE_TRAINING] = _late_train_loss(arm)
+        rows.append(row)
+
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"]
+    if any(pair.difference.alone for pair in pairs.values()):
+        columns.append(OWN_SCATTER)
+    if not panel.spec.claims:  # the verdicts of claims are by one-sided tests
+        columns.append("result")
+    columns += [TOKEN_FACTOR, LATE_TRAINING]
+    return TextTable(columns, [[row.get(column, "") for column in columns] for row in rows])
+
+
+def _difference_cells(pair: Pair, *, show_count: bool) -> dict[str, str]:
+    difference = pair.difference
+    interval = interval_text(difference.low, difference.high)
+    if show_count:
+        interval += f"; {count_pairs(difference.n)}"
+    own = difference.alone
+    return {
+        "difference": f"{difference.mean:+.4f}",
+        "95% interval": interval,
+        OWN_SCATTER: interval_text(own.low, own.high) if own else "",
+        "result": direction(difference),
+        TOKEN_FACTOR: _token_factor(pair),
+    }
+
+
+def _token_factor(pair: Pair) -> str:
+    efficiency = pair.efficiency
+    if efficiency.factor is None:
+        return ""
+    factor = times(efficiency.factor)
+    if efficiency.low is None or efficiency.high is None:
+        return factor
+    return f"{factor} ({times(efficiency.low)} to {times(efficiency.high)})"
+
+
+def _late_train_loss(arm: Arm) -> str:
+    losses = [run.late_train_loss for run in arm.runs if run.late_train_loss is not None]
+    return f"{sum(losses) / len(losses):.4f}" if losses else ""

@@ -1,0 +1,78 @@
+"""Loss against settings of a grid, and the optimum of each arm."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import Choices, Drawing, Panel, PanelKind
+from lightning_sv.experiments.spec import ArmSpec, PanelSpec
+
+if TYPE_CHECKING:  # it imports torch, which a report does not need
+    from lightning_sv.experiments.run_spec import RunResolver
+
+#: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection does not bias them
+TUNING_SEED = 100
+
+
+class GridKind(PanelKind):
+    """Loss at all combinations of some settings, on seeds of its own."""
+
+    claims = ("grid_gap", "sensitivity")
+    fields = ("axes", "one_at_a_time")
+    arms_have_models = False
+    has_own_pool = True
+    has_optima = True
+    lost_runs = "Such points are left out."
+
+    def problems(self, panel: PanelSpec) -> Iterator[str]:
+        """Yield errors: keys that a grid cannot vary."""
+        for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
+            yield f"axes has {key}; expected other keys, because all points have the same steps. Use kind 'lengths'."
+
+    def why_not(self, choices: Choices) -> str | None:
+        """Return a sentence if the budget has no values."""
+        return None if choices.axes else "no grid is given for it"
+
+    def first_seed(self, choices: Choices) -> int:
+        """Return the first tuning seed."""
+        return TUNING_SEED
+
+    def points(
+        self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
+    ) -> list[Arm]:
+        """Resolve an arm at each point of the grid."""
+        values = [arm.axes.get(key, {}).get(choices.budget, default) for key, default in choices.axes.items()]
+        points = list(product(*values))
+        if choices.budget in panel.one_at_a_time:
+            points = list(_cross(points, centre=[along[0] for along in values]))
+        return [_arm_at(dict(zip(choices.axes, point, strict=True)), panel, label, arm, resolver) for point in points]
+
+    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return the points at which no run diverged."""
+        kept = [arm for arm in every if not arm.diverged]
+        for series in dict.fromkeys(arm.series for arm in every):
+            if not any(arm.series == series for arm in kept):
+                raise NotTestableError(f"{series} diverged at every value")
+        return kept
+
+    def draw(self, panel: Panel) -> Drawing:
+        """Draw the loss against each setting, with the optimum."""
+        from lightning_sv.experiments.report.plots import grid_plots  # it imports matplotlib
+
+        return grid_plots(panel)
+
+
+def _cross(points: Sequence[tuple[float, ...]], centre: Sequence[float]) -> Iterator[tuple[float, ...]]:
+    """Yield the points that differ from the centre in one axis at most."""
+    for point in points:
+        moved = sum(value != middle for value, middle in zip(point, centre, strict=True))
+        if moved <= 1:
+            yield point
+
+
+def _arm_at(keys: Mapping[str, float], panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver") -> Arm:
+    settings = (f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())
+    run_spec = resolver.resolve(panel, arm, panel.model, keys)
+    return Arm(", ".join([label, *settings]), run_spec=run_spec, series=label, point=tuple(keys.values()))

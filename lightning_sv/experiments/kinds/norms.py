@@ -1,0 +1,15 @@
+"""Norms of the query, key and value branches against tokens."""
+
+from lightning_sv.experiments.kinds.base import Drawing, Panel, PanelKind
+
+
+class NormsKind(PanelKind):
+    """Growth of the norms of Q, K and V, which the callback `BranchNorms` logs."""
+
+    claims = ("apart",)
+
+    def draw(self, panel: Panel) -> Drawing:
+        """Draw one plot per arm."""
+        from lightning_sv.experiments.report.plots import branch_plots  # it imports matplotlib
+
+        return branch_plots(panel)

@@ -1,0 +1,101 @@
+"""Loss against the size of the model, with scaling laws."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from lightning_sv.analysis.scaling import ScalingFit
+from lightning_sv.analysis.verdicts import interval_text
+from lightning_sv.errors import expect
+from lightning_sv.experiments.arms import Arm, Series
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, Panel, PanelKind, TextTable
+from lightning_sv.experiments.spec import ArmSpec, PanelSpec
+
+if TYPE_CHECKING:  # it imports torch, which a report does not need
+    from lightning_sv.experiments.run_spec import RunResolver, RunSpec
+
+
+class ScalingKind(PanelKind):
+    """Loss of each arm at several sizes; the points of a series are models of the budget."""
+
+    claims: ClassVar[tuple[str, ...]] = (*LOSS_CLAIMS, "slope")
+    fields = ("models",)
+    arms_have_models = False
+    has_pairs = True
+    has_laws = True
+    #: setting whose values name the points
+    distinguished_by = "model.backbone.name"
+
+    def problems(self, panel: PanelSpec) -> Iterator[str]:
+        """Yield an error if no arm is the baseline, because only differences are drawn."""
+        if not any(arm.baseline for arm in panel.arms.values()):
+            yield "`baseline: true` is set for no arm; expected one arm."
+
+    def warnings(self, panel: PanelSpec, choices: Choices) -> list[str]:
+        """Warn about a slope of few sizes."""
+        if len(choices.roles) >= 4:
+            return []
+        return [f"{panel.title}: {len(choices.roles)} sizes; a slope needs four or more."]
+
+    def points(
+        self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
+    ) -> list[Arm]:
+        """Resolve an arm with each model."""
+        run_specs = [resolver.resolve(panel, arm, role) for role in choices.roles]
+        names = self.point_names(panel, run_specs, resolver, choices)
+        expected = f"different ones. Set {self.distinguished_by} of each model of the budget."
+        is_distinct = len(set(names)) == len(names)
+        expect(is_distinct, f"panel {panel.title!r}: its {panel.kind}", ", ".join(names), expected)
+        return [
+            Arm(f"{label}, {name}", run_spec=spec, series=label, point=(self.value(spec),), size=name)
+            for spec, name in zip(run_specs, names, strict=True)
+        ]
+
+    def point_names(
+        self, panel: PanelSpec, run_specs: Sequence["RunSpec"], resolver: "RunResolver", choices: Choices
+    ) -> list[str]:
+        """Return the names of the models."""
+        return [run_spec.model for run_spec in run_specs]
+
+    def value(self, run_spec: "RunSpec") -> float:
+        """Return the activated parameters."""
+        return run_spec.parameters
+
+    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return all arms, because a law needs all points."""
+        return list(every)
+
+    def table(self, panel: Panel) -> TextTable:
+        """Return one row per series and form of its law."""
+        pairs = laws(panel)
+        if not pairs:
+            return TextTable()
+        rows = [
+            [
+                series.name,
+                fit.b.formula(),
+                fit.a.formula(),
+                f"{fit.offset.mean:+.4f} ({interval_text(fit.offset.low, fit.offset.high)})",
+                f"{fit.slope.mean:+.4f} ({interval_text(fit.slope.low, fit.slope.high)})",
+                f"{fit.residual:.4f}",
+            ]
+            for series, _, fit in pairs
+        ]
+        offset = "offset in the middle of the sizes, nats per token (95% interval)"
+        slope = "slope difference, above 0: falls faster (95% interval)"
+        law_of_baseline = f"law of {pairs[0][1].label}"
+        return TextTable(["arm", "law", law_of_baseline, offset, slope, "residual, nats per token"], rows)
+
+    def draw(self, panel: Panel) -> Drawing:
+        """Draw the laws, the difference at each size, and the curves of each size."""
+        from lightning_sv.experiments.report.plots import scaling_plots  # it imports matplotlib
+
+        return scaling_plots(panel)
+
+
+def laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
+    """Return (series, series of the baseline, fit of both) per series and form of the law."""
+    baseline = panel.baseline
+    if baseline is None:
+        return []
+    fits, _ = panel.fits
+    return [(series, baseline, fit) for series in panel.series for fit in fits.get(series.label, ())]

@@ -1,0 +1,88 @@
+"""Measured results of a file, or the throughput and memory of runs, without a plot."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_sv.atomic import reading
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.kinds.base import MeasuredTable, Panel, PanelKind, TextTable
+from lightning_sv.experiments.spec import PanelSpec
+from lightning_sv.runs.directory import config_value
+
+_SPEED = "throughput/tokens_per_s"
+_MEMORY = "memory/peak_gib"
+
+
+class TableKind(PanelKind):
+    """A table of a file that `make theory` or `make bench` wrote, or of the cost of runs."""
+
+    claims = ("cost", "memory")
+    fields = ("file",)
+    is_pooled = False
+
+    def measure(self, panel: PanelSpec, arms: Sequence[Arm]) -> MeasuredTable:
+        """Return the content of the file, or the throughput of the runs."""
+        return read_table(Path(panel.file)) if panel.file else throughput_table(arms)
+
+    def table(self, panel: Panel) -> TextTable:
+        """Return the measured table as text."""
+        if panel.table is None:
+            return TextTable()
+        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in panel.table.rows]
+        return TextTable(panel.table.columns, cells)
+
+
+def read_table(path: Path) -> MeasuredTable:
+    """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`."""
+    with reading(path):
+        text = path.read_bytes()
+    try:
+        content = json.loads(text)
+        table = _theory_table(content, path) if isinstance(content, list) else _bench_table(content, path)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+    if not table.rows:
+        raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")
+    return table
+
+
+def _theory_table(content: Sequence[dict[str, Any]], path: Path) -> MeasuredTable:
+    columns = ("part", "statement", "stated", "measured", "verdict")
+    cells = [[row[key] for key in columns] for row in content if row["claim"] == "or"]
+    rows = [tuple(x if isinstance(x, str) else f"{x:.8g}" for x in row) for row in cells]
+    return MeasuredTable(columns, tuple(rows), f"Checked apart from this page by make theory ({path}).")
+
+
+def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
+    columns = ("strategy", "ms a step", "over llama", "low", "high", "pairs")
+    rows = []
+    for mode, groups in content.items():
+        strategies = groups.get("strategies", ()) if isinstance(groups, dict) else ()
+        for row in strategies:
+            numbers = (row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs"))
+            rows.append((f"{row['name']}, {mode}", *numbers))
+    machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
+    return MeasuredTable(columns, tuple(rows), f"Measured apart from this page ({path}): {machine}.")
+
+
+def throughput_table(arms: Sequence[Arm]) -> MeasuredTable:
+    """Return tokens per second and peak memory, medians of the second half of each run; and micro-batches."""
+    rows = []
+    for arm in arms:
+        micro_batch = config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
+        rows.append((arm.label, _late_median(arm, _SPEED), _late_median(arm, _MEMORY), micro_batch, len(arm.runs)))
+    return MeasuredTable(("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs"), tuple(rows))
+
+
+def _late_median(arm: Arm, tag: str) -> float:
+    """Return the mean over the runs of the median in the second half of each."""
+    medians = []
+    for run in arm.runs:
+        values = run.curve(tag).values
+        medians.append(np.median(values[len(values) // 2 :]))
+    return float(np.mean(medians))

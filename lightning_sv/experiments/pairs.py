@@ -1,0 +1,71 @@
+"""Pairs of the baseline and one other arm of a panel."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
+from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.claims.pooling import TWO_SIDED
+
+if TYPE_CHECKING:  # panels have a kind, which imports this file
+    from lightning_sv.experiments.kinds.base import Panel
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The baseline A and one other arm B on the seeds that they share; differences are B - A."""
+
+    a: Arm
+    b: Arm
+    difference: PairedDifference
+
+    @cached_property
+    def efficiency(self) -> TokenEfficiency:
+        """Tokens of both arms to the higher one of their final losses."""
+        return token_efficiency(self.a.curves, self.b.curves, TWO_SIDED, to_higher=True)
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The verdict, and the ratio of their tokens, each as a sentence."""
+        a, b = self.a.label, self.b.label
+        return difference_sentence(a, b, self.difference), tokens_sentence(a, b, self.efficiency, TWO_SIDED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers of the pair as JSON types."""
+        d, e, word = self.difference, self.efficiency, direction(self.difference)
+        resolved = word in ("lower", "higher")
+        return {
+            "b": self.b.label,
+            "sentence": self.sentences[0],
+            "tokens_sentence": self.sentences[1],
+            "difference": {
+                **asdict(d),
+                "verdict": f"B {word}" if resolved else word,
+                "resolved": resolved,
+                "smallest_resolvable": d.smallest_resolvable,
+                "seeds": list(self.a.seeds),
+                "per_seed": (self.b.losses - self.a.losses).tolist(),
+            },
+            "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
+        }
+
+
+def pairs_of(panel: "Panel") -> tuple[list[Pair], list[str]]:
+    """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
+    pairs: list[Pair] = []
+    lost: list[str] = []
+    if not panel.kind.has_pairs:
+        return pairs, lost
+    baselines = {arm.size: arm for arm in panel.arms if arm.baseline}
+    for b in panel.arms:
+        a = baselines.get(b.size)
+        if a is None or b.baseline:
+            continue
+        try:
+            pairs.append(Pair(*panel.paired(a, b), panel.difference(b, a, confidence=TWO_SIDED)))
+        except NotTestableError as error:
+            lost.append(f"{b.label} and {a.label} are not compared: {error}")
+    return pairs, lost
