@@ -6,4 +6,12 @@ from lightning_sv.roles.result import Roles
 from lightning_sv.roles.table import family
 from lightning_sv.roles.types import MODEL_ROLES, ModelParameter, ModelRole
 
-__all__ = ["MODEL_ROLES", "ModelParameter", "ModelRole", "Roles", "fake_model", "family", "weight_decay_roles"]
+__all__ = [
+    "MODEL_ROLES",
+    "ModelParameter",
+    "ModelRole",
+    "Roles",
+    "fake_model",
+    "family",
+    "weight_decay_roles",
+]

@@ -1,4 +1,8 @@
-"""Classification of parameters: a table of rules for every operation that reads a function of parameters."""
+"""Classification of parameters: rules for every operation that reads a function of parameters.
+
+`Use` answers questions about one argument of one operation. `RULES` asks them in the order in which
+they matter; the first that applies gives the role.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,9 +11,10 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import lightning_sv.roles.ops as ops
-from lightning_sv.roles.consumers import is_head, is_router
-from lightning_sv.roles.dataflow import Dataflow, plain, stems
-from lightning_sv.roles.trace import CONST, PARAM, Node
+from lightning_sv.roles.dataflow import Dataflow
+from lightning_sv.roles.destinations import is_head, is_router
+from lightning_sv.roles.graph import Node, plain
+from lightning_sv.roles.norms import stems
 from lightning_sv.roles.types import ModelRole
 
 
@@ -23,84 +28,162 @@ class Use:
     flow: Dataflow
 
     @property
-    def part(self) -> str:
-        """Part of the value in the operation: 'operand' of a product, 'factor', 'addend', 'norm weight' or ''."""
-        op, argument = self.node.op, self.argument
-        if argument in ops.PRODUCTS.get(op, ()):
-            return "operand"
-        if op in ops.NORMS and argument in ops.NORMS[op][1:]:
-            return "norm weight" if argument == ops.NORMS[op][1] else "addend"
-        if op in ops.SUMS or (op in ops.PRODUCTS and argument in ops.ADDENDS):
-            return "addend"
-        return "factor" if argument in ops.MULTIPLIED.get(op, ()) else ""
+    def names(self) -> frozenset[str]:
+        """Parameters that the value is made of."""
+        return self.flow.sources[self.value]
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """Parameters that multiplied them."""
+        return self.flow.factors_of(self.value)
+
+    @property
+    def is_learned(self) -> bool:
+        """True if the result too depends on parameters only."""
+        return self.node.is_learned
+
+    @property
+    def is_operand(self) -> bool:
+        """True for an operand of a product."""
+        return self.argument in ops.PRODUCTS.get(self.node.op, ())
+
+    @property
+    def is_learned_matrix(self) -> bool:
+        """True for the matrix that multiplies learned queries."""
+        is_matrix = self.is_operand and self.argument == ops.PRODUCTS[self.node.op][1]
+        return self.is_learned and is_matrix
+
+    @property
+    def is_learned_bias(self) -> bool:
+        """True for the bias of a product of learned queries."""
+        return self.is_learned and self.node.op in ops.PRODUCTS and self.is_addend
+
+    @property
+    def is_norm_weight(self) -> bool:
+        """True for the scale vector of a norm's operation."""
+        norm = ops.NORMS.get(self.node.op)
+        return norm is not None and self.argument == norm[1]
+
+    @property
+    def is_addend(self) -> bool:
+        """True for what a sum, a product or a norm adds."""
+        op = self.node.op
+        if op in ops.NORMS:
+            return self.argument == ops.NORMS[op][2]
+        if op in ops.PRODUCTS:
+            return self.argument in ops.ADDENDS and not self.is_operand
+        return op in ops.SUMS
+
+    @property
+    def is_factor(self) -> bool:
+        """True for what an operation multiplies."""
+        return self.argument in ops.MULTIPLIED.get(self.node.op, ())
+
+    @property
+    def has_channels(self) -> bool:
+        """True if the value has more than one number."""
+        return math.prod(self.value.shape) > 1
+
+    @property
+    def chooses_rows(self) -> bool:
+        """True for a table of which the operation selects rows."""
+        return self.node.op in ops.CHOICES_OF_ROWS and self.argument == "self"
+
+    @property
+    def adds_table(self) -> bool:
+        """True for rows of a table, selected by position, in a sum."""
+        return self.node.op in ops.SUMS and self.value in self.flow.tables
+
+    @property
+    def is_router(self) -> bool:
+        """True for a matrix that selects experts."""
+        return self.is_operand and is_router(self.node)
+
+    @property
+    def is_head(self) -> bool:
+        """True for a matrix whose products are the output."""
+        return self.is_operand and is_head(self.node, self.flow.graph.outputs)
 
     @cached_property
     def scaled(self) -> list[Node]:
         """Scaled outputs of norms, if the value is a scale vector; otherwise empty."""
-        if self.part == "norm weight":
+        if self.is_norm_weight:
             return [] if self.node.output else [self.node]  # other outputs are statistics
-        others = self.node.others(self.value)
-        if self.part != "factor" or math.prod(self.value.shape) == 1:
+        if not self.is_factor or not self.has_channels:
             return []
-        if any(other in self.flow.normalized for other in others):
+        others = self.node.others(self.value)
+        if self.flow.normalized.intersection(others):
             return [self.node]
-        return [end for other in others for end in self.flow.late_norms(self.node, other)]
+        ends = []
+        for other in others:
+            ends += self.flow.norms.late_norms(self.node, other)
+        return ends
 
     @cached_property
     def scaled_by_sum(self) -> list[Node]:
-        """Outputs of norms that are multiplied by the sum of the value and data, as in (gamma + d(x)) * xhat.
+        """Outputs of norms times the sum of the value and data, as in (gamma + d(x)) * xhat.
 
-        A bias of a linear map, and one that is added to the output of a norm, is no part of a scale vector.
+        A bias of a linear map, or one added to the output of a norm, is no part of a scale vector.
         """
-        if self.node.op not in ops.SUMS or math.prod(self.value.shape) == 1:
+        if self.node.op not in ops.SUMS or not self.has_channels:
             return []
         for other in self.node.others(self.value):
             if plain(other).op in ops.PRODUCTS or stems(other) & self.flow.normalized:
                 return []
-        return self.flow.factors_of_norms(self.node)
+        return self.flow.norms.products_with(self.node)
 
     @property
     def scaled_values(self) -> list[tuple[Node, Node]]:
-        """Scaled outputs of norms, each with its factor: the value, or the sum of the value and data."""
-        return [(end, self.value) for end in self.scaled] + [(end, self.node) for end in self.scaled_by_sum]
+        """Scaled outputs of norms, each with its factor: the value, or the sum of it and data."""
+        by_value = [(end, self.value) for end in self.scaled]
+        by_sum = [(end, self.node) for end in self.scaled_by_sum]
+        return by_value + by_sum
+
+    @property
+    def is_mask(self) -> bool:
+        """True for what attention adds to the scores."""
+        return self.is_of_attention and self.argument in ops.MASKS
+
+    @property
+    def is_of_attention(self) -> bool:
+        """True for an argument of attention."""
+        return self.node.op in ops.ATTENTION
 
 
 class Rule(NamedTuple):
-    """One row of `RULES`."""
+    """One row of `RULES`.
+
+    Attributes:
+        name: name of the row in docs/roles-architecture.md
+        role: 'scale vector' is resolved later by the consumers of the scaled values; None if this
+            use determines no role
+        applies: question to a use
+    """
 
     name: str
-    #: 'scale vector' is resolved later by the consumers of the scaled values; None if this use determines no role
     role: ModelRole | Literal["scale vector"] | None
     applies: Callable[[Use], bool]
 
 
-#: the first rule that applies to a use decides; docs/roles-architecture.md gives the reason for each
+#: the first rule that applies to a use decides; docs/roles-architecture.md gives the reasons
 RULES = (
-    Rule(
-        "learned queries' matrix",
-        "matrix",
-        lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == ops.PRODUCTS[use.node.op][1],
-    ),
-    Rule(
-        "learned queries' bias",
-        "bias",
-        lambda use: use.node.kind == PARAM and use.node.op in ops.PRODUCTS and use.part == "addend",
-    ),
-    Rule("parameters alone", None, lambda use: use.node.kind == PARAM),
+    Rule("learned queries' matrix", "matrix", lambda use: use.is_learned_matrix),
+    Rule("learned queries' bias", "bias", lambda use: use.is_learned_bias),
+    Rule("parameters alone", None, lambda use: use.is_learned),
     Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS),
-    Rule("chosen rows", "embedding", lambda use: use.node.op in ops.CHOICES_OF_ROWS and use.argument == "self"),
-    Rule("added table", "embedding", lambda use: use.node.op in ops.SUMS and use.value in use.flow.tables),
-    Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node)),
-    Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs)),
-    Rule("matrix", "matrix", lambda use: use.part == "operand"),
+    Rule("chosen rows", "embedding", lambda use: use.chooses_rows),
+    Rule("added table", "embedding", lambda use: use.adds_table),
+    Rule("router", "router", lambda use: use.is_router),
+    Rule("head", "head", lambda use: use.is_head),
+    Rule("matrix", "matrix", lambda use: use.is_operand),
     Rule("summand of a scale vector", "scale vector", lambda use: bool(use.scaled_by_sum)),
-    Rule("bias", "bias", lambda use: use.part == "addend"),
+    Rule("bias", "bias", lambda use: use.is_addend),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled)),
-    Rule("norm's statistics", None, lambda use: use.part == "norm weight"),
-    Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1),
-    Rule("attention's mask", "bias", lambda use: use.node.op in ops.ATTENTION and use.argument in ops.MASKS),
-    Rule("argument of attention", "other", lambda use: use.node.op in ops.ATTENTION),
-    Rule("single factor", "other", lambda use: use.part == "factor"),
+    Rule("norm's statistics", None, lambda use: use.is_norm_weight),
+    Rule("factor", "multiplier", lambda use: use.is_factor and use.has_channels),
+    Rule("attention's mask", "bias", lambda use: use.is_mask),
+    Rule("argument of attention", "other", lambda use: use.is_of_attention),
+    Rule("single factor", "other", lambda use: use.is_factor),
     Rule("joined", "other", lambda use: use.node.op in ops.JOINS),
     Rule("elementwise", "other", lambda use: use.node.pointwise),
 )
@@ -114,5 +197,8 @@ def first_rule(use: Use) -> Rule | None:
 def uses_of_parameters(flow: Dataflow) -> Iterator[Use]:
     """Yield every argument that depends on parameters only, in the order of the pass."""
     for node in flow.graph.nodes:
-        if node.kind != CONST:
-            yield from (Use(node, argument, value, flow) for argument, value in node.inputs if value.kind == PARAM)
+        if node.is_const:
+            continue
+        for argument, value in node.inputs:
+            if value.is_learned:
+                yield Use(node, argument, value, flow)

@@ -1,329 +1,180 @@
-"""Dataflow of a traced pass: parameters in each value, and normalized values."""
+"""Dataflow of a traced pass: the parameters in each value, and normalized values."""
 
 import math
 
 import torch
 
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS, STATISTICS, SUMS, TRANSPOSED
-from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
+from lightning_sv.roles.axes import contraction, moved
+from lightning_sv.roles.graph import Graph, Node, plain
+from lightning_sv.roles.norms import Norms
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, PRODUCTS
 
-#: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
-_SQUARE, _ROOT, _INVERSE = 2.0, 1.0, -1.0
-#: operation -> power to which it raises a statistic
-_POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
-_KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 _ONES = {"ones", "ones_like", "new_ones"}
-
-
-def contraction(product: Node, name: str, operand: Node) -> int:
-    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
-    _, matrix = PRODUCTS[product.op]
-    axes = len(operand.shape)
-    if "convolution" in product.op:
-        return 1
-    if axes == 1 or name != matrix or product.op in TRANSPOSED:
-        return axes - 1
-    return axes - 2
-
-
-def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
-    """Return the axes of `result`, a view or an elementwise result, that correspond to `axes` of `source`.
-
-    In a view by strides, an axis of the view corresponds to the axes of the source whose strides it covers, possibly
-    several. Broadcast axes (stride 0) correspond to all requested axes.
-    """
-    if not result.is_view:
-        shift = len(result.shape) - len(source.shape)
-        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
-    spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
-    result_axes = set()
-    for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
-        if size == 1:
-            continue
-        if step == 0:
-            result_axes.add(axis)
-            continue
-        covered = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
-        # a broadcast axis corresponds to all
-        covered -= {i for i in covered if source.stride[i] == 0}
-        if covered & axes:
-            result_axes.add(axis)
-    return frozenset(result_axes)
 
 
 class Dataflow:
     """Attributes of the nodes of `graph`, computed in the order of the pass.
 
     Attributes:
-        sources: names of the parameters in a PARAM node
-        normalized: nodes equal to x / |x|, or LayerNorm's result, without learned factors
-        statistics: mean squares, their roots and inverses: (input, exponent)
-        factors: parameters that multiplied rows or columns of a PARAM node, not among its sources
-        tables: PARAM nodes that are rows of a parameter, selected by position and not by data
+        norms: norms of the pass
+        sources: names of the parameters in a value made of parameters alone
+        factors: parameters that multiplied rows or columns of such a value, not among its sources
+        tables: such values that are rows of a parameter, selected by position and not by data
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.sources: dict[Node, frozenset[str]] = {node: frozenset({name}) for name, node in graph.parameters.items()}
-        self.normalized: set[Node] = set()
+        self.norms = Norms(graph)
         self.factors: dict[Node, frozenset[str]] = {}
         self.tables: set[Node] = set()
-        self.statistics: dict[Node, tuple[Node, float]] = {}
+        self.sources: dict[Node, frozenset[str]] = {}
+        for name, node in graph.parameters.items():
+            self.sources[node] = frozenset({name})
         for node in graph.nodes:
-            if node.kind == PARAM:
-                if node.inputs:
-                    self._derive(node)
-            else:
-                if (statistic := self._statistic(node)) is not None:
-                    self.statistics[node] = statistic
-                if self._is_normalized(node):
-                    self.normalized.add(node)
+            if node.is_learned and node.inputs:
+                self._derive(node)
+
+    @property
+    def normalized(self) -> set[Node]:
+        """Values equal to x / |x|, or LayerNorm's result, without learned factors."""
+        return self.norms.normalized
 
     def _derive(self, node: Node) -> None:
         """Record the sources of a value that depends on parameters only."""
-        selected = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
-        operands = [v for name, v in node.inputs if v.kind == PARAM and (not selected or name in selected)]
-        factors = [v for v in operands if _is_factor(v, node)]
-        tables = [v for v in operands if v not in factors]
-        self.sources[node] = frozenset().union(*(self.sources[v] for v in tables))
-        inherited = [self.factors.get(v, frozenset()) for v in operands]
-        self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in factors))
-        if _chooses_rows(node) or (node.moves and any(v in self.tables for v in operands)):
+        operands = _operands(node)
+        factors = [value for value in operands if _is_factor(value, node)]
+        matrices = [value for value in operands if value not in factors]
+        inherited = [self.factors_of(value) for value in operands]
+        self.sources[node] = frozenset().union(*(self.sources[value] for value in matrices))
+        self.factors[node] = frozenset().union(
+            *inherited, *(self.sources[value] for value in factors)
+        )
+        if _chooses_rows(node) or (node.moves and self.tables.intersection(operands)):
             self.tables.add(node)
 
-    def _statistic(self, node: Node) -> tuple[Node, float] | None:
-        """Return (input, exponent) of a mean square or a power of it."""
-        if not node.inputs:
-            return None
-        value = node.inputs[0][1]
-        if node.op in STATISTICS:
-            euclidean = float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2
-            power = _SQUARE if node.op.startswith("var") else _ROOT
-            return (stem(value), power) if euclidean and not node.output else None
-        if node.op in ("mean", "sum"):
-            base = _squared(plain(value))
-            return None if base is None else (stem(base), _SQUARE)
-        known = next((self.statistics[v] for _, v in node.inputs if v in self.statistics), None)
-        if known is None:
-            return None
-        source, power = known
-        exponent = node.scalars.get("exponent") if node.op == "pow" else _POWERS.get(node.op)
-        if isinstance(exponent, (int, float)):
-            return source, power * exponent
-        rest = [v for _, v in node.inputs if v not in self.statistics]
-        if node.op == "sub" and power == _SQUARE and value in self.statistics and len(rest) == 1:
-            mean = _squared(plain(rest[0]))  # E[x^2] - E[x]^2
-            mean = None if mean is None else plain(mean)
-            return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is source else None
-        keeps = node.moves or node.op in _KEEP_STATISTIC
-        return known if keeps and all(v.kind == CONST for v in rest) else None
-
-    def _is_normalized(self, node: Node) -> bool:
-        if node.op in NORMS:
-            weight = node.argument(NORMS[node.op][1])
-            return node.output == 0 and (weight is None or weight.kind != PARAM)
-        inputs = [value for _, value in node.inputs]
-        if node.moves:
-            return bool(inputs) and inputs[0] in self.normalized
-        if node.op not in ("mul", "div"):
-            return False
-        for name, value in node.inputs:
-            of, power = self.statistics.get(value, (None, 0))
-            if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
-                return any(stem(other) is of for other in node.others(value))
-        normalized = [value for value in inputs if value in self.normalized]
-        return bool(normalized) and all(value in normalized or value.kind == CONST for value in inputs)
-
-    def late_norms(self, product: Node, data: Node) -> list[Node]:
-        """Return the nodes at which `product`, a scale vector times `data`, becomes the scaled output of a norm.
-
-        For instance gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector multiplies the data, x,
-        1/|x| or |x|, before these are multiplied with each other. There are none if something else reads the product
-        too, such as a norm of gamma * x: gamma is then a multiplier.
-        """
-        of, power = self.statistics.get(data, (data, 0))
-        inverse = power == (_ROOT if product.op == "div" else _INVERSE)
-        if product.op == "div" and (not inverse or product.argument("other") is not data):
-            return []
-        if product.op not in ("mul", "div") or (power and not inverse):
-            return []
-        ends: list[Node] = []
-        walk = Walk(product)
-        for value, argument, user in walk:
-            if user.kind == CONST or user in walk.seen or user in ends:
-                continue
-            others = user.others(value)
-            scaled = user.op == "mul" or (user.op == "div" and argument == "self")
-            scaled = scaled and len(others) == len(user.inputs) - 1  # not squared
-            factors = scaled and user.is_alone(value)
-            if user.shape == value.shape and (user.moves or factors):
-                walk.follow(user)
-            elif scaled and self._is_other_half(others[0], user.op, data, of if inverse else None):
-                ends.append(user)
-            else:
-                return []
-        return [] if walk.seen & self.graph.outputs else ends
-
-    def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
-        """Return True if `other` is the missing half of the norm: x (`of`), or a statistic of x."""
-        if of is not None:
-            return op == "mul" and of in stems(other)
-        found, power = self.statistics.get(other, (None, 0))
-        return power == (_INVERSE if op == "mul" else _ROOT) and found in stems(data)
-
-    def factors_of_norms(self, total: Node) -> list[Node]:
-        """Return the products of `total`, a sum, with outputs of norms; empty if anything else reads the sum."""
-        products: list[Node] = []
-        walk = Walk(total)
-        for value, _, user in walk:
-            if user.kind == CONST or user in walk.seen:
-                continue
-            others = user.others(value)
-            if user.moves or (user.op in SUMS | {"mul", "div"} and user.is_alone(value)):
-                walk.follow(user)
-            elif user.op == "mul" and any(other in self.normalized for other in others):
-                products.append(user)
-            else:
-                return []
-        return [] if walk.seen & self.graph.outputs else products
+    def factors_of(self, value: Node) -> frozenset[str]:
+        """Return the names of the parameters that multiplied rows or columns of a value."""
+        return self.factors.get(value, frozenset())
 
     def is_linear(self, operand: Node) -> bool:
         """Return True if a column factor of `operand` is a column factor of one of its parameters.
 
-        This holds if the parameters are moved, selected, joined, cast, or multiplied by others. It does not hold
-        if they are normalized, because a factor of one column then changes all.
+        This holds if the parameters are moved, selected, joined, cast, or multiplied by others. It
+        does not hold if they are normalized, because a factor of one column then changes all.
         """
         operand = plain(operand)
-        values = [value for _, value in operand.inputs]
         if operand.op == "parameter":
             return True
         if operand.op in CHOICES_OF_ROWS:
-            return self.is_linear(values[0])
+            return self.is_linear(operand.first)
         if operand.op in ("cat", "stack"):
-            return all(value.kind == PARAM and self.is_linear(value) for value in values)
-        if operand.op not in ("mul", "div"):
+            return all(value.is_learned and self.is_linear(value) for value in operand.values)
+        return operand.op in ("mul", "div") and self._is_scaled_matrix(operand)
+
+    def _is_scaled_matrix(self, product: Node) -> bool:
+        """Return True for a matrix that smaller, different parameters multiply or divide."""
+        learned = [value for value in product.values if value.is_learned]
+        matrix = max(learned, key=_size)
+        is_squared = product.values.count(matrix) > 1
+        is_divisor = product.op == "div" and product.first is not matrix
+        if is_squared or is_divisor or not self.is_linear(matrix):
             return False
-        largest = max((value for value in values if value.kind == PARAM), key=_size)
-        names = self.sources[largest] | self.factors.get(largest, frozenset())
-        for value in values:
-            if value.kind == PARAM and value is not largest:
-                sources = self.sources[value] | self.factors.get(value, frozenset())
-                if sources & names or _size(value) == _size(largest):
-                    return False
-        is_factor = values.count(largest) == 1 and (operand.op == "mul" or values[0] is largest)
-        return is_factor and self.is_linear(largest)
+        factors = [value for value in learned if value is not matrix]
+        names = self._names(matrix)
+        return all(
+            _size(value) < _size(matrix) and not self._names(value) & names for value in factors
+        )
+
+    def _names(self, value: Node) -> frozenset[str]:
+        return self.sources[value] | self.factors_of(value)
 
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
-        """Return the parameter's own axis over which `product` sums, from its strides; None if mixed."""
+        """Return the parameter's own axis over which `product` sums, from its strides.
+
+        None if the axis is mixed with others.
+        """
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
-            learned = [value for _, value in operand.inputs if self.sources.get(value)]
+            learned = [value for value in operand.values if self.sources.get(value)]
             if not learned:
                 return None
-            size = math.prod(operand.shape)
-            source = next((value for value in learned if math.prod(value.shape) == size), learned[0])
-            candidates = [i for i in range(len(source.shape)) if axis in moved(source, operand, frozenset({i}))]
-            axis = candidates[0] if len(candidates) == 1 else None
+            source = _of_equal_size(operand, learned)
+            axis = _source_axis(source, operand, axis)
             operand = source
         return axis
 
 
-def _is_factor(value: Node, product: Node) -> bool:
-    """Return True if a product multiplies a larger table of parameters by `value`, or a constant table by a number.
+def _operands(node: Node) -> list[Node]:
+    """Return the learned inputs whose values the result has: of a product no bias, no index."""
+    learned = [(name, value) for name, value in node.inputs if value.is_learned]
+    names = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op)
+    return [value for name, value in learned if names is None or name in names]
 
-    A number of a constant table is the b of b * I.
+
+def _is_factor(value: Node, product: Node) -> bool:
+    """Return True if a product multiplies a larger table by `value`.
+
+    A number is also a factor of a constant table, as the b of b * I.
     """
     if product.op not in MULTIPLIED:
         return False
-    others = product.others(value)
-    if _size(value) == 1:
-        return any(_size(other) > 1 for other in others)
-    return any(other.kind == PARAM and _size(other) > _size(value) for other in others)
+    larger = [other for other in product.others(value) if _size(other) > _size(value)]
+    return any(_size(value) == 1 or other.is_learned for other in larger)
 
 
 def _chooses_rows(node: Node) -> bool:
-    """Return True for several rows of a table, selected by position: `table[:, :n]` or `table[positions]`."""
+    """Return True for rows of a table, selected by position: table[:, :n] or table[positions]."""
     if node.op not in CHOICES_OF_ROWS and node.op != "slice":
         return False
-    table, *indices = (value for _, value in node.inputs)  # the table is the first input of these operations
+    table, *indices = node.values  # the table is the first input of these operations
     keeps_columns = node.shape[-1:] == table.shape[-1:] != (1,)
-    if not keeps_columns or max(node.shape[:-1], default=0) <= 1:
+    has_rows = max(node.shape[:-1], default=0) > 1
+    if not keeps_columns or not has_rows:
         return False
     if node.op == "slice":
         return node.shape != table.shape
-    return all(index.kind == CONST for index in indices)
+    return all(index.is_const for index in indices)
 
 
 def _size(node: Node) -> int:
     """Return the number of elements, without those repeated by broadcasting."""
     if len(node.stride) != len(node.shape):
         return math.prod(node.shape)
-    return math.prod(size for size, step in zip(node.shape, node.stride, strict=True) if step)
+    steps = zip(node.shape, node.stride, strict=True)
+    return math.prod(size for size, step in steps if step)
 
 
-def plain(node: Node) -> Node:
-    """Return `node` before views and copies."""
-    while node.inputs and node.moves:
-        node = node.inputs[0][1]
-    return node
+def _of_equal_size(operand: Node, learned: list[Node]) -> Node:
+    """Return the input that has as many elements as the result, by default the first."""
+    size = math.prod(operand.shape)
+    return next((value for value in learned if math.prod(value.shape) == size), learned[0])
 
 
-def stem(node: Node) -> Node:
-    """Return `node` before views, copies, constant factors, and subtraction of a mean or a constant."""
-    while True:
-        node = plain(node)
-        before = _without_constant(node)
-        if before is None:
-            return node
-        node = before
-
-
-def _without_constant(node: Node) -> Node | None:
-    """Return x of x - mean(x), of x / c, and of x * c or c * x with a constant c; None for another operation."""
-    if node.op not in ("sub", "mul", "div"):
-        return None
-    first, *rest = (value for _, value in node.inputs)
-    if node.op == "sub":
-        return first if len(rest) == 1 and _is_mean(plain(rest[0])) else None
-    if all(value.kind == CONST for value in rest):
-        return first
-    if node.op == "mul" and first.kind == CONST and len(rest) == 1:
-        return rest[0]
-    return None
-
-
-def stems(node: Node) -> set[Node]:
-    """Return the stem of `node`, and the stems before its parameter factors."""
-    found = {node := stem(node)}
-    while node.op in ("mul", "div"):
-        data = [value for _, value in node.inputs if value.kind not in (CONST, PARAM)]
-        if len(data) != 1 or len(node.inputs) != 2 or (node.op == "div" and data[0] is not node.inputs[0][1]):
-            break
-        found.add(node := stem(data[0]))
-    return found
-
-
-def _is_mean(node: Node) -> bool:
-    return node.op == "mean" or (node.op in ("var_mean", "std_mean") and node.output == 1)
-
-
-def _squared(node: Node) -> Node | None:
-    if node.op == "square" or (node.op == "pow" and node.scalars.get("exponent") == 2):
-        return node.inputs[0][1]
-    if node.op == "mul" and len(node.inputs) == 2 and stem(node.inputs[0][1]) is stem(node.inputs[1][1]):
-        return node.inputs[0][1]
-    return None
+def _source_axis(source: Node, result: Node, axis: int) -> int | None:
+    """Return the one axis of a source that is `axis` of its result."""
+    axes = range(len(source.shape))
+    found = [each for each in axes if axis in moved(source, result, frozenset({each}))]
+    return found[0] if len(found) == 1 else None
 
 
 def value_at(factor: Node, at: float) -> float | None:
-    """Return the factor of a scale vector whose parameter is `at`; None if it is not a single number."""
+    """Return the factor of a scale vector whose parameter is `at`; None if it is not one number."""
     if factor.op == "parameter":
         return at
-    learned = [value for _, value in factor.inputs if value.kind == PARAM]
-    base = value_at(learned[0], at) if len(learned) == 1 else None
+    learned = [value for value in factor.values if value.is_learned]
+    if len(learned) != 1:
+        return None
+    base = value_at(learned[0], at)
     if base is None or (factor.moves and factor.op != "neg"):
         return base
-    if not factor.pointwise or any(v.kind != PARAM and v.op not in _ONES for _, v in factor.inputs):
-        return None
-    numbers = {name: torch.tensor(base if v.kind == PARAM else 1.0, dtype=torch.float64) for name, v in factor.inputs}
+    are_ones = all(value.op in _ONES for value in factor.others(learned[0]))
+    return _applied(factor, base) if factor.pointwise and are_ones else None
+
+
+def _applied(factor: Node, base: float) -> float:
+    """Return a pointwise operation of one number and of ones."""
+    numbers = {}
+    for name, value in factor.inputs:
+        number = base if value.is_learned else 1.0
+        numbers[name] = torch.tensor(number, dtype=torch.float64)
     return float(factor.call(**numbers, **factor.scalars))

@@ -1,8 +1,8 @@
 """Models without memory: on fake tensors, also from a transformers configuration."""
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,11 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
@@ -33,19 +37,11 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
     """
     before = torch.get_default_dtype()
     try:
-        with ExitStack() as stack:
-            if "transformers" in sys.modules:  # transformers has its own copies of torch's functions
-                from transformers.initialization import no_init_weights
-
-                stack.enter_context(no_init_weights())
-            # the only initialization that reads the values that it sampled, also if it was imported by its public name
-            stack.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor))
-            if dtype is not None:
-                torch.set_default_dtype(dtype)
-            mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        with _no_initialization(), FakeTensorMode(allow_non_fake_inputs=True):
+            torch.set_default_dtype(dtype or before)
             model = build()
-        with mode:
-            if callable(tie := getattr(model, "tie_weights", None)):  # usually called after initialization
+            tie = getattr(model, "tie_weights", None)  # usually called after initialization
+            if callable(tie):
                 tie()
         return model
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -54,6 +50,22 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
         raise ConfigError(f"fake_model: {why}. {hint}") from error
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _no_initialization() -> Iterator[None]:
+    """Replace initializations that fake tensors cannot run, or that would only take time."""
+    with ExitStack() as stack:
+        if "transformers" in sys.modules:  # transformers has its own copies of torch's functions
+            from transformers.initialization import no_init_weights
+
+            stack.enter_context(no_init_weights())
+        # The only one that reads the values that it sampled, also if imported by its public name.
+        unchanged = patch.object(
+            nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor
+        )
+        stack.enter_context(unchanged)
+        yield
 
 
 def transformers() -> ModuleType:
@@ -66,29 +78,37 @@ def transformers() -> ModuleType:
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model of a config.json, or of its directory, on fake tensors; its weights are never opened."""
+    """Build the model of a config.json, or of its directory, on fake tensors.
+
+    Its weights are never opened.
+
+    Raises:
+        ConfigError: it is not one, needs code that may not run, or its model cannot be built
+    """
     file = path / "config.json" if path.is_dir() else path
-    expect(file.suffix == ".json", str(file), "not a .json file", "a model's directory or its config.json.")
+    if file.suffix != ".json":
+        wanted = "a model's directory or its config.json."
+        raise ConfigError(f"{file} is not a .json file; expected {wanted}")
     written = read_json(file, "expected a directory written by save_pretrained, or a config.json.")
     _check_depth(written, str(file))
-    kind = str(written.get("model_type"))
     module = transformers()
-    foreign = kind not in module.CONFIG_MAPPING
-    if foreign and "auto_map" in written and not trust_remote_code:
-        hint = "read that code, then pass --trust_remote_code."
-        raise ConfigError(f"{file}: model type {kind!r} needs custom code, which is not run; {hint}")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code} if foreign else {}
+    kind = str(written.get("model_type"))
+    is_foreign = kind not in module.CONFIG_MAPPING
+    if is_foreign and "auto_map" in written and not trust_remote_code:
+        why = f"model type {kind!r} needs custom code, which is not run"
+        raise ConfigError(f"{file}: {why}; read that code, then pass --trust_remote_code.")
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code} if is_foreign else {}
     try:
-        config = module.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
+        config = module.AutoConfig.from_pretrained(file.parent if is_foreign else file, **options)
         build = _builder(module, written, config)
         return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # model code can raise anything
-        why = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{file}: the model cannot be built ({type(error).__name__}: {why}).") from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(f"{file}: the model cannot be built ({why}).") from error
 
 
 def _check_depth(section: dict[str, Any], where: str) -> None:
-    """Refuse a number of layers that would take hours to build, also in a part such as vision_config."""
+    """Refuse a number of layers that would take hours to build, also in parts of a model."""
     for key, value in section.items():
         if isinstance(value, dict):
             _check_depth(value, f"{where}: {key}")
@@ -96,14 +116,21 @@ def _check_depth(section: dict[str, Any], where: str) -> None:
             expect(value <= MAX_LAYERS, f"{where}: {key}", value, f"at most {MAX_LAYERS:,}.")
 
 
-def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
+def _builder(module: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
     """Return the builder of the model: the class in the configuration, or its code's auto_map."""
-    architectures = written.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    own: Any = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-    is_model = isinstance(own, type) and issubclass(own, transformers.PreTrainedModel)
+    name = _architecture(written)
+    own: Any = getattr(module, name, None) if name.isidentifier() else None
+    is_model = isinstance(own, type) and issubclass(own, module.PreTrainedModel)
     if is_model and isinstance(config, own.config_class):
         return own._from_config  # type: ignore[no-any-return]
-    mapped = written.get("auto_map") or {}
-    auto = next((auto for auto in mapped if auto.startswith("AutoModel") and mapped[auto].endswith(f".{name}")), None)
-    return getattr(transformers, auto or "AutoModelForCausalLM").from_config  # type: ignore[no-any-return]
+    for auto, code in (written.get("auto_map") or {}).items():
+        if auto.startswith("AutoModel") and code.endswith(f".{name}"):
+            return getattr(module, auto).from_config  # type: ignore[no-any-return]
+    return module.AutoModelForCausalLM.from_config  # type: ignore[no-any-return]
+
+
+def _architecture(written: dict[str, Any]) -> str:
+    """Return the first name of a class in a configuration; empty if there is none."""
+    names = written.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) else ""

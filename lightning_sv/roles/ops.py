@@ -6,7 +6,8 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
     **dict.fromkeys(("addbmm", "baddbmm"), ("batch1", "batch2")),
     **dict.fromkeys(
-        ("linear", "convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution"), ("input", "weight")
+        ("linear", "convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution"),
+        ("input", "weight"),
     ),
     "mv": ("self", "vec"),
     "dot": ("self", "tensor"),
@@ -14,6 +15,8 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "mkldnn::_linear_pointwise": ("X", "W"),
     "lightning_sv::grouped_mm": ("x", "weight"),
 }
+#: products of a matrix per index of the first axis
+BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 #: products whose matrix is (out, in), as in nn.Linear; that of the others is (in, out)
 TRANSPOSED = {"linear", "mkldnn::_linear_pointwise"}
 #: arguments that a product adds
@@ -23,8 +26,9 @@ NORMS: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), ("input", "weight", "")),
     **dict.fromkeys(
         (
-            "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
-            "_batch_norm_no_update", "cudnn_batch_norm", "miopen_batch_norm",
+            "native_layer_norm", "native_group_norm", "native_batch_norm",
+            "_native_batch_norm_legit_no_training", "_batch_norm_no_update", "cudnn_batch_norm",
+            "miopen_batch_norm",
         ),
         ("input", "weight", "bias"),
     ),
@@ -45,16 +49,20 @@ MASKS = frozenset({"attn_mask", "attn_bias"})
 #: operations that keep the values, at a different position or precision
 COPIES = frozenset(
     {
-        "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat", "repeat_interleave",
-        "lift_fresh", "lift_fresh_copy", "alias", "detach", "constant_pad_nd", "flip", "roll", "neg", "_conj_physical",
-        "split_with_sizes_copy", "_reshape_copy",
+        "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat",
+        "repeat_interleave", "lift_fresh", "lift_fresh_copy", "alias", "detach", "constant_pad_nd",
+        "flip", "roll", "neg", "_conj_physical", "split_with_sizes_copy", "_reshape_copy",
     }
 )  # fmt: skip
 #: operation -> the argument whose rows are selected, moved or gathered
 ROWS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("index", "index_select", "gather", "_unsafe_index", "masked_select"), ("self",)),
+    **dict.fromkeys(
+        ("index", "index_select", "gather", "_unsafe_index", "masked_select"), ("self",)
+    ),
     **dict.fromkeys(("cat", "stack"), ("tensors",)),
-    **dict.fromkeys(("copy", "_copy", "scatter", "scatter_add", "slice_scatter", "select_scatter"), ("src",)),
+    **dict.fromkeys(
+        ("copy", "_copy", "scatter", "scatter_add", "slice_scatter", "select_scatter"), ("src",)
+    ),
     **dict.fromkeys(("index_copy", "index_add", "masked_scatter"), ("source",)),
     **dict.fromkeys(("index_put", "_index_put_impl"), ("values",)),
 }
@@ -63,7 +71,9 @@ CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"}
 #: operations that add the moved rows to existing ones
 ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 #: operations that select parts of an axis
-SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select", "index_select"})
+SPLITS = frozenset(
+    {"split", "split_with_sizes", "slice", "glu", "unbind", "select", "index_select"}
+)
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
 #: operation -> the terms of its sum, each a product of arguments, possibly over one
 TERMS: dict[str, tuple[str, ...]] = {
@@ -86,8 +96,8 @@ MULTIPLIED: dict[str, frozenset[str]] = {
 SOFTMAX = frozenset({"_softmax", "softmax", "_safe_softmax"})
 #: operations between a product and the selection of experts, or the output
 SCORES = SOFTMAX | {
-    "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp", "sqrt", "masked_fill", "where", "clamp",
-    "add", "sub", "mul", "div", "sum",
+    "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp", "sqrt", "masked_fill",
+    "where", "clamp", "add", "sub", "mul", "div", "sum",
 }  # fmt: skip
 #: powers, of which a norm or a cap by hand is made
 POWERS = frozenset({"pow", "square", "rsqrt", "reciprocal"})
@@ -95,7 +105,9 @@ POWERS = frozenset({"pow", "square", "rsqrt", "reciprocal"})
 STATISTICS = frozenset({"var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"})
 CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
 #: operations only before the output
-LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})
+LOSSES = frozenset(
+    {"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"}
+)
 
 #: nonlinear operations on several tensors, in addition to those that torch tags as pointwise
 MIXING = (
@@ -103,13 +115,23 @@ MIXING = (
     | CHOICES
     | frozenset(NORMS)
     | {
-        "maximum", "minimum", "_cdist_forward", "scatter_reduce", "index_reduce", "grid_sampler_2d", "grid_sampler_3d",
-        "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc", "bincount", "one_hot", "linalg_cross",
-        "_prelu_kernel", "prelu", "rrelu_with_noise", "mse_loss", "huber_loss", "smooth_l1_loss",
-        "binary_cross_entropy_with_logits",
+        "maximum", "minimum", "_cdist_forward", "scatter_reduce", "index_reduce", "grid_sampler_2d",
+        "grid_sampler_3d", "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc",
+        "bincount", "one_hot", "linalg_cross", "_prelu_kernel", "prelu", "rrelu_with_noise",
+        "mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits",
     }
 )  # fmt: skip
 #: operations that join a parameter to activations, without multiplying them
-JOINS = frozenset(ROWS) | {"where", "masked_fill", "maximum", "minimum", "expand", "lerp", "addcmul", "addcdiv", "pow"}
+JOINS = frozenset(ROWS) | {
+    "where",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "expand",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "pow",
+}
 #: pointwise operations that indicate a quantized linear map
 QUANTIZES = frozenset({"round"})

@@ -12,7 +12,7 @@ _FOLDS = {None: "", True: "yes", False: "no"}
 
 
 def family(name: str) -> str:
-    """Return a name with its numbers replaced by '*', equal for the parameters of all layers and experts."""
+    """Return a name with its numbers replaced by '*', equal for all layers and experts."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
@@ -44,7 +44,7 @@ def parameter_table(parameters: Iterable[ModelParameter], policy: str) -> str:
 
 
 def _module(name: str) -> str:
-    """Return the module that heads a group of rows; the rows have the last two parts of the name."""
+    """Return the module that heads a group of rows, which have the last two parts of a name."""
     return ".".join(family(name).split(".")[:-2])
 
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import find
 from lightning_sv.scale.strategy import DECAYS, Decay
 
 #: in the order of priority for parameters with several uses
-ModelRole = Literal["embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other"]
+ModelRole = Literal[
+    "embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other"
+]
 MODEL_ROLES: tuple[ModelRole, ...] = get_args(ModelRole)
 #: roles that decay under every policy
 WEIGHTS = frozenset({"matrix", "router", "head", "embedding"})
@@ -24,15 +26,17 @@ class ModelParameter:
     Attributes:
         name: name, as in `named_parameters`
         shape: sizes
-        role: matrix, router (a matrix whose products select experts), head (a matrix whose products are the output),
-            embedding (a lookup table), input (a scale vector read by linear maps only: the paper's Input-Norm), output
-            (any other scale vector), multiplier (a factor of unnormalized values), bias, other
-        redundant: for a scale vector, True if the following matrices could absorb it, also through gates and
-            attention's average; otherwise None
-        decays_to: for a scale vector, gamma at parameters of 0, to which decay pulls, such as 1 if gamma is 1 + w; None
-            if unknown
+        role: matrix, router (a matrix whose products select experts), head (a matrix whose products
+            are the output), embedding (a lookup table), input (a scale vector read by linear maps
+            only: the paper's Input-Norm), output (any other scale vector), multiplier (a factor of
+            unnormalized values), bias, other
+        redundant: for a scale vector, True if the following matrices could absorb it, also through
+            gates and attention's average; otherwise None
+        decays_to: for a scale vector, gamma at parameters of 0, to which decay pulls, such as 1 if
+            gamma is 1 + w; None if unknown
         in_axis: for a matrix, the axis that its product sums over
-        head_width: for a matrix, the width of the heads into which its product is divided; 0 if they are the last axis
+        head_width: for a matrix, the width of the heads into which its product is divided; 0 if
+            they are the last axis
         trained: True if it requires a gradient
     """
 
@@ -58,5 +62,8 @@ class ModelParameter:
 @cache
 def _decayed_roles(policy: str) -> frozenset[str]:
     row = find(DECAYS, policy, "policy")
-    expect(isinstance(row, Decay), "policy", policy, f"a Decay, or one of {' '.join(DECAYS)}.")
-    return WEIGHTS | row.roles | ({"multiplier"} if "output" in row.roles else set())
+    if not isinstance(row, Decay):
+        known = " ".join(DECAYS)
+        raise ConfigError(f"policy is {policy}; expected a Decay, or one of {known}.")
+    multipliers = {"multiplier"} if "output" in row.roles else set()
+    return WEIGHTS | row.roles | multipliers

@@ -19,7 +19,8 @@ from lightning_sv.interop.apply.weights import OutputNorm, Scaled
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.example_inputs import check_module, uncompiled
-from lightning_sv.roles.trace import DATA, PARAM, copied, logits_of, tracing_state
+from lightning_sv.roles.forward import copied, logits_of, tracing_state
+from lightning_sv.roles.graph import DATA, PARAM
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaledLinear, ScaleOptions, ScaleStrategy, ScaleVector, expand_preset
 

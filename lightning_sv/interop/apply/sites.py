@@ -10,10 +10,12 @@ from typing import NamedTuple
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import family
 from lightning_sv.roles.api import TracedModel
-from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, block_of, consumers, users_along
-from lightning_sv.roles.dataflow import plain, stem, value_at
+from lightning_sv.roles.axes import block_of, users_along
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
+from lightning_sv.roles.dataflow import value_at
+from lightning_sv.roles.graph import CONST, DATA, PARAM, Node, Walk, plain, users_in_order
+from lightning_sv.roles.norms import stem
 from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, NORMS, PRODUCTS, SOFTMAX, SUMS, TERMS
-from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk, users_in_order
 from lightning_sv.roles.types import ModelParameter, ModelRole
 
 #: why a vector stays in its norm: other modules have the same parameter
@@ -144,7 +146,9 @@ def _bare_norms(traced: TracedModel) -> list[Node]:
         if node.kind in (CONST, PARAM) or node not in traced.flow.normalized or node in scaled:
             continue
         inputs = [value for _, value in node.inputs]
-        of_rows = [v for v in inputs if v in traced.flow.statistics and (v.shape[-1:] == (1,) or v.stride[-1:] == (0,))]
+        of_rows = [
+            v for v in inputs if v in traced.flow.norms.statistics and (v.shape[-1:] == (1,) or v.stride[-1:] == (0,))
+        ]
         one_axis = len(node.scalars.get("normalized_shape", ())) == 1
         if (one_axis if node.op in NORMS else of_rows) and node.shape[-1] > 1:
             norms.append(node)
@@ -193,8 +197,8 @@ def _normalized_products(traced: TracedModel) -> dict[Node, bool]:
     flow, normalized = traced.flow, dict[Node, bool]()
     read = [
         (source, node.inputs[0][1])
-        for node, (source, _) in flow.statistics.items()
-        if not any(value in flow.statistics for _, value in node.inputs)  # not a power of a different statistic
+        for node, (source, _) in flow.norms.statistics.items()
+        if not any(value in flow.norms.statistics for _, value in node.inputs)  # not a power of a different statistic
     ]
     read += [(stem(node.inputs[0][1]), node.inputs[0][1]) for node in flow.graph.nodes if node.op in NORMS]
     for source, value in read:
@@ -243,7 +247,8 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
     """
     n = value.shape[axis]
     cuts, parts, blocks = {0, n}, list[Node](), list[tuple[int, int, int]]()
-    for user, splits, after in users_along(value, axis):
+    for use in users_along(value, axis):
+        user, splits, after = use.user, use.splits, use.axes
         if splits and user.op == "glu":
             cuts.add(n // 2)
         elif splits and user.op in CHOICES_OF_ROWS:  # the graph has no positions
@@ -271,7 +276,7 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
 
 def _takes_apart(view: Node, axis: int) -> bool:
     """Return True if the pass splits an axis and does not join its parts again."""
-    parts = [user for user, splits, _ in users_along(view, axis) if splits and user.op not in CHOICES_OF_ROWS]
+    parts = [u.user for u in users_along(view, axis) if u.splits and u.user.op not in CHOICES_OF_ROWS]
     return len(set(_joined(parts, [block_of(part, view.shape[axis]) for part in parts]))) > 1
 
 

@@ -1,0 +1,149 @@
+"""Graph of a traced pass, and the order in which its values are read.
+
+A node is one tensor. Its inputs are the tensors that an operation read, its users the tensors that
+operations made of it:
+
+    weight (parameter) -> t -> mm -> relu -> ...
+    x (input) ---------------> mm
+"""
+
+import heapq
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from lightning_sv.roles.ops import COPIES
+
+#: dependence of a value: on neither, parameters, the example, or both
+CONST, PARAM, INPUT, DATA = range(4)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One tensor of the pass."""
+
+    #: operation that created it, 'mm' or 'namespace::name'; of a source 'parameter' or 'input'
+    op: str
+    inputs: list[tuple[str, "Node"]]  #: (name of the argument, node) of each input tensor
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    scalars: dict[str, Any] = field(default_factory=dict)  #: the other arguments, by name
+    output: int = 0  #: index among the operation's outputs
+    is_view: bool = False  #: whether it shares the storage of its first input
+    kind: int = CONST  #: CONST, PARAM, INPUT or DATA
+    order: int = 0  #: position in the pass
+    call: Any = None  #: the operation itself
+    #: (name of the argument, node) created from it
+    users: list[tuple[str, "Node"]] = field(default_factory=list)
+
+    @property
+    def moves(self) -> bool:
+        """True for a view or a copy: its first input, elsewhere or in another dtype."""
+        return self.is_view or self.op in COPIES
+
+    @property
+    def pointwise(self) -> bool:
+        """True if torch tags the operation as pointwise."""
+        return self.call is not None and torch.Tag.pointwise in self.call.tags
+
+    @property
+    def is_const(self) -> bool:
+        """True if it depends neither on parameters nor on the example."""
+        return self.kind == CONST
+
+    @property
+    def is_learned(self) -> bool:
+        """True if it depends on parameters alone."""
+        return self.kind == PARAM
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if it does not depend on the example."""
+        return self.kind in (CONST, PARAM)
+
+    @property
+    def values(self) -> list["Node"]:
+        """Input tensors."""
+        return [value for _, value in self.inputs]
+
+    @property
+    def first(self) -> "Node":
+        """First input tensor."""
+        return self.inputs[0][1]
+
+    def argument(self, name: str) -> "Node | None":
+        """Return the input tensor of the argument `name`."""
+        return next((value for argument, value in self.inputs if argument == name), None)
+
+    def others(self, node: "Node") -> list["Node"]:
+        """Return the input tensors except `node`."""
+        return [other for other in self.values if other is not node]
+
+    def is_alone(self, node: "Node", known: Collection["Node"] = ()) -> bool:
+        """Return True if all other inputs of the operation are fixed or `known` values."""
+        return all(other.is_fixed or other in known for other in self.others(node))
+
+
+class Graph(NamedTuple):
+    """Nodes in the order of the pass, parameters by name, and the outputs of the model."""
+
+    nodes: list[Node]
+    parameters: dict[str, Node]
+    outputs: set[Node]
+
+
+class Walk:
+    """Visit the users of a value, recursively as far as the caller follows.
+
+    Attributes:
+        seen: the value and the followed users
+    """
+
+    def __init__(self, start: Node) -> None:
+        self.seen = {start}
+        self._waiting = [start]
+
+    def __iter__(self) -> Iterator[tuple[Node, str, Node]]:
+        """Yield (value, name of the argument, user) of each followed value."""
+        while self._waiting:
+            value = self._waiting.pop()
+            for argument, user in value.users:
+                yield value, argument, user
+
+    def follow(self, user: Node) -> None:
+        """Also visit the users of `user`, once."""
+        if user not in self.seen:
+            self.seen.add(user)
+            self._waiting.append(user)
+
+
+def users_in_order(values: Collection[Node]) -> Iterator[Node]:
+    """Yield the users of `values` in the order of the pass, once each.
+
+    A caller that adds a user to `values` also gets the users of that.
+    """
+    pending: list[tuple[int, Node]] = []
+    for value in values:
+        pending += [(user.order, user) for _, user in value.users]
+    heapq.heapify(pending)
+
+    last: Node | None = None
+    while pending:
+        _, user = heapq.heappop(pending)
+        if user is last or user in values:
+            continue
+        last = user
+        yield user
+        if user in values:
+            for _, following in user.users:
+                heapq.heappush(pending, (following.order, following))
+
+
+def plain(node: Node) -> Node:
+    """Return `node` before views and copies."""
+    while node.inputs and node.moves:
+        node = node.first
+    return node

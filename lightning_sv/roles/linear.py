@@ -1,0 +1,158 @@
+"""Which results are linear in a vector, and where the vector's channels are in them.
+
+A value is linear in gamma if it is gamma times other data, channel by channel, or a sum of such
+values. What an operation does to it depends on the operation's table in `ops`:
+
+    moves      view, transpose, cast                   the channels move with the axes
+    ROWS       index, cat, scatter                     rows keep their channels
+    TERMS      y + y', a * y, where(mask, y, y')       each term has gamma once, or is fixed
+    PRODUCTS   a @ y over positions, attention         an average, with weights without gamma
+    others     pooling, interpolation                  measured
+"""
+
+from collections.abc import Iterable
+
+import lightning_sv.roles.ops as ops
+from lightning_sv.roles.axes import contraction, moved
+from lightning_sv.roles.graph import DATA, Node
+from lightning_sv.roles.measure import channels_of_result, is_measurable
+
+#: axes of a value
+Axes = frozenset[int]
+Inputs = list[tuple[str, Node]]
+
+
+class LinearValues:
+    """Values that are linear in a vector.
+
+    Attributes:
+        axes: value -> the axes of the vector's channels; none if they are mixed
+        through_gates: if True, the coefficients may be any data: gates, and attention's average
+    """
+
+    def __init__(self, axes: dict[Node, Axes], *, through_gates: bool) -> None:
+        self.axes = axes
+        self.through_gates = through_gates
+
+    def inputs_of(self, user: Node) -> Inputs:
+        """Return the inputs of an operation that are linear in the vector."""
+        return [(argument, value) for argument, value in user.inputs if value in self.axes]
+
+    def matrix_of(self, argument: str, product: Node) -> Node | None:
+        """Return the parameters that multiply `argument` in a product; None if there are none."""
+        names = ops.PRODUCTS.get(product.op, ())
+        if argument not in names:
+            return None
+        others = [value for name, value in product.inputs if name in names and name != argument]
+        if self.axes.keys() & others:
+            return None
+        return next((value for value in others if value.is_learned), None)
+
+    def axes_after(self, user: Node, inputs: Inputs) -> Axes | None:
+        """Return the axes of the channels in a result of linear `inputs`; None if not linear."""
+        op = user.op
+        if user.moves:
+            value = inputs[0][1]
+            return moved(value, user, self.axes[value])
+        if op in ops.ATTENTION or op in ops.PRODUCTS:
+            return self._axes_of_average(user, inputs)
+        if op in ops.ROWS:
+            return self._agreed(user, inputs) if self._keeps_rows(user, inputs) else None
+        if op in ops.TERMS:
+            axes = self._agreed(user, inputs)
+            is_sum = axes is not None and self._is_linear_sum(user, axes)
+            return axes if is_sum else None
+        if is_measurable(user):
+            return channels_of_result(user, self.axes[inputs[0][1]])
+        return None
+
+    def _axes_of_average(self, user: Node, inputs: Inputs) -> Axes | None:
+        """Return the axes in an average over positions, with weights that are independent of it."""
+        if len(inputs) > 1:
+            return None
+        argument, value = inputs[0]
+        axes = self.axes[value]
+        if user.op in ops.ATTENTION:
+            averages = self.through_gates and argument == "value" and user.output == 0
+        else:
+            averages = self._is_average(user, argument, value)
+        return axes if averages else None
+
+    def _is_average(self, product: Node, argument: str, value: Node) -> bool:
+        if product.op not in ("mm", "bmm") or argument not in ops.PRODUCTS[product.op]:
+            return False
+        if contraction(product, argument, value) in self.axes[value]:
+            return False
+        weights = product.others(value)
+        return self.through_gates or all(w.kind != DATA or _is_choice(w) for w in weights)
+
+    def _keeps_rows(self, user: Node, inputs: Inputs) -> bool:
+        """Return True if an operation moves rows of linear values into linear values."""
+        rows = set(ops.ROWS[user.op])
+        if user.op not in ops.CHOICES_OF_ROWS:
+            rows.add("self")
+        if any(argument not in rows for argument, _ in inputs):
+            return False
+        if user.op not in ops.ADDING_ROWS:
+            return True
+        summands = [value for argument, value in user.inputs if argument in rows]
+        return all(value in self.axes or value.is_const for value in summands)
+
+    def _agreed(self, user: Node, inputs: Inputs) -> Axes | None:
+        """Return the axes of the channels of all inputs in a result; None if they differ."""
+        places = {self._place(user, value) for _, value in inputs}
+        return places.pop() if len(places) == 1 else None
+
+    def _place(self, user: Node, value: Node) -> Axes:
+        axes = self.axes[value]
+        if user.op != "stack":
+            return moved(value, user, axes)
+        new = int(user.scalars.get("dim", 0)) % len(user.shape)
+        return frozenset(axis + 1 if axis >= new else axis for axis in axes)
+
+    def _is_linear_sum(self, user: Node, axes: Axes) -> bool:
+        return all(self._is_linear_term(user, term, axes) for term in ops.TERMS[user.op])
+
+    def _is_linear_term(self, user: Node, term: str, axes: Axes) -> bool:
+        """Return True if a term of a sum has the vector once, above, or neither vector nor data.
+
+        `term` is an entry of `ops.TERMS`; `axes` are those of the vector's channels in the result.
+        """
+        above, _, below = term.partition("/")
+        denominator = _arguments(user, [below])
+        values = _arguments(user, above.split("*")) + denominator
+        linear = [value for value in values if value in self.axes]
+        if len(linear) > 1 or not self.axes.keys().isdisjoint(denominator):
+            return False
+        others = [value for value in values if value not in self.axes]
+        if not linear:  # conditions only select
+            condition = user.argument("condition")
+            return all(value.is_fixed or value is condition for value in others)
+        return self.through_gates or all(_is_coefficient(value, user, axes) for value in others)
+
+
+def _arguments(user: Node, names: Iterable[str]) -> list[Node]:
+    found = [user.argument(name) for name in names]
+    return [value for value in found if value is not None]
+
+
+def _is_choice(value: Node) -> bool:
+    """Return True for numbers from integers or conditions, as the one-hot choices of experts."""
+    while value.moves and not _is_integral(value):
+        value = value.first
+    if _is_integral(value) or value.is_const:
+        return True
+    return value.op == "mul" and all(map(_is_choice, value.values))
+
+
+def _is_integral(value: Node) -> bool:
+    return value.dtype is not None and not value.dtype.is_floating_point
+
+
+def _is_coefficient(factor: Node, result: Node, axes: Axes) -> bool:
+    """Return True for a fixed factor, and for one that is equal for all channels of a result."""
+    if factor.is_fixed:
+        return True
+    shift = len(result.shape) - len(factor.shape)
+    own = [axis - shift for axis in axes if axis >= shift]
+    return bool(axes) and all(factor.shape[axis] == 1 for axis in own)
