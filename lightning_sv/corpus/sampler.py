@@ -4,14 +4,14 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
 from lightning_sv.corpus.shards import Sequences
 from lightning_sv.errors import ConfigError, RunError, expect
@@ -43,7 +43,41 @@ class RankShare:
         return self.global_batch // (self.micro_batch * self.ranks)
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
+class DeviceSampler(SequentialSampler, DistributedSampler[Any]):
+    """Yield the given keys of a dataset, which are those of one device, in their order.
+
+    Lightning and Fabric split the sampler of a DataLoader over the devices, unless it is a DistributedSampler. Under
+    overfit_batches Lightning replaces it, unless it is a SequentialSampler.
+
+    Args:
+        keys: keys of this device, e.g. numbers of sequences, or a list of numbers per batch
+    """
+
+    def __init__(self, keys: Sized):
+        SequentialSampler.__init__(self, keys)
+        DistributedSampler.__init__(self, keys, num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data_source)  # type: ignore[call-overload]
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Ignore Lightning's number of epochs read in this process."""
+
+
+class Batches(Dataset[Tensor]):
+    """Batches (B, seq_len + 1) of a dataset of sequences (seq_len + 1,), by the numbers of the sequences."""
+
+    def __init__(self, sequences: Dataset[Tensor]):
+        self.sequences = sequences
+
+    def __getitem__(self, numbers: list[int]) -> Tensor:
+        return torch.stack([self.sequences[number] for number in numbers])
+
+
+class GlobalBatchSampler(DeviceSampler):
     """Sample each epoch as a permutation of all sequences, cut into global batches and split over the devices.
 
     Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation
@@ -57,7 +91,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def __init__(self, n_sequences: int, share: RankShare, seed: int):
         wanted = f"at least data.global_batch, {share.global_batch}. Lower it or data.seq_len, or prepare more text."
         expect(n_sequences >= share.global_batch, "the number of training sequences", n_sequences, wanted)
-        self.n_sequences, self.share, self.seed = n_sequences, share, seed
+        super().__init__(range(n_sequences))
+        self.n_sequences = n_sequences
+        self.share = share
+        self.seed = seed
         self.epoch = 0
         #: micro-batches to skip in the epoch, because they were read before
         self.start = 0
@@ -66,7 +103,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Return the number of micro-batches per epoch and device."""
         return self.n_sequences // self.share.global_batch * self.share.accumulate
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the sequence numbers of each micro-batch of this device."""
         share = self.share
         parts = self._steps(self.epoch).view(-1, share.ranks, share.accumulate, share.micro_batch)
@@ -156,8 +193,9 @@ class TokenLoader(DataLoader[Tensor]):
         check_shared_memory(batch_bytes, num_workers)
         # A private generator: otherwise each epoch would advance the global one.
         super().__init__(
-            sequences,
-            batch_sampler=self.order,
+            Batches(sequences),
+            batch_size=None,  # the sampler yields batches
+            sampler=self.order,
             num_workers=num_workers,
             pin_memory=pin_memory,
             worker_init_fn=_outlive_signals,

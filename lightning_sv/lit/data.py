@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks.run_state import is_at_end, settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, check_corpus, local_folder, open_split
-from lightning_sv.corpus.sampler import limited
-from lightning_sv.errors import expect
+from lightning_sv.corpus.sampler import Batches, DeviceSampler, limited
+from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.distributed import check_same_on_all_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
@@ -128,49 +128,92 @@ class TokenDataModule(L.LightningDataModule):
             self._share = self.batches.share(1)
 
     def setup(self, stage: str) -> None:
-        """Set this device's part of a step from the Trainer's devices and accumulation; without a Trainer, all of it.
+        """Set this device's part of a step from the Trainer's devices and accumulation.
+
+        Without a Trainer the processes of torch.distributed divide a step; call this after `fabric.launch()`.
 
         Raises:
             ConfigError: the corpus does not fit the model, accumulation does not match the global batch, or ranks have
             different settings or data
         """
-        trainer, batches = self.trainer, self.batches
+        trainer = self.trainer
         if stage == "fit":
             self._loader = self._position = None
-        if trainer is None:  # as in a loop of the user, or with Fabric
-            self._share = batches.share(1)
+        if trainer is None:
+            self._split_without_trainer()
             return
         check_same_on_all_ranks(self.shared | self._shared_values(trainer))
-        accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
-        if not self._is_fixed and batches.micro_batch is not None:
-            batches.global_batch = batches.micro_batch * accumulate * devices
+        self._check_corpus(trainer)
+        self._split_over_devices(trainer, stage)
         self._save_arguments()  # the command line has chosen the micro-batch by now
+        self.batches.check_validation(trainer.world_size)
+        self._warn_of_uneven_validation(trainer, stage)
+
+    def _split_without_trainer(self) -> None:
+        """Split the batch over the processes of torch.distributed, as in a loop with Fabric."""
+        batches = self.batches
+        devices = self._devices
+        if not self._is_fixed:
+            batches.global_batch = self.batch_size * devices
+        rank = distributed.get_rank() if devices > 1 else 0
+        self._share = batches.share(devices, rank)
+
+    @property
+    def _devices(self) -> int:
+        """Number of devices of the Trainer, or of torch.distributed if there is none."""
+        if self.trainer is not None:
+            return self.trainer.world_size
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_world_size()
+        return 1
+
+    def _check_corpus(self, trainer: L.Trainer) -> None:
+        """Check that the corpus fits the sequences, and the model if it is ours; the command line checks the hashes."""
+        batches = self.batches
         settings = settings_of(trainer.lightning_module)
         if settings is None:
             check_corpus(batches.manifest, batches.folder, seq_len=batches.seq_len, checksums=False)
-        else:
-            batches.check(settings.backbone.vocab_size, checksums=False)  # the command line checks the hashes
-        share = self._share = batches.share(devices, trainer.global_rank)
-        why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."
-        wanted = f"{share.accumulate}, because {why}"
-        expect(stage != "fit" or share.accumulate == accumulate, "trainer.accumulate_grad_batches", accumulate, wanted)
-        samples = devices > 1 and trainer._accelerator_connector.use_distributed_sampler
-        hint = "Pass use_distributed_sampler=False to the Trainer."
-        wanted = f"False, because TokenDataModule splits the batch over the devices. {hint}"
-        expect(not samples, "use_distributed_sampler", samples, wanted)
-        batches.check_validation(devices)
-        step, limit = "validation_step", trainer.limit_val_batches
+            return
+        batches.check(settings.backbone.vocab_size, checksums=False)
+
+    def _split_over_devices(self, trainer: L.Trainer, stage: str) -> None:
+        """Set this device's part of a step from the Trainer's devices and accumulation."""
+        batches = self.batches
+        accumulate = int(trainer.accumulate_grad_batches)
+        devices = trainer.world_size
+        if not self._is_fixed and batches.micro_batch is not None:
+            batches.global_batch = batches.micro_batch * accumulate * devices
+        share = batches.share(devices, trainer.global_rank)
+        if stage == "fit" and share.accumulate != accumulate:
+            why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."
+            wanted = f"{share.accumulate}, because {why}"
+            raise ConfigError(f"trainer.accumulate_grad_batches is {accumulate}; expected {wanted}")
+        self._share = share
+
+    def _warn_of_uneven_validation(self, trainer: L.Trainer, stage: str) -> None:
+        """Warn if the user's own step averages over devices that read unequal numbers of sequences."""
+        devices = trainer.world_size
+        uneven = self._uneven_validation(devices)
+        if uneven is None or stage == "predict":
+            return
+        step = "validation_step"
+        limit = trainer.limit_val_batches
         if stage == "test":
-            step, limit = "test_step", trainer.limit_test_batches
-        module = trainer.lightning_module
-        uneven = [n for n in (batches.validation_sequences, batches.last_validation_sequences) if n % devices]
-        own = is_overridden(step, module) and getattr(type(module), step) is not getattr(PretrainModule, step)
-        if own and limit and stage != "predict" and uneven:
+            step = "test_step"
+            limit = trainer.limit_test_batches
+        if limit and _has_own_step(trainer.lightning_module, step):
             rank_zero_warn(
-                f"{uneven[0]} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
+                f"{uneven} validation sequences are not a multiple of {devices} devices. Lightning rounds the mean "
                 f"number of sequences per device, so a loss that your {step} logs with sync_dist=True is too high. "
                 "Choose a val_sequences that is a multiple, and full_last_validation=False."
             )
+
+    def _uneven_validation(self, devices: int) -> int | None:
+        """Return the number of sequences of a validation that is no multiple of `devices`; None if all are."""
+        for n_sequences in (self.batches.validation_sequences, self.batches.last_validation_sequences):
+            if n_sequences % devices:
+                return n_sequences
+        return None
 
     def _shared_values(self, trainer: L.Trainer) -> dict[str, Any]:
         """Return what determines a run in any Trainer, as plain values."""
@@ -212,10 +255,14 @@ class TokenDataModule(L.LightningDataModule):
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus.
 
         With the Trainer's overfit_batches, every epoch has the same order. A resumed fit continues at its checkpoint.
+
+        Raises:
+            ConfigError: `setup` was not called on these devices
         """
         batches, trainer = self.batches, self.trainer
-        ready = trainer is None or self._share.ranks == trainer.world_size
-        expect(ready, "setup of TokenDataModule", "not called", "a call of super().setup(stage) in a subclass.")
+        if self._share.ranks != self._devices:
+            hint = "Call super().setup(stage) in a subclass, or setup('fit') after fabric.launch()."
+            raise ConfigError(f"setup of TokenDataModule is not called; expected a call. {hint}")
         repeat = trainer is not None and trainer.overfit_batches > 0  # type: ignore[attr-defined]
         loader = TokenLoader(
             open_split(batches.folder, "train", seq_len=batches.seq_len),
@@ -283,8 +330,14 @@ class TokenDataModule(L.LightningDataModule):
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
         batches = math.ceil(len(numbers) // self._share.ranks / size)
         mine = np.array(numbers[self._share.rank :: self._share.ranks])
-        parts = _Batches(sequences, [part.tolist() for part in np.array_split(mine, batches)])
-        return DataLoader(parts, batch_size=None, generator=torch.Generator(), pin_memory=self._on_cuda)
+        numbers_per_batch = [part.tolist() for part in np.array_split(mine, batches)]
+        return DataLoader(
+            Batches(sequences),
+            batch_size=None,  # the sampler yields batches
+            sampler=DeviceSampler(numbers_per_batch),
+            generator=torch.Generator(),
+            pin_memory=self._on_cuda,
+        )
 
     test_dataloader = val_dataloader
 
@@ -296,7 +349,8 @@ class TokenDataModule(L.LightningDataModule):
         if self.trainer is not None and isinstance(self.trainer.strategy, FullyShardedStrategy):
             while len(numbers) % ranks and len(numbers) // ranks % size == 0:
                 size += 1
-        return DataLoader(Subset(sequences, numbers[self._share.rank :: ranks]), batch_size=size)
+        mine = numbers[self._share.rank :: ranks]
+        return DataLoader(sequences, batch_size=size, sampler=DeviceSampler(mine))
 
 
 class ValidationLoader:
@@ -324,17 +378,11 @@ class ValidationLoader:
         return islice(self.usual, max(1, batches))
 
 
-class _Batches(Dataset[Tensor]):
-    """Batches of the numbered sequences as items, because Lightning replaces samplers of batches."""
-
-    def __init__(self, sequences: Dataset[Tensor], numbers: list[list[int]]):
-        self.sequences, self.numbers = sequences, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.stack([self.sequences[number] for number in self.numbers[index]])
+def _has_own_step(module: L.LightningModule, step: str) -> bool:
+    """Return True if a module has a step that is not that of PretrainModule."""
+    if not is_overridden(step, module):
+        return False
+    return getattr(type(module), step) is not getattr(PretrainModule, step)
 
 
 def _unfinished(trainer: L.Trainer) -> int:

@@ -75,7 +75,7 @@ def own_trainer(out: str, corpus: str) -> None:
         max_steps=2, limit_val_batches=0, logger=False,
         callbacks=[TrainingMonitor(1), Sharpness(points=2), saved, norms],
         accelerator="cpu", devices=int(str(RANKS)), enable_progress_bar=False,
-        strategy=FullyShardedStrategy(save_distributed_checkpoint=True), use_distributed_sampler=False,
+        strategy=FullyShardedStrategy(save_distributed_checkpoint=True),
     )  # fmt: skip
     trainer.fit(module, data)
     assert is_sharded(saved.best_model_path)
@@ -94,6 +94,49 @@ def own_trainer(out: str, corpus: str) -> None:
     assert predicted and sum(map(len, predicted)) == (6 - trainer.global_rank) // 2  # of five sequences
 
 
+def default_samplers(corpus: str) -> None:
+    """Lightning's and Fabric's settings for samplers leave the split of the data module alone."""
+    alone = TokenDataModule(corpus, seq_len=16, batch_size=4, val_sequences=5, seed=0)
+    one_device = iter(alone.train_dataloader())
+    steps = [next(one_device) for _ in range(2)]
+    held_out = alone.batches.held_out(5)
+    rank = int(str(RANK))
+
+    for overfit in (0, 2):
+        seen: list[torch.Tensor] = []
+        note = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, i, seen=seen: seen.append(batch))
+        trainer = L.Trainer(
+            max_steps=2, overfit_batches=overfit, limit_val_batches=0, logger=False, enable_checkpointing=False,
+            callbacks=[note], accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False,
+        )  # fmt: skip
+        module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-3)
+        data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
+        trainer.fit(module, data)
+        assert torch.equal(torch.stack(joined(seen)), torch.stack(steps)), overfit
+    predicted: Any = trainer.predict(module, data)
+    with torch.no_grad():
+        expected = module(held_out[rank::2, :-1])
+    assert torch.allclose(torch.cat(predicted), expected, atol=1e-5)
+
+    fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    data = TokenDataModule(corpus, seq_len=16, batch_size=2, val_sequences=5, seed=0)
+    with pytest.raises(ConfigError, match="setup"):
+        data.train_dataloader()
+    data.setup("fit")
+    train, held = fabric.setup_dataloaders(data.train_dataloader(), data.val_dataloader())
+    reads = iter(train)
+    assert torch.equal(torch.stack(joined([next(reads) for _ in range(2)])), torch.stack(steps))
+    assert torch.equal(torch.cat(list(held)), held_out[rank::2])
+
+
+def joined(batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return each batch joined over all ranks."""
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, batches)
+    return [torch.cat(parts) for parts in zip(*gathered, strict=True)]
+
+
 def own_weights(corpus: str) -> None:
     """Without a seed, weights that exist before a fit, and those that a fit creates, are rank 0's on all devices."""
     for replicas, exist in ((1, True), (int(str(RANKS)), True), (int(str(RANKS)), False)):
@@ -109,7 +152,7 @@ def own_weights(corpus: str) -> None:
         fit = L.Trainer(
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             callbacks=[LambdaCallback(on_train_start=look, on_train_end=look)], accelerator="cpu",
-            devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas), use_distributed_sampler=False,
+            devices=int(str(RANKS)), strategy=FullyShardedStrategy(replicas=replicas),
             default_root_dir=Path(corpus).parent,
         )  # fmt: skip
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
@@ -139,7 +182,7 @@ def saved_before_a_step(out: str, corpus: str, alone: str) -> None:
         first = LambdaCallback(on_train_start=lambda trainer, module: save and trainer.save_checkpoint(save))
         fit = L.Trainer(
             max_steps=2, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            callbacks=[first], accelerator="cpu", devices=int(str(RANKS)), use_distributed_sampler=False,
+            callbacks=[first], accelerator="cpu", devices=int(str(RANKS)),
             strategy=FullyShardedStrategy(save_distributed_checkpoint=sharded), default_root_dir=out,
         )  # fmt: skip
         fit.fit(module, TokenDataModule(corpus, seq_len=16, batch_size=1), ckpt_path=resume, weights_only=True)

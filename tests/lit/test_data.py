@@ -222,7 +222,6 @@ def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        use_distributed_sampler=False,
         logger=False,
         limit_val_batches=limit,
     )

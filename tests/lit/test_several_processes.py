@@ -189,6 +189,10 @@ def test_own_trainer_fully_sharded(short_corpus: Path, tmp_path: Path) -> None:
     launch("tests.lit.ranks", "own_trainer", str(tmp_path), str(short_corpus), logs=tmp_path)
 
 
+def test_own_trainer_and_fabric_with_default_samplers_split_the_batch_once(short_corpus: Path, tmp_path: Path) -> None:
+    launch("tests.lit.ranks", "default_samplers", str(short_corpus), logs=tmp_path)
+
+
 def test_fully_sharded_checkpoint_before_the_first_step_changes_no_step(short_corpus: Path, tmp_path: Path) -> None:
     module = PretrainModule(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300), lr=1e-2, seed=0)
     trainer = L.Trainer(max_steps=0, limit_val_batches=0, logger=False, accelerator="cpu", default_root_dir=tmp_path)
