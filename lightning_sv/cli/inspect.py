@@ -95,19 +95,40 @@ def _read(
 
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
-    """Return lines of 80 columns: each family with up to three rows for parts of the depth."""
+    """Return lines of 80 columns: a heading per family and role, with up to three rows for parts of the depth."""
     lines = ["layers".ljust(8) + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())]
     for path, rows in families.items():
-        folds = {row.folds for row in rows}
-        kept = "folds" if folds == {True} else "some fold" if True in folds else "stays"
-        lines += ["", f"{path}: {rows[0].role}, {kept}"]
-        for part in np.array_split(np.arange(len(rows)), min(3, len(rows))):
-            some = [rows[i] for i in part]
-            depths = sorted({row.depth for row in some if row.depth is not None})
-            layers = "" if not depths else f"{depths[0]}" if len(depths) == 1 else f"{depths[0]}-{depths[-1]}"
-            cells = (_mean([value(row) for row in some], words).rjust(w) for w, words, value in _COLUMNS.values())
-            lines.append((f"  {layers:6}" + "".join(cells)).rstrip())
+        for (role, folds), alike in _by_role(rows).items():
+            lines += ["", f"{path}: {role}, {'folds' if folds else 'stays'}"]
+            parts = np.array_split(np.arange(len(alike)), min(3, len(alike)))
+            lines += [_row([alike[i] for i in part]) for part in parts]
     return [*lines, ""]
+
+
+def _by_role(rows: Sequence[VectorStatistics]) -> dict[tuple[str, bool], list[VectorStatistics]]:
+    """Group the vectors of a family by role and by whether they fold, which can differ between layers."""
+    groups: dict[tuple[str, bool], list[VectorStatistics]] = defaultdict(list)
+    for row in rows:
+        groups[row.role, row.folds].append(row)
+    return groups
+
+
+def _row(rows: Sequence[VectorStatistics]) -> str:
+    """Return the line of some layers, with the mean of each column."""
+    line = f"  {_layers(rows):6}"
+    for width, words, value in _COLUMNS.values():
+        line += _mean([value(row) for row in rows], words).rjust(width)
+    return line.rstrip()
+
+
+def _layers(rows: Sequence[VectorStatistics]) -> str:
+    """Return the first and the last layer of some vectors; empty outside the layers."""
+    depths = sorted({row.depth for row in rows if row.depth is not None})
+    if not depths:
+        return ""
+    if len(depths) == 1:
+        return f"{depths[0]}"
+    return f"{depths[0]}-{depths[-1]}"
 
 
 def _mean(values: Sequence[float | None], words: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
+from lightning_sv.cli import inspect
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.interop import apply_strategy, to_hugging_face
 from lightning_sv.interop.hf.save import export
@@ -115,9 +116,11 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
         inputs = model.layers[1].ffn.inputs
         readers = dict(inputs.branches())
         if strategy == "llama":
-            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(f"layers.1.ffn.inputs.{n}" for n in readers)
+            assert rows["layers.1.attn.qkv.k_proj.scale_in"].matrices == tuple(
+                f"layers.1.ffn.inputs.{n}" for n in readers
+            )
             blocks = [w.weight.flatten(0, -2) for w in readers.values()]
-            assert_measured(rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks))
+            assert_measured(rows["layers.1.attn.qkv.k_proj.scale_in"], measured(inputs.norm.scale(), blocks))
             continue
         gate = readers["expert_gate_proj"]
         for side, axis in (("scale_in", -2), ("scale_out", -1)):
@@ -209,6 +212,28 @@ def test_inspect_shows_run_or_folder(runs: dict[str, Path], tmp_path: Path, answ
     said = answer("inspect", str(tmp_path / "hf"))
     assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
     assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
+
+
+def test_inspect_heads_layers_of_different_roles_apart(
+    runs: dict[str, Path], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, rows, notes = inspect._read(runs["plain"], [], trust_remote_code=False)
+    differ = {
+        "layers.1.attn.qkv.q_proj.scale_in": {"role": "output"},
+        "layers.1.attn.qkv.k_proj.scale_in": {"folds": False},
+    }
+    assert differ.keys() <= {row.name for row in rows}
+    changed = [row._replace(**differ.get(row.name, {})) for row in rows]
+    monkeypatch.setattr(inspect, "_read", lambda *args, **options: (name, changed, notes))
+    out = told("inspect", str(runs["plain"])).splitlines()
+    for heading, layer in (
+        ("layers.*.attn.qkv.q_proj.scale_in: input, folds", "0"),
+        ("layers.*.attn.qkv.q_proj.scale_in: output, folds", "1"),
+        ("layers.*.attn.qkv.k_proj.scale_in: input, folds", "0"),
+        ("layers.*.attn.qkv.k_proj.scale_in: input, stays", "1"),
+    ):
+        at = out.index(heading)
+        assert out[at + 1].split()[0] == layer and not out[at + 2]
 
 
 def test_inspect_names_a_run_as_its_summary(tmp_path: Path, corpus: Path, answer: Answer) -> None:
