@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -376,6 +379,34 @@ def test_scaled_weight_changes_refused() -> None:
                     change(module.weight)
             copies = module.weight.clone(), module.weight * 1, module.weight[torch.tensor([0, 2])], module.weight[[1]]
             assert not any(copy.zero_().any() for copy in copies) and f"{module.weight[0, 0]:.1f}"
+
+
+@pytest.fixture
+def one_device() -> Iterator[DeviceMesh]:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_scaled_weight_replacements_refused_until_folded(one_device: DeviceMesh) -> None:
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or+iwd")
+    layer = model.model.layers[0].self_attn.v_proj
+
+    def tensor_parallel() -> None:
+        parallelize_module(layer, one_device, ColwiseParallel())
+
+    def quantized() -> None:
+        layer.weight = nn.Parameter(torch.zeros_like(layer.weight))
+
+    with unchanged(model):
+        for replace in (tensor_parallel, quantized):
+            with pytest.raises(ConfigError, match="fold_applied"):
+                replace()
+    layer.register_parameter("bias", None)
+    fold_applied(model)
+    tensor_parallel()
+    assert type(layer.weight.data).__name__ == "DTensor"
 
 
 def test_scaled_weight_is_itself_for_autograd_and_its_results_are_plain() -> None:

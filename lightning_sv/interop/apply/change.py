@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from lightning_sv.interop.apply.weights import (
     ScaledPart,
     ScaledWeight,
     output_norm_hook,
+    register_unscaled,
 )
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleStrategy, ScaleVector
@@ -286,6 +288,8 @@ class Change:
         parametrization.site = name
         self.undo.callback(remove_parametrization, owner, attribute, parametrization.order, keep=False)
         parametrize.register_parametrization(owner, attribute, parametrization)
+        own_class: Any = type(owner)  # torch makes a class for each parametrized module
+        own_class.register_parameter = register_unscaled
         self._weights[name] = None
 
     def _checked(self, name: str) -> nn.Parameter:

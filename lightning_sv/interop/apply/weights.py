@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lightning_sv.errors import RunError
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.definitions import effective_weight
@@ -121,6 +121,22 @@ class ScaledWeight(Scaled):
         scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
         out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
         return _computed((out.mT.contiguous() if self.transposed else out).to(weight.dtype))
+
+
+def register_unscaled(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    """Register a parameter, as nn.Module.register_parameter, unless it replaces a computed weight.
+
+    Tensor parallelism and quantization do that, and would fail with torch's words on names with dots.
+
+    Raises:
+        ConfigError: the weight is computed
+    """
+    computed: Any = module._modules["parametrizations"]
+    parts = name.split(".")
+    if name in computed or parts[0] == "parametrizations":
+        hint = "Call fold_applied(model) before tensor parallelism and quantization."
+        raise ConfigError(f"{name} cannot be replaced: a weight is computed from a matrix and scale vectors. {hint}")
+    nn.Module.register_parameter(module, name, parameter)
 
 
 class ScaledGamma(Scaled):
