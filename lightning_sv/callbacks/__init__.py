@@ -2,17 +2,18 @@
 
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor
-from lightning_sv.callbacks.held_out_probe import ResidualMonitor, residual_ratios
+from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
 from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.relative_steps import RelativeSteps
+from lightning_sv.callbacks.residual_monitor import ResidualMonitor, residual_ratios
 from lightning_sv.callbacks.router_monitor import RouterMonitor
 from lightning_sv.callbacks.run_state import tokens_seen
 from lightning_sv.callbacks.sharpness import Sharpness
-from lightning_sv.callbacks.training_monitor import TrainingMonitor, write_scalars
+from lightning_sv.callbacks.training_monitor import TrainingMonitor
 
 __all__ = [
-    "BranchNorms", "CopyingMonitor", "Preconditioner", "RelativeSteps", "ResidualMonitor", "RouterMonitor",
-    "RunProgress", "Sharpness", "TrainingMonitor", "branch_norms", "preconditioner_figures", "residual_ratios",
-    "tokens_seen", "write_scalars",
+    "BranchNorms", "CopyingMonitor", "Preconditioner", "RelativeSteps", "ResidualMonitor",
+    "RouterMonitor", "RunProgress", "Sharpness", "TrainingMonitor", "branch_norms",
+    "preconditioner_figures", "residual_ratios", "tokens_seen", "write_scalars",
 ]  # fmt: skip

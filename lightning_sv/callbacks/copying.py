@@ -1,4 +1,7 @@
-"""Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
+"""Copying from the context: held-out loss per kind of token, and on repeated text.
+
+Source: arXiv:2209.11895.
+"""
 
 import lightning as L
 import torch
@@ -20,19 +23,25 @@ def token_kinds(
 ) -> dict[str, Bool[Tensor, "B T"]]:
     """Classify the targets `block[:, 1:]` by their context; each has exactly one kind.
 
-    repeat: the pair (previous token, this token) occurred earlier in the context; seen: the token occurred earlier,
-    but not after the same previous token; unseen: the token did not occur earlier. The context is the sequence, or the
-    document of the previous token if `documents`, the result of `document_ids`, is given.
+    repeat: the pair (previous token, this token) occurred earlier in the context; seen: the token
+    occurred earlier, but not after the same previous token; unseen: the token did not occur
+    earlier. The context is the sequence, or the document of the previous token if `documents`, the
+    result of `document_ids`, is given.
 
     >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
     >>> kinds["repeat"].int().tolist(), kinds["seen"].int().tolist()
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     size = block.max() + 1
-    context = 0 if documents is None else documents[:, :-1] * size  # equal tokens of two documents differ
-    before, targets = block[:, :-1].long() + context, block[:, 1:].long() + context
+    context = (
+        0 if documents is None else documents[:, :-1] * size
+    )  # equal tokens of two documents differ
+    before = block[:, :-1].long() + context  # B T
+    targets = block[:, 1:].long() + context  # B T
     repeat = _occurred(targets * size + block[:, :-1])
-    seen = _occurred(torch.stack([before, targets], -1).flatten(1))[:, 1::2]
+    # before_0 target_0 before_1 target_1 ...: a target occurred if it stands anywhere to the left
+    alternating = torch.stack([before, targets], -1).flatten(1)  # B 2T
+    seen = _occurred(alternating)[:, 1::2]
     return {"repeat": repeat, "seen": seen & ~repeat, "unseen": ~seen}
 
 
@@ -47,12 +56,19 @@ def _occurred(numbers: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
 def token_losses(
     model: nn.Module, block: Int[Tensor, "B S"], documents: Int[Tensor, "B S"] | None = None
 ) -> Float[Tensor, "B T"]:
-    """Return -log p(block[:, 1:] | context), in nats; with `documents` attention is restricted to a document."""
-    given = [each for each in (block, documents) if each is not None]
-    losses, sequences = [], max(1, TOKENS_PER_PASS // block.shape[1])
-    for parts in zip(*(each.split(sequences) for each in given), strict=True):
-        out, targets = model(*(part[:, :-1] for part in parts)), parts[0][:, 1:]
-        log_p = getattr(out, "logits", out).float().log_softmax(-1)
+    """Return -log p(block[:, 1:] | context), in nats.
+
+    With `documents` attention is restricted to a document.
+    """
+    given = [block] if documents is None else [block, documents]
+    n_sequences = max(1, TOKENS_PER_PASS // block.shape[1])
+    losses = []
+    for start in range(0, len(block), n_sequences):
+        parts = [each[start : start + n_sequences] for each in given]
+        out = model(*(part[:, :-1] for part in parts))
+        logits = getattr(out, "logits", out)  # B T V
+        targets = parts[0][:, 1:]  # B T
+        log_p = logits.float().log_softmax(-1)
         losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
     return torch.cat(losses)
 
@@ -62,21 +78,29 @@ def copying_losses(
 ) -> dict[str, float]:
     """Split the mean next-token loss by `token_kinds`, and measure it on repeated text.
 
-    repeat, seen, unseen: mean loss of the tokens of a kind, in nats per token (omitted if there are none).
-    repeat_share, seen_share: fraction of the tokens of a kind; loss = sum over kinds of fraction times mean.
-    first_copy, second_copy: mean loss of the same targets in a sequence that contains a text of `repeat_length` tokens
-    twice. second_minus_first: near 0 for a model of token pairs, about minus first_copy for a model that copies.
+    repeat, seen, unseen: mean loss of the tokens of a kind, in nats per token (omitted if there are
+    none). repeat_share, seen_share: fraction of the tokens of a kind; loss = sum over kinds of
+    fraction times mean. first_copy, second_copy: mean loss of the same targets in a sequence that
+    contains a text of `repeat_length` tokens twice. second_minus_first: near 0 for a model of token
+    pairs, about minus first_copy for a model that copies.
 
     Args:
-        model: a module that maps (B, T) token ids to (B, T, V) logits, or to an object with `logits`
+        model: a module that maps (B, T) token ids to (B, T, V) logits, or to an object with
+            `logits`
         block: (B, T + 1) token ids
         repeat_length: length of the repeated text in tokens, at most (T + 1) / 2
         eot: id of the end-of-text token if attention is restricted to a document
     """
     most = block.shape[1] // 2
-    expect(2 <= repeat_length <= most, "repeat_length", repeat_length, f"from 2 to {most}, half of a sequence.")
+    expect(
+        2 <= repeat_length <= most,
+        "repeat_length",
+        repeat_length,
+        f"from 2 to {most}, half of a sequence.",
+    )
     documents = None if eot is None else document_ids(block, eot)
-    losses, kinds = token_losses(model, block, documents), token_kinds(block, documents)
+    losses = token_losses(model, block, documents)  # B T
+    kinds = token_kinds(block, documents)
     means = {}
     for name, kind in kinds.items():
         share = kind.float().mean().item()
@@ -84,31 +108,43 @@ def copying_losses(
             means[f"{name}_share"] = share
         if share > 0:
             means[name] = losses[kind].mean().item()
-    twice = [each[:, :repeat_length].repeat(1, 2) for each in (block, documents) if each is not None]
-    repeated = token_losses(model, *twice)  # B, 2 * repeat_length - 1; a document attends to its first copy too
+
+    twice = block[:, :repeat_length].repeat(1, 2)
+    documents_twice = None  # with documents, each attends to its first copy too
+    if documents is not None:
+        documents_twice = documents[:, :repeat_length].repeat(1, 2)
+    repeated = token_losses(model, twice, documents_twice)  # B, 2 * repeat_length - 1
     means["first_copy"] = repeated[:, : repeat_length - 1].mean().item()
     means["second_copy"] = repeated[:, repeat_length:].mean().item()
-    return means | {"second_minus_first": means["second_copy"] - means["first_copy"]}
+    means["second_minus_first"] = means["second_copy"] - means["first_copy"]
+    return means
 
 
 class CopyingMonitor(HeldOutProbe):
-    """Log copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text, see `copying_losses`.
+    """Log copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text.
 
-    A model predicts a repeated pair far better once it has formed an induction circuit, which looks up the token after
-    an earlier occurrence (arXiv:2209.11895). The curves show when that happens.
+    A model predicts a repeated pair far better once it has formed an induction circuit, which looks
+    up the token after an earlier occurrence (arXiv:2209.11895). The curves show when that happens.
 
     Args:
         points: number of measurements in a run, evenly spaced, the last at its end
-        sequences: number of held-out sequences per measurement, spread evenly over the validation split
+        sequences: number of held-out sequences per measurement, spread evenly over the validation
+            split
         repeat_length: length of the repeated text in tokens; null for half of data.seq_len
-        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
+        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or
+            the module itself
 
     Raises:
-        ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length above half of data.seq_len
+        ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length above half of
+            data.seq_len
     """
 
     def __init__(
-        self, points: int = 24, sequences: int = 128, repeat_length: int | None = None, model: str | None = None
+        self,
+        points: int = 24,
+        sequences: int = 128,
+        repeat_length: int | None = None,
+        model: str | None = None,
     ):
         super().__init__(points, sequences, model)
         fits = repeat_length is None or repeat_length >= 2
@@ -122,24 +158,34 @@ class CopyingMonitor(HeldOutProbe):
             "text read twice": ("first_copy", "second_copy"),
             "second copy minus first": ("second_minus_first",),
         }
-        return {"copying": {name: ["Multiline", [f"copying/{key}" for key in keys]] for name, keys in charts.items()}}
+        page = {}
+        for name, keys in charts.items():
+            page[name] = ["Multiline", [f"copying/{key}" for key in keys]]
+        return {"copying": page}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check before training that the data are token batches and that the repeated text fits into a sequence."""
+        """Check that the data are token batches and that the repeated text fits into a sequence."""
         super().setup(trainer, pl_module, stage)
-        data, length = data_of(trainer), self.repeat_length or 2
-        if stage == "fit" and data is not None:
-            wanted = f"at least {2 * length - 1} for a repeat_length of {length} tokens in CopyingMonitor."
-            expect(data.seq_len >= 2 * length - 1, "data.seq_len", data.seq_len, wanted)
+        data = data_of(trainer)
+        length = self.repeat_length or 2
+        least = 2 * length - 1
+        if stage == "fit" and data is not None and data.seq_len < least:
+            expected = f"at least {least} for a repeat_length of {length} tokens in CopyingMonitor."
+            raise ConfigError(f"data.seq_len is {data.seq_len}; expected {expected}")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that the model has a forward pass."""
         model = model_of(pl_module, self.model)
         if type(model).forward in (nn.Module.forward, L.LightningModule.forward):
-            found = f"model of CopyingMonitor is {self.model}, and {type(model).__name__} has no forward"
-            raise ConfigError(f"{found}; expected the name of the submodule that maps token ids to logits.")
+            name = type(model).__name__
+            found = f"model of CopyingMonitor is {self.model}, and {name} has no forward"
+            raise ConfigError(
+                f"{found}; expected the name of the submodule that maps token ids to logits."
+            )
 
-    def measure(self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None) -> dict[str, float]:
+    def measure(
+        self, model: nn.Module, block: Int[Tensor, "B S"], eot: int | None
+    ) -> dict[str, float]:
         """Return `copying_losses`."""
         losses = copying_losses(model, block, self.repeat_length or block.shape[1] // 2, eot)
         return {f"copying/{key}": value for key, value in losses.items()}

@@ -46,17 +46,30 @@ class RunProgress(ProgressBar):
         self._began = (time.perf_counter(), trainer.global_step)
         self._clock.start(trainer)
         self._clock.every = math.ceil((self._clock.last or 1000) / self.lines)
-        settings = settings_of(pl_module)
         console = Console(file=self.stream or sys.stdout)
-        if not self._enabled or not console.is_terminal:
-            return
-        name = TextColumn(f"[bold]{escape(type(pl_module).__name__ if settings is None else settings.label)}")
-        columns = name, BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[text]}")
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, expand=True)
-        self._task = self._bar.add_task("fit", total=self._clock.last, completed=trainer.global_step, text="")
+        if self._enabled and console.is_terminal:
+            self._open_bar(console, trainer, pl_module)
+
+    def _open_bar(self, console: Console, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        settings = settings_of(pl_module)
+        name = type(pl_module).__name__ if settings is None else settings.label
+        self._bar = Progress(
+            TextColumn(f"[bold]{escape(name)}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(
+            "fit", total=self._clock.last, completed=trainer.global_step, text=""
+        )
         self._bar.start()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Update the bar, or print a line."""
         if not self._enabled or not self._clock.ended(trainer):
             return
@@ -77,15 +90,23 @@ class RunProgress(ProgressBar):
             self._line(trainer)
 
     def _line(self, trainer: L.Trainer) -> None:
-        step, data = trainer.global_step, data_of(trainer)
-        parts = [f"step {step}" if self._clock.last is None else f"step {step}/{self._clock.last}"]
-        parts += [] if data is None else [f"tokens {step * data.tokens_per_step:,}"]
+        """Print a line for logs."""
+        step = trainer.global_step
+        last = self._clock.last
+        parts = [f"step {step}" if last is None else f"step {step}/{last}"]
+        data = data_of(trainer)
+        if data is not None:
+            parts.append(f"tokens {step * data.tokens_per_step:,}")
         parts.append(_text(trainer))
-        if self._clock.last is not None:
-            seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
-            minutes, rest = divmod(int(seconds * (self._clock.last - step)), 60)
-            parts.append(f"left {minutes}:{rest:02d}")
+        if last is not None:
+            parts.append(f"left {self._time_left(step, last)}")
         print("  ".join(parts), file=self.stream or sys.stdout, flush=True)
+
+    def _time_left(self, step: int, last: int) -> str:
+        began, first_step = self._began
+        seconds = (time.perf_counter() - began) / max(1, step - first_step)
+        minutes, rest = divmod(int(seconds * (last - step)), 60)
+        return f"{minutes}:{rest:02d}"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
@@ -93,17 +114,22 @@ class RunProgress(ProgressBar):
             self._bar.stop()
             self._bar = None
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Close the bar, so that the error message is readable."""
         self.on_train_end(trainer, pl_module)
 
 
 def _text(trainer: L.Trainer) -> str:
-    monitor = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
-    parts = {
-        "loss {:.3f}": getattr(monitor, "last_loss", None),
-        "val {:.3f}": getattr(monitor, "val_loss", None),
-        "lr {:.1e}": getattr(monitor, "lr", None),
-        "{:,.0f} tok/s": getattr(monitor, "tokens_per_s", None),
-    }
-    return "  ".join(part.format(value) for part, value in parts.items() if value is not None)
+    """Return the last written values of the `TrainingMonitor`, if the run has one."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, TrainingMonitor):
+            values = {
+                "loss {:.3f}": callback.last_loss,
+                "val {:.3f}": callback.val_loss,
+                "lr {:.1e}": callback.lr,
+                "{:,.0f} tok/s": callback.tokens_per_s,
+            }
+            return "  ".join(text.format(x) for text, x in values.items() if x is not None)
+    return ""

@@ -7,10 +7,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.branch_norms import BranchCallback, means_over_layers, scaled_branches
+from lightning_sv.callbacks.branches import BranchCallback, means_over_layers, scaled_branches
+from lightning_sv.callbacks.logging import measuring, write_figures
 from lightning_sv.callbacks.run_state import was_skipped
 from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
-from lightning_sv.callbacks.training_monitor import measuring, write_scalars
 from lightning_sv.optim import full_tensor
 
 #: name of a measurement -> tensors that change together
@@ -37,7 +37,7 @@ def branch_tensors(model: nn.Module) -> Tensors:
 
 
 def role_tensors(trainer: L.Trainer) -> Tensors:
-    """Return the parameters of each role, keyed 'role/matrix'; empty for an optimizer without roles."""
+    """Return the parameters of each role, keyed 'role/matrix'; empty without roles."""
     tensors: Tensors = {}
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
@@ -48,7 +48,7 @@ def role_tensors(trainer: L.Trainer) -> Tensors:
 
 
 def relative_change(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor:
-    """Return ||after - before|| / ||before|| over all entries; a collective if tensors are sharded."""
+    """Return ||after - before|| / ||before|| over all entries; a collective if sharded."""
     changes = [_wide(now) - _wide(then) for now, then in zip(after, before, strict=True)]
     return _norm(changes) / _norm([_wide(then) for then in before])
 
@@ -66,10 +66,11 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
 class RelativeSteps(BranchCallback):
     """Log ||change|| / ||value|| of one optimizer step under relative_step/.
 
-    role/ROLE: all parameters of a role, such as matrix, embedding or input. layer0/q_proj/W, gamma_in and alpha_in: of
-    a branch; mean/q_proj/... averages over layers. With weight decay included. Under `dnp` the function does not depend
-    on the norm of W, and under `or` not on that of alpha, so there it is the effective learning rate
-    (arXiv:1706.05350). A skipped step is not logged.
+    role/ROLE: all parameters of a role, such as matrix, embedding or input. layer0/q_proj/W,
+    gamma_in and alpha_in: of a branch; mean/q_proj/... averages over layers. With weight decay
+    included. Under `dnp` the function does not depend on the norm of W, and under `or` not on that
+    of alpha, so there it is the effective learning rate (arXiv:1706.05350). A skipped step is not
+    logged.
 
     While a measured step runs, the callback keeps a copy of the parameters.
 
@@ -88,11 +89,18 @@ class RelativeSteps(BranchCallback):
     def charts(self) -> Pages:
         """Return a chart with a line per role, and one per group of branches and kind of tensor."""
         roles = ("matrix", "router", "head", "embedding", "input", "output")
-        charts = {"relative step of each role": ["Multiline", [f"relative_step/role/{role}" for role in roles]]}
-        known = means_over_layers({key: torch.zeros(()) for key in branch_tensors(self._model)})
+        charts = {
+            "relative step of each role": [
+                "Multiline",
+                [f"relative_step/role/{role}" for role in roles],
+            ]
+        }
+        zeros = {key: torch.zeros(()) for key in branch_tensors(self._model)}
+        known = means_over_layers(zeros)
         for page, members in BRANCH_PAGES.items():
             for kind in _KINDS:
-                lines = [f"relative_step/mean/{name}/{kind}" for name in members if f"mean/{name}/{kind}" in known]
+                keys = [f"mean/{name}/{kind}" for name in members]
+                lines = [f"relative_step/{key}" for key in keys if key in known]
                 if lines:
                     charts[f"relative step, {page}: {kind}"] = ["Multiline", lines]
         return {"steps": charts}
@@ -102,25 +110,30 @@ class RelativeSteps(BranchCallback):
         self._clock.start(trainer)
         self._before = {}
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Copy the parameters if the step will be measured; with several optimizers before the first of a batch."""
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
+        """Copy the parameters if the step will be measured, before the first optimizer steps."""
         if self._before or not self._is_due(trainer.global_step + 1):
             return
         with torch.no_grad(), measuring(trainer):
             copies: dict[int, Tensor] = {}  # a matrix belongs to a role and to a branch
             for key, tensors in self._tensors(trainer).items():
-                self._before[key] = tuple(copies.setdefault(id(x), x.detach().clone()) for x in tensors)
+                for tensor in tensors:
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = tensor.detach().clone()
+                self._before[key] = tuple(copies[id(tensor)] for tensor in tensors)
 
     def _tensors(self, trainer: L.Trainer) -> Tensors:
         return role_tensors(trainer) | branch_tensors(self._model)
 
     def _write(self, trainer: L.Trainer) -> None:
-        before, self._before = self._before, {}
+        before = self._before
+        self._before = {}
         if not before or was_skipped(trainer.lightning_module):
             return
         with torch.no_grad(), measuring(trainer):
             after = self._tensors(trainer)
             changes = {key: relative_change(before[key], after[key]) for key in before}
             changes |= means_over_layers(changes)
-            values = torch.stack(list(changes.values())).tolist()  # one transfer from the device
-        write_scalars(trainer, {f"relative_step/{key}": value for key, value in zip(changes, values, strict=True)})
+        write_figures(trainer, "relative_step", changes)

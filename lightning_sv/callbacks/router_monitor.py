@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lightning_sv.callbacks.branch_norms import place_of, unique_place
+from lightning_sv.callbacks.branches import place_of, unique_place
+from lightning_sv.callbacks.logging import write_scalars
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import Pages
-from lightning_sv.callbacks.training_monitor import MetricAccumulator, write_scalars
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import MixtureOfExperts, Routing
 
 
@@ -38,24 +39,37 @@ class RouterMonitor(MetricAccumulator):
         super().__init__(every_n_steps)
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
-        self._seen: dict[str, Routing] = {}  # routing of the last micro-batch, over all its forward passes
-        self._counted: set[str] = set()
+        #: routing of the last micro-batch, over all its forward passes
+        self._seen: dict[str, Routing] = {}
+        self._counted: set[str] = set()  # names whose routing in `_seen` was added
         self._hooks: list[RemovableHandle] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the mixtures of experts; raise ConfigError if a module other than `PretrainModule` has none."""
-        modules = model_of(pl_module, self.model).named_modules()
-        mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        """Find the mixtures of experts.
+
+        Raises:
+            ConfigError: a module other than `PretrainModule` has none
+        """
+        mixtures = {}
+        for path, module in model_of(pl_module, self.model).named_modules():
+            if isinstance(module, MixtureOfExperts):
+                mixtures[path] = module
         counts = Counter(map(place_of, mixtures))
-        names = [place_of(path) if counts[place_of(path)] == 1 else unique_place(path) for path in mixtures]
-        self._mixtures = dict(zip(names, mixtures.values(), strict=True))
-        fits, name = bool(self._mixtures) or settings_of(pl_module) is not None, type(pl_module).__name__
-        expect(fits, "the model of RouterMonitor", name, "one with a MixtureOfExperts.")
+        self._mixtures = {}
+        for path, module in mixtures.items():
+            is_unique = counts[place_of(path)] == 1
+            self._mixtures[place_of(path) if is_unique else unique_place(path)] = module
+        if not self._mixtures and settings_of(pl_module) is None:
+            found = type(pl_module).__name__
+            expected = "one with a MixtureOfExperts."
+            raise ConfigError(f"the model of RouterMonitor is {found}; expected {expected}")
 
     def charts(self) -> Pages:
         """Return the load of every expert, one chart per block; empty for a dense model."""
-        loads = {place: ["Multiline", [f"moe/{place}/load/expert.*"]] for place in self._mixtures}
-        return {"expert load": loads} if loads else {}
+        if not self._mixtures:
+            return {}
+        charts = {p: ["Multiline", [f"moe/{p}/load/expert.*"]] for p in self._mixtures}
+        return {"expert load": charts}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add hooks to the experts of a custom module, which does not return its routings."""
@@ -67,32 +81,33 @@ class RouterMonitor(MetricAccumulator):
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._seen, self._counted = [], {}, set()
+        self._hooks = []
+        self._seen = {}
+        self._counted = set()
 
     def _watch(self) -> None:
-        mixtures = self._mixtures.items()
-        self._hooks = [module.register_forward_hook(partial(self._see, name)) for name, module in mixtures]
+        for name, module in self._mixtures.items():
+            hook = module.register_forward_hook(partial(self._see, name))
+            self._hooks.append(hook)
 
     def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
+        """Forward hook: keep the routing; add it to that of an earlier pass of the micro-batch."""
         if not module.training:
             return
         routing: Routing = output[1].detach()
-        if name in self._seen and name not in self._counted:  # a second pass of the micro-batch
-            before = self._seen[name]
-            logits = torch.cat((before.logits, routing.logits))
-            load, total = before.load + routing.load, before.total + routing.total
-            routing = Routing(load, total, logits.softmax(-1).mean(0), logits)
+        is_second_pass = name in self._seen and name not in self._counted
+        if is_second_pass:
+            routing = joined(self._seen[name], routing)
         self._seen[name] = routing
         self._counted.discard(name)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last step."""
         routings = outputs.get("routings") if isinstance(outputs, dict) else None
         if routings is None:
-            if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
-                self._watch()
-            routings = [self._seen[name] for name in self._mixtures if name in self._seen]
-            self._counted = set(self._seen)
+            routings = self._seen_by_hooks()
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
@@ -104,18 +119,36 @@ class RouterMonitor(MetricAccumulator):
         if self.add(values, n, keep=not was_skipped(pl_module)):
             self._write(trainer)
 
+    def _seen_by_hooks(self) -> list[Routing]:
+        if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted
+            self._watch()
+        self._counted = set(self._seen)
+        return [self._seen[name] for name in self._mixtures if name in self._seen]
+
     def _write(self, trainer: L.Trainer) -> None:
         sums, n = self.take()
         if not n:  # every step was skipped
             return
-        places = [name for name in self._mixtures if not self._seen or name in self._seen]  # not those in eval mode
-        load = sums["load"] / sums["load"].mean(-1, keepdim=True)
+        # mixtures in eval mode have no routing
+        places = [name for name in self._mixtures if not self._seen or name in self._seen]
         scalars: dict[str, float] = {}
+        load = sums["load"] / sums["load"].mean(-1, keepdim=True)  # blocks, experts
         for place, row in zip(places, load.tolist(), strict=True):
-            scalars |= {f"moe/{place}/load/expert{e}": value for e, value in enumerate(row)}
-            scalars |= {f"moe/{place}/load_max": max(row), f"moe/{place}/load_min": min(row)}
+            for expert, value in enumerate(row):
+                scalars[f"moe/{place}/load/expert{expert}"] = value
+            scalars[f"moe/{place}/load_max"] = max(row)
+            scalars[f"moe/{place}/load_min"] = min(row)
         for key in ("balance_loss", "entropy"):
-            mean = sums[key] / n
-            scalars |= {f"moe/{place}/{key}": value for place, value in zip(places, mean.tolist(), strict=True)}
-            scalars[f"moe/mean/{key}"] = float(mean.mean())
+            means = sums[key] / n  # blocks
+            for place, value in zip(places, means.tolist(), strict=True):
+                scalars[f"moe/{place}/{key}"] = value
+            scalars[f"moe/mean/{key}"] = float(means.mean())
         write_scalars(trainer, scalars)
+
+
+def joined(first: Routing, second: Routing) -> Routing:
+    """Return the routing of the tokens of both passes."""
+    logits = torch.cat((first.logits, second.logits))
+    load = first.load + second.load
+    total = first.total + second.total
+    return Routing(load, total, logits.softmax(-1).mean(0), logits)

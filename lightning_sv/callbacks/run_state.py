@@ -1,4 +1,4 @@
-"""State of a run that callbacks read, and the steps at which they act, for any LightningModule and any data."""
+"""State of a run that callbacks read, and the steps at which they act, for any module and data."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -15,15 +15,18 @@ from lightning_sv.settings.model import PretrainConfig
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
-    """Return the submodule of this dotted name; without a name our backbone, or the custom module itself."""
+    """Return the submodule of this dotted name; without a name our backbone, or the module."""
     if name is None:
-        backbone = getattr(module, "backbone", None) if settings_of(module) is not None else None
-        return module if backbone is None else backbone
+        is_ours = settings_of(module) is not None
+        backbone: nn.Module | None = getattr(module, "backbone", None)
+        return backbone if is_ours and backbone is not None else module
     try:
         return module.get_submodule(name)
     except AttributeError:
         known = " ".join(child for child, _ in module.named_children())
-        raise ConfigError(f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}.") from None
+        raise ConfigError(
+            f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}."
+        ) from None
 
 
 @contextmanager
@@ -65,18 +68,30 @@ def was_skipped(module: L.LightningModule) -> bool:
 def total_steps(trainer: L.Trainer) -> int | None:
     """Return the number of optimizer steps of the run; None if only `max_time` ends it.
 
-    In manual optimization each optimizer is taken to step once per batch, unless `max_steps` is set.
+    In manual optimization each optimizer is taken to step once per batch, unless `max_steps` is
+    set.
     """
-    total, epochs = trainer.estimated_stepping_batches, trainer.max_epochs or 0
+    total = trainer.estimated_stepping_batches
+    epochs = trainer.max_epochs or 0
     if epochs > 0 and trainer.max_steps < 0 and len(trainer.optimizers) > 1:
         total *= len(trainer.optimizers)
+    if not math.isfinite(total) or total < 0:
+        return None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0 and math.isfinite(total):
-            # Lightning's number has the accumulation of the first epoch
-            every = map(callback.get_accumulate_grad_batches, range(epochs))
-            steps = sum(math.ceil(trainer.num_training_batches / accumulate) for accumulate in every)
-            total = min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
-    return int(total) if math.isfinite(total) and total >= 0 else None
+        if isinstance(callback, GradientAccumulationScheduler) and epochs > 0:
+            total = _scheduled_steps(trainer, callback, epochs)
+    return int(total)
+
+
+def _scheduled_steps(
+    trainer: L.Trainer, scheduler: GradientAccumulationScheduler, epochs: int
+) -> int:
+    """Return the steps of all epochs; Lightning's number has the accumulation of the first one."""
+    steps = 0
+    for epoch in range(epochs):
+        accumulated = scheduler.get_accumulate_grad_batches(epoch)
+        steps += math.ceil(trainer.num_training_batches / accumulated)
+    return min(steps, trainer.max_steps) if trainer.max_steps >= 0 else steps
 
 
 def is_at_end(trainer: L.Trainer) -> bool:
@@ -86,10 +101,16 @@ def is_at_end(trainer: L.Trainer) -> bool:
 
 
 def known_steps(trainer: L.Trainer, callback: str) -> int:
-    """Return the number of optimizer steps of the run, which `callback` needs; raise ConfigError if it is not known."""
+    """Return the number of optimizer steps of the run, which `callback` needs.
+
+    Raises:
+        ConfigError: only time ends the run
+    """
     total = total_steps(trainer)
     if total is None:
-        raise ConfigError(f"max_steps is {trainer.max_steps}; expected the number of steps, which {callback} needs.")
+        raise ConfigError(
+            f"max_steps is {trainer.max_steps}; expected a number of steps, which {callback} needs."
+        )
     return total
 
 
@@ -102,7 +123,9 @@ def log_spaced(total: int, n: int) -> list[int]:
     if n < 3:
         return [0, total]
     first = max(1.0, total / 100)
-    return sorted({0, *(round(first * (total / first) ** (i / (n - 2))) for i in range(n - 1))})
+    ratio = total / first
+    steps = {round(first * ratio ** (i / (n - 2))) for i in range(n - 1)}
+    return sorted({0, *steps})
 
 
 def validates_now(trainer: L.Trainer) -> bool:
@@ -117,7 +140,9 @@ def validates_now(trainer: L.Trainer) -> bool:
 
 
 class StepTrigger:
-    """Count optimizer steps for a callback that Lightning calls after every micro-batch; the last step is always due.
+    """Count optimizer steps for a callback that Lightning calls after every micro-batch.
+
+    The last step of the run is always due.
 
     Raises:
         ConfigError: every_n_steps is below 1; `key` is its name in the config
@@ -144,7 +169,7 @@ class StepTrigger:
         return True
 
     def has_passed(self, steps: Collection[int]) -> bool:
-        """Return True if one of `steps` was completed; with several optimizers a batch completes several steps."""
+        """Return True if one of `steps` was completed; a batch may complete several."""
         return any(self.previous < step <= self.step for step in steps)
 
     def is_due(self, step: int) -> bool:

@@ -1,6 +1,6 @@
 """TensorBoard's Custom Scalars page: curves per chart."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import lightning as L
@@ -27,24 +27,43 @@ BRANCH_PAGES = {
 }
 
 
+#: order of the charts of a page of branches
+KINDS = ("effective", "W", "gamma_in", "gamma_out", "gamma")
+
+
 def lay_out(trainer: L.Trainer) -> None:
     """Write the pages of all callbacks at once, because a second layout would replace the first.
 
-    A callback with pages has a method `charts() -> Pages`, usually with a chart per metric and a line per branch.
+    A callback with pages has a method `charts() -> Pages`, usually with a chart per metric and a
+    line per branch.
     """
-    pages: Pages = dict(LOSS_PAGE)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for page, charts in callback.charts().items() if hasattr(callback, "charts") else ():
-            pages[page] = pages.get(page, {}) | charts
-    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in pages]
-    pages = {page: pages[page] for page in dict.fromkeys([*first, *pages])}
+    pages = collect_pages(trainer.callbacks)  # type: ignore[attr-defined]
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            own = {
-                page: {chart: [kind, [tag_of(logger, tag) for tag in tags]] for chart, (kind, tags) in charts.items()}
-                for page, charts in pages.items()
-            }
-            logger.experiment.add_custom_scalars(own)
+            logger.experiment.add_custom_scalars(with_prefix(logger, pages))
+
+
+def collect_pages(callbacks: Iterable[L.Callback]) -> Pages:
+    """Return the pages of all callbacks, those of the losses and branches first."""
+    found: Pages = dict(LOSS_PAGE)
+    for callback in callbacks:
+        if hasattr(callback, "charts"):
+            for page, charts in callback.charts().items():
+                found[page] = found.get(page, {}) | charts
+
+    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in found]
+    order = dict.fromkeys([*first, *found])
+    return {page: found[page] for page in order}
+
+
+def with_prefix(logger: TensorBoardLogger, pages: Pages) -> Pages:
+    """Return the pages with the tags of one logger."""
+    own: Pages = {}
+    for page, charts in pages.items():
+        own[page] = {}
+        for chart, (kind, tags) in charts.items():
+            own[page][chart] = [kind, [tag_of(logger, tag) for tag in tags]]
+    return own
 
 
 def tag_of(logger: TensorBoardLogger, tag: str) -> str:
@@ -53,23 +72,52 @@ def tag_of(logger: TensorBoardLogger, tag: str) -> str:
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:
-    """Return the pages of these `branch_norms`: a page per group of branches, a chart per layer and kind.
+    """Return the pages of these `branch_norms`: a page per group of branches.
 
-    Q, K and V also have one chart each: with several runs, colours stand for runs and TensorBoard's markers of a
-    branch differ between runs.
+    A page has a chart per layer and kind. Q, K and V also have one chart each: with several runs,
+    colours stand for runs and TensorBoard's markers of a branch differ between runs.
     """
     keys = set(norms)
-    places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))
-    kinds = ("effective", "W", "gamma_in", "gamma_out", "gamma")
+    places = sorted({key.split("/")[0] for key in keys}, key=_mean_first)
     pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
-        charts = {f"{name}, effective, mean": [f"mean/{name}/effective"] for name in members if page == "Q, K, V"}
-        charts |= {f"{kind}, {place}": [f"{place}/{m}/{kind}" for m in members] for place in places for kind in kinds}
+        charts = _branch_charts(page, members, places)
         for title, wanted in charts.items():
-            if tags := [f"branch_norm/{key}" for key in wanted if key in keys]:
+            tags = [f"branch_norm/{key}" for key in wanted if key in keys]
+            if tags:
                 pages.setdefault(page, {})[title] = ["Multiline", tags]
-    mixtures = [place for place in places if f"{place}/expert_up_proj/effective/expert0" in keys]
-    for side in ("gate", "up") if mixtures else ():  # one curve per expert
-        patterns = {place: f"branch_norm/{place}/expert_{side}_proj/effective/expert.*" for place in mixtures}
-        pages[f"experts, {side}"] = {place: ["Multiline", [pattern]] for place, pattern in patterns.items()}
+    return pages | _expert_pages(keys, places)
+
+
+def _mean_first(place: str) -> tuple[bool, int, str]:
+    """Sort key of places: mean, then layer0, layer1, ..., layer10."""
+    return (place != "mean", len(place), place)
+
+
+def _branch_charts(
+    page: str, members: Sequence[str], places: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the title of each chart of a page, and the keys that it would show."""
+    charts: dict[str, list[str]] = {}
+    if page == "Q, K, V":
+        for name in members:
+            charts[f"{name}, effective, mean"] = [f"mean/{name}/effective"]
+    for place in places:
+        for kind in KINDS:
+            charts[f"{kind}, {place}"] = [f"{place}/{member}/{kind}" for member in members]
+    return charts
+
+
+def _expert_pages(keys: Collection[str], places: Sequence[str]) -> Pages:
+    """Return a page per side of the experts, with a curve per expert."""
+    mixtures = [p for p in places if f"{p}/expert_up_proj/effective/expert0" in keys]
+    if not mixtures:
+        return {}
+    pages: Pages = {}
+    for side in ("gate", "up"):
+        charts = {}
+        for place in mixtures:
+            pattern = f"branch_norm/{place}/expert_{side}_proj/effective/expert.*"
+            charts[place] = ["Multiline", [pattern]]
+        pages[f"experts, {side}"] = charts
     return pages

@@ -3,9 +3,9 @@
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_sv.callbacks.logging import axis, measuring
 from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
 from lightning_sv.callbacks.tensorboard_layout import tag_of
-from lightning_sv.callbacks.training_monitor import axis, measuring
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.lit.generate import Sampling, generate

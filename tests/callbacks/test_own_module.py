@@ -20,8 +20,8 @@ from torchmetrics import CatMetric, MeanMetric, SumMetric
 import lightning_sv
 from lightning_sv import Preconditioner, PretrainModule, Sharpness, TokenDataModule, apply_strategy
 from lightning_sv.callbacks import BranchNorms, ResidualMonitor, RouterMonitor, TrainingMonitor
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import total_steps
-from lightning_sv.callbacks.training_monitor import MetricAccumulator
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import RouterConfig
 from tests.conftest import thinned
@@ -102,7 +102,7 @@ def test_probe_leaves_metrics_of_a_training_step_and_biases_of_experts(method: A
     for name, probes in (("plain", 0), ("probed", 1)):
         made = Measured(backbone=BIASED, lr=0.01, seed=0)
         probe = Sharpness(("scale_input",), 3, method=method, lanczos_steps=2, loss=loss)
-        probe.clock = lambda: 0.0  # its budget would skip the probe between the first and the last step
+        probe.time.clock = lambda: 0.0  # its budget would skip the probe between the first and the last step
         run = trainer(tmp_path / name, *[probe] * probes, max_steps=6, val_check_interval=None)
         run.fit(made, loader())
         seen.append([run.callback_metrics["blocks"], made.mean.compute(), *made.all.compute()])
@@ -168,7 +168,7 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
         return user.training_step(blocks(4), 0)
 
     probe = Sharpness(("all", "scale_input"), points=3, loss=loss, model=name, method=method)
-    probe.clock = lambda: 0.0  # its budget would skip the probe in the middle
+    probe.time.clock = lambda: 0.0  # its budget would skip the probe in the middle
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
     callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
@@ -252,7 +252,7 @@ def test_callbacks_of_a_fit_that_failed_start_again(data: TokenDataModule, tmp_p
         with pytest.raises(ZeroDivisionError) if fails == 3 else nullcontext():
             trainer(tmp_path / name, stop, monitor, probe, max_steps=4).fit(module(seed=fails), data)
     again, fresh = ([row["train/loss"] for row in rows(tmp_path / name)] for name in ("again", "fresh"))
-    assert again == fresh and any(fresh) and probe._state.done == 2
+    assert again == fresh and any(fresh) and probe.time.so_far.done == 2
 
 
 class Silent(Foreign):

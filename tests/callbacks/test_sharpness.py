@@ -72,7 +72,7 @@ def test_sharpness_beyond_its_budget_is_skipped(seconds: float, count: int, monk
         return {"all/trace": 1.0}
 
     monkeypatch.setattr(callback, "_measure", measure)
-    callback.clock = lambda: trainer.global_step + spent
+    callback.time.clock = lambda: trainer.global_step + spent
     callback.on_train_start(trainer, module)
     for step in range(1, 1001):
         trainer.global_step = step
@@ -90,7 +90,7 @@ def batch_of(callback: Sharpness, data: TokenDataModule, devices: int) -> int:
     trainer: Any = SimpleNamespace(datamodule=data, world_size=devices, is_global_zero=False)
     callback._total, callback._steps = 200_000, frozenset(range(9))
     callback._take_batch(trainer, module())
-    return callback._state.sequences
+    return callback.time.so_far.sequences
 
 
 def test_sharpness_batch_fits_the_budget_of_one_device(data: TokenDataModule) -> None:

@@ -20,7 +20,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.training_monitor import write_scalars
+from lightning_sv.callbacks.logging import write_scalars
 from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO, name_also
 from lightning_sv.lit.checkpoint.compat import check_learning_rate

@@ -1,0 +1,159 @@
+"""Branches of a model with scale vectors, and the base of callbacks that write figures of them."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.callbacks.run_state import StepTrigger, model_of
+from lightning_sv.errors import ConfigError
+from lightning_sv.optim import full_tensor
+from lightning_sv.scale import output_norms, scaled_linears
+
+
+@dataclass(frozen=True)
+class ScaledBranch:
+    """A matrix with its scale vectors, or a norm without branches.
+
+    Attributes:
+        name: 'layer0/q_proj'
+        weight: (*batch_dims, d_out, d_in); None for a norm
+        vectors: side ('in', 'out') -> its `ScaleVector`, or a function that returns gamma
+        path: name if several branches have the same `name`
+    """
+
+    name: str
+    weight: Tensor | None
+    vectors: dict[str, Callable[[], Tensor]]
+    path: str
+
+    def gammas(self) -> dict[str, Tensor]:
+        """Return side -> gamma; a collective for sharded vectors."""
+        return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
+
+
+def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
+    """Return every branch of `model`, then every output norm, then those of `apply_strategy`."""
+    branches = []
+    for path, linear, (scale_in, scale_out) in scaled_linears(model):
+        branches.append(_branch(path, linear.weight, {"in": scale_in, "out": scale_out}))
+    for path, norm in output_norms(model):
+        branches.append(_branch(path, None, {"out": norm.scale}))
+    for prefix, module, applied in applied_strategies(model):
+        for path, suffix, weight, sides in applied.branches(module):
+            branches.append(_branch(path, weight, sides, suffix, prefix))
+
+    counts = Counter(branch.name for branch in branches)
+    named = []
+    for branch in branches:
+        is_unique = counts[branch.name] == 1
+        named.append(branch if is_unique else replace(branch, name=branch.path))
+    return named
+
+
+def applied_strategies(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Yield path, module and `interop.apply.applied.Applied` of the modules with a strategy."""
+    for path, module in model.named_modules():
+        applied = vars(module).get("applied_strategy")
+        if applied is not None:
+            yield path, module, applied
+
+
+def _branch(
+    path: str,
+    weight: Tensor | None,
+    vectors: Mapping[str, Any],
+    suffix: str = "",
+    prefix: str = "",
+) -> ScaledBranch:
+    _, _, name = path.rpartition(".")
+    full_path = f"{prefix}.{path}".removeprefix(".")
+    return ScaledBranch(
+        name=f"{place_of(path)}/{name}{suffix}",
+        weight=weight,
+        vectors={side: vector for side, vector in vectors.items() if vector is not None},
+        path=unique_place(full_path) + suffix,
+    )
+
+
+def place_of(path: str) -> str:
+    """Return 'layer3' for a module inside block 3, 'head' outside the blocks."""
+    for part in path.split("."):
+        if part.isdigit():
+            return f"layer{part}"
+    return "head"
+
+
+def unique_place(path: str) -> str:
+    """Return `place_of` with the path: 'layer3/decoder_blocks_mlp' for 'decoder.blocks.3.mlp'."""
+    without_number = re.sub(r"\.\d+\b", "", path, count=1)
+    return f"{place_of(path)}/{without_number.replace('.', '_')}"
+
+
+def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; skip longer keys."""
+    over_layers: dict[str, list[Tensor]] = defaultdict(list)
+    for key, value in figures.items():
+        place, _, rest = key.partition("/")
+        if place.startswith("layer") and rest.count("/") == 1:
+            over_layers[rest].append(value)
+    return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
+
+
+class BranchCallback(L.Callback):
+    """Callback that writes figures of a model's branches at the steps of `StepTrigger`.
+
+    It also writes them before the first step.
+    """
+
+    def __init__(self, key: str, every_n_steps: int, model: str | None):
+        self._clock = StepTrigger(key, every_n_steps)
+        self.model = model
+        self._model = nn.Module()  # until on_fit_start
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the model, and check that it has scale vectors.
+
+        Raises:
+            ConfigError: a model without scale vectors, or a second callback, which would write the
+                same tags
+        """
+        name = type(self).__name__
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        n_alike = sum(type(callback) is type(self) for callback in callbacks)
+        if n_alike != 1:
+            hint = "Leave out `model`: then it measures all models of the module."
+            raise ConfigError(f"number of {name} callbacks is {n_alike}; expected 1. {hint}")
+
+        self._model = model_of(pl_module, self.model)
+        branches = scaled_branches(self._model)
+        if not any(branch.vectors or branch.weight is not None for branch in branches):
+            found = f"{type(self._model).__name__}, without scale vectors"
+            expected = (
+                "a Backbone, a model built with ScaleBuilder, or a model after apply_strategy."
+            )
+            raise ConfigError(f"the model of {name} is {found}; expected {expected}")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the initial figures, unless the run is resumed."""
+        self._clock.start(trainer)
+        if trainer.global_step == 0:
+            self._write(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write if the batch completed a step that is due."""
+        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
+            self._write(trainer)
+
+    def _is_due(self, step: int) -> bool:
+        return self._clock.is_due(step)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        raise NotImplementedError

@@ -1,0 +1,86 @@
+"""Sums over micro-batches and devices between two writes, which survive a resume."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.run_state import StepTrigger
+
+
+class MetricAccumulator(L.Callback):
+    """Callback that sums values of micro-batches on the device between writes.
+
+    Checkpoints have the sums of all devices. After a resume rank 0 continues them, and the other
+    ranks start at zero.
+    """
+
+    def __init__(self, every_n_steps: int):
+        self._clock = StepTrigger(f"every_n_steps of {type(self).__name__}", every_n_steps)
+        self._trainer: L.Trainer | None = None
+        #: sums of the current step, which counts if it ends; "sequences" has their number
+        self._open: dict[str, Tensor] = {}
+        #: sums of the steps since the last write
+        self._sums: dict[str, Tensor] = {}
+        self._is_restored = False  # True if the sums are those of a checkpoint
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start, or continue a checkpoint's sums."""
+        self._trainer = trainer
+        self._clock.start(trainer)
+        self._open = {}
+        if trainer.global_step == 0:  # after an earlier fit
+            self._sums = {}
+        device = trainer.strategy.root_device
+        self._sums = {key: value.to(device) for key, value in self._sums.items()}
+        if self._is_restored and not trainer.is_global_zero:
+            self._sums = {key: torch.zeros_like(value) for key, value in self._sums.items()}
+        self._is_restored = False
+
+    def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
+        """Add a micro-batch; return True if a write is due.
+
+        Args:
+            values: sums over the sequences of the micro-batch, always with the same keys
+            sequences: number of sequences
+            keep: if False, the step that ends with this micro-batch was skipped and does not count
+        """
+        assert self._trainer is not None, "on_train_start comes first"
+        count = torch.full((), sequences, device=self._trainer.strategy.root_device)
+        self._open = _added(self._open, values | {"sequences": count})
+        if not self._clock.ended(self._trainer):
+            return False
+        if keep:
+            self._sums = _added(self._sums, self._open)
+        self._open = {}
+        return self._clock.is_due(self._clock.step)
+
+    def take(self) -> tuple[dict[str, Tensor], int]:
+        """Return and reset the sums over micro-batches and devices and the number of sequences."""
+        sums = self._reduced()
+        self._sums = {}
+        return sums, int(sums.pop("sequences", 0))
+
+    def _reduced(self) -> dict[str, Tensor]:
+        assert self._trainer is not None
+        strategy = self._trainer.strategy
+        reduced: dict[str, Tensor] = {}
+        for key, value in self._sums.items():
+            copy = value.clone()  # Lightning reduces in place
+            reduced[key] = strategy.reduce(copy, reduce_op="sum")  # type: ignore[assignment]
+        return reduced
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of all devices over complete steps; a collective."""
+        return {"sums": {} if self._trainer is None else self._reduced()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the sums of the checkpoint, see `on_train_start`."""
+        self._sums = dict(state_dict["sums"])
+        self._is_restored = True
+
+
+def _added(sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    # checkpoints of earlier versions have fewer keys
+    return {key: value + sums.get(key, 0) for key, value in values.items()}
