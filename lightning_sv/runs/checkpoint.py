@@ -1,7 +1,7 @@
 """Checkpoints, read safely: nothing that they name is executed."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, ZipFile
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_sv.atomic import reading
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError, UnreadableError, expect
+from lightning_sv.errors import ConfigError, UnreadableError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_of
@@ -28,6 +28,8 @@ RNG_KEY = "rng_states"
 _PREFIX = "backbone."
 #: version of the format, increased with every incompatible change
 FORMAT = 2
+#: errors of building a model from values that no model has
+_NO_MODEL = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError)
 
 
 def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False) -> dict[str, Any]:
@@ -35,39 +37,58 @@ def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False
 
     Args:
         path: a file, or the folder of a sharded checkpoint
-        checksums: if True, check the checksums of all content, which takes seconds per gigabyte; torch does not
+        checksums: if True, check the checksums of all content, which takes seconds per gigabyte;
+            torch does not
         tensors: if True, read the tensors of a folder; those of a file are always mapped
 
     Raises:
-        ConfigError: the file is missing or damaged, has a different format, or was not written by `PretrainModule`
+        ConfigError: the file is missing or damaged, has a different format, or was not written by
+            `PretrainModule`
     """
+    checkpoint: Any
     if is_sharded(path):
-        checkpoint: Any = read_sharded(path, tensors=tensors, checksums=checksums)
-    elif not Path(path).is_file():
-        found = "is not a file" if Path(path).exists() else "does not exist"
-        raise ConfigError(f"the checkpoint is {path}, which {found}; expected a file such as RUN/{LAST}.")
+        checkpoint = read_sharded(path, tensors=tensors, checksums=checksums)
     else:
-        with reading(path), Path(path).open("rb") as file:
-            file.read(1)  # torch reports a file that it cannot open as damaged
-        if checksums:
-            check_archive(path)
-        try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            why = f"{path} is not a readable checkpoint ({type(error).__name__}); use a different one."
-            raise ConfigError(why) from error
+        checkpoint = _read_file(path, checksums=checksums)
     entries: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
+    _check_entries(path, entries)
+    return entries
+
+
+def _read_file(path: str, *, checksums: bool) -> Any:
+    """Return the content of a checkpoint of one file, with mapped tensors."""
+    if not Path(path).is_file():
+        found = "is not a file" if Path(path).exists() else "does not exist"
+        expected = f"a file such as RUN/{LAST}."
+        raise ConfigError(f"the checkpoint is {path}, which {found}; expected {expected}")
+    with reading(path), Path(path).open("rb") as file:
+        file.read(1)  # torch reports a file that it cannot open as damaged
+    if checksums:
+        check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        found = f"not a readable checkpoint ({type(error).__name__})"
+        raise ConfigError(f"{path} is {found}; use a different one.") from error
+
+
+def _check_entries(path: str, entries: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has weights and a description of this format."""
     for key in (CHECKPOINT_KEY, "state_dict"):
         if not isinstance(entries.get(key), dict):
-            raise ConfigError(f"{path} has no valid {key!r} entry; expected a checkpoint of lightning_sv.")
+            expected = "a checkpoint of lightning_sv."
+            raise ConfigError(f"{path} has no valid {key!r} entry; expected {expected}")
+    description = entries[CHECKPOINT_KEY]
     try:
-        json.dumps(entries[CHECKPOINT_KEY])  # plain values; a tensor could pass for a setting
+        json.dumps(description)  # plain values; a tensor could pass for a setting
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} does not describe its model ({error}); use a different checkpoint.") from error
-    written = entries[CHECKPOINT_KEY].get("format")
-    current = type(written) is int and written == FORMAT
-    expect(current, path, f"of format {written!r:.80}", f"{FORMAT}. Use the version of lightning_sv that wrote it.")
-    return entries
+        found = f"does not describe its model ({error})"
+        raise ConfigError(f"{path} {found}; use a different checkpoint.") from error
+
+    written = description.get("format")
+    if type(written) is not int or written != FORMAT:
+        hint = "Use the version of lightning_sv that wrote it."
+        raise ConfigError(f"{path} is of format {written!r:.80}; expected {FORMAT}. {hint}")
 
 
 def check_archive(path: str | Path) -> None:
@@ -76,12 +97,14 @@ def check_archive(path: str | Path) -> None:
         with reading(path), ZipFile(path) as archive:
             if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
                 raise ConfigError("it is compressed")
-            if altered := archive.testzip():
+            altered = archive.testzip()
+            if altered:
                 raise ConfigError(f"{altered!r} was altered")
     except UnreadableError:
         raise
     except Exception as error:  # zipfile raises various errors
-        raise ConfigError(f"{path} is not a readable checkpoint ({error}); use a different one.") from error
+        found = f"not a readable checkpoint ({error})"
+        raise ConfigError(f"{path} is {found}; use a different one.") from error
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -103,7 +126,8 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
 
     Args:
         path: run directory, or file of a checkpoint
-        allow: modules that the checkpoint's strategy may import, such as `my_module` for 'my_module:MyScale'
+        allow: modules that the checkpoint's strategy may import, such as `my_module` for
+            'my_module:MyScale'
 
     Raises:
         ConfigError: as `read_model`
@@ -125,68 +149,124 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     """
     run_dir = run_of(path) or path
     loaded = read_model(path, allow)
-    model, tokenizer = _built(loaded), Tokenizer.load(run_dir)
+    model = _built(loaded)
+    tokenizer = Tokenizer.load(run_dir)
     _check_run(loaded, tokenizer, run_dir)
-    size, most = tokenizer.vocab_size, model.config.vocab_size
-    expect(size <= most, f"{run_dir}: the tokenizer's size", size, f"at most {most}. They belong to different runs.")
+    size = tokenizer.vocab_size
+    most = model.config.vocab_size
+    if size > most:
+        found = f"{run_dir}: the tokenizer's size is {size}"
+        raise ConfigError(f"{found}; expected at most {most}. They belong to different runs.")
     return model, tokenizer
 
 
 def _check_run(loaded: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory belong to its checkpoint."""
-    saved, config = loaded.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
-    scale = config_value(config, "model.scale")
-    for key, then, now in (
-        ("tokenizer_sha256", saved.get("tokenizer_sha256"), tokenizer.sha256),
-        ("corpus_hash", saved.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
-        ("data.seq_len", config_value(saved, "data.seq_len"), config_value(config, "data.seq_len")),
-        ("model.scale", own_words(saved["scale"]), own_words(scale) if isinstance(scale, str) else None),
-    ):
-        then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
-        wanted = f"{then!r}, as in its checkpoint. They belong to different runs."
-        expect(None in (then, now) or then == now, f"{run_dir}: {key}", repr(now), wanted)
+    saved = loaded.checkpoint[CHECKPOINT_KEY]
+    config = read_config(run_dir)
+    of_checkpoint = {
+        "tokenizer_sha256": saved.get("tokenizer_sha256"),
+        "corpus_hash": saved.get("corpus_hash"),
+        "data.seq_len": config_value(saved, "data.seq_len"),
+        "model.scale": _words(saved["scale"]),
+    }
+    of_run = {
+        "tokenizer_sha256": tokenizer.sha256,
+        "corpus_hash": read_summary(run_dir).get("corpus_hash"),
+        "data.seq_len": config_value(config, "data.seq_len"),
+        "model.scale": _words(config_value(config, "model.scale")),
+    }
+    for key, here in of_run.items():
+        there = of_checkpoint[key]
+        if here is not None and there is not None and here != there:
+            expected = f"{there!r}, as in its checkpoint. They belong to different runs."
+            raise ConfigError(f"{run_dir}: {key} is {here!r}; expected {expected}")
+
+
+def _words(scale: Any) -> str | None:
+    """Return the words of a strategy in one order; None if it is no text."""
+    return "+".join(sorted(own_words(scale))) if isinstance(scale, str) else None
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
     """Read the description and the weights of a checkpoint; for the arguments see `load_backbone`.
 
     Raises:
-        ConfigError: as `check_checkpoint`; the strategy names a module that is not allowed; or the weights do not fit
-            the described model
+        ConfigError: as `check_checkpoint`; the strategy names a module that is not allowed; or the
+            weights do not fit the described model
     """
-    path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
-    checkpoint = check_checkpoint(path, tensors=True)
-    saved, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
-    check_trusted(path, modules_named(f"{saved.get('scale')} {saved.get('scale_options')}"), allow)
-    own = saved.get("built_by")
-    wanted = f"one of PretrainModule. Use {own}.load_from_checkpoint."
-    expect(own is None, f"{path}: the model", f"that of {own}", wanted)
+    is_run = Path(path).is_dir() and not is_sharded(path)
+    file = str(Path(path) / LAST if is_run else path)
+    checkpoint = check_checkpoint(file, tensors=True)
+    saved = checkpoint[CHECKPOINT_KEY]
+    weights = _weights(checkpoint["state_dict"], file)
+    named = modules_named(f"{saved.get('scale')} {saved.get('scale_options')}")
+    check_trusted(file, named, allow)
+    own_class = saved.get("built_by")
+    if own_class is not None:
+        hint = f"Use {own_class}.load_from_checkpoint."
+        expected = f"one of PretrainModule. {hint}"
+        raise ConfigError(f"{file}: the model is that of {own_class}; expected {expected}")
+
+    loaded = _described(file, saved, weights, checkpoint)
+    _check_shapes(file, loaded)
+    return loaded
+
+
+def _described(
+    path: str, saved: Mapping[str, Any], weights: dict[str, Tensor], checkpoint: dict[str, Any]
+) -> LoadedCheckpoint:
+    """Return the model that a checkpoint describes."""
     try:
         config = BackboneConfig(**saved["backbone"])
         # Every block has weights; building far more blocks would take hours.
         if config.n_layer > len(weights):
             raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
-        description = config, ScaleStrategy.parse(saved["scale"]), ScaleOptions(**saved["scale_options"])
-        expected = {name: list(value.shape) for name, value in meta_backbone(*description).state_dict().items()}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"{path} does not describe a valid model ({error!r}); use a different checkpoint.") from error
-    actual = {name: list(value.shape) for name, value in weights.items()}
+        strategy = ScaleStrategy.parse(saved["scale"])
+        options = ScaleOptions(**saved["scale_options"])
+        meta_backbone(config, strategy, options)
+    except _NO_MODEL as error:
+        found = f"does not describe a valid model ({error!r})"
+        raise ConfigError(f"{path} {found}; use a different checkpoint.") from error
+    return LoadedCheckpoint(config, strategy, options, weights, checkpoint)
+
+
+def _check_shapes(path: str, loaded: LoadedCheckpoint) -> None:
+    """Check that the weights are those of the described model."""
+    model = meta_backbone(loaded.config, loaded.strategy, loaded.options)
+    expected = {name: list(value.shape) for name, value in model.state_dict().items()}
+    actual = {name: list(value.shape) for name, value in loaded.weights.items()}
     for name in {**expected, **actual}:
-        here, there = (shapes.get(name, "absent") for shapes in (actual, expected))
-        wanted = f"{there} for the described model. Use a different checkpoint."
-        expect(here == there, f"{path}: the weight {name!r}", here, wanted)
-    return LoadedCheckpoint(*description, weights, checkpoint)
+        here = actual.get(name, "absent")
+        there = expected.get(name, "absent")
+        if here != there:
+            wanted = f"{there} for the described model. Use a different checkpoint."
+            raise ConfigError(f"{path}: the weight {name!r} is {here}; expected {wanted}")
 
 
 def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
-    """Return the weights by their names in the backbone; reject unusual tensors, and sizes beyond the file's."""
-    names = (name for name in state if isinstance(name, str) and name.startswith(_PREFIX))
-    weights = {name.removeprefix(_PREFIX): state[name] for name in names}
-    for name, value in weights.items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
-            raise ConfigError(f"{path}: the weight {name!r} is not a dense real tensor; use a different checkpoint.")
+    """Return the weights by their names in the backbone.
+
+    Raises:
+        ConfigError: a tensor that no backbone has, or that claims more bytes than the file has
+    """
+    weights: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(name, str) and name.startswith(_PREFIX):
+            own_name = name.removeprefix(_PREFIX)
+            _check_weight(path, own_name, value)
+            weights[own_name] = value
+
     # Strides of 0 can claim any size.
     size = sum(value.numel() * value.element_size() for value in weights.values())
     if Path(path).is_file() and size > Path(path).stat().st_size:
-        raise ConfigError(f"{path}: its weights claim more bytes than the file has; use a different checkpoint.")
+        found = f"{path}: its weights claim more bytes than the file has"
+        raise ConfigError(f"{found}; use a different checkpoint.")
     return weights
+
+
+def _check_weight(path: str, name: str, value: Any) -> None:
+    is_dense = isinstance(value, Tensor) and value.layout == torch.strided
+    if not is_dense or not value.is_floating_point():
+        found = f"{path}: the weight {name!r} is not a dense real tensor"
+        raise ConfigError(f"{found}; use a different checkpoint.")

@@ -22,7 +22,9 @@ from lightning_sv.runs.job import Job
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
 _GRACE_S = 20.0  # a stopping run ends its step and writes a checkpoint
-_SIGNALLED = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (128 + number, -number)}
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: exit codes of a process that a signal stopped, from a shell and from Popen
+_SIGNALLED = {128 + number for number in _STOPPING} | {-number for number in _STOPPING}
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _POLL_S = 0.1
 
@@ -33,85 +35,147 @@ def default_parallel() -> int:
 
 
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
-    """Run all jobs in order, ``parallel`` at a time, with progress bars; return name -> reason of each failure.
+    """Run all jobs in order, ``parallel`` at a time, with progress bars.
 
-    With several GPUs, each parallel run sees one. An interrupt stops the children; finished runs remain.
+    With several GPUs, each parallel run sees one. An interrupt stops the children; finished runs
+    remain.
+
+    Returns:
+        name -> reason of each failure
 
     Raises:
         RunError: a signal stopped a run
     """
-    failed: dict[str, str] = {}
-    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
-    env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    gpus = named or [str(i) for i in range(torch.cuda.device_count())]
-    waiting, running = deque(jobs), list[_Child]()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
-    progress = Progress(*columns, TimeElapsedColumn(), console=console)
-
-    def fail(job: Job, why: str) -> None:
-        failed[job.name] = why
-        console.print(why, markup=False, style="red")
-
-    with _stops_as_interrupt(), progress:
-        overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
+    queue = _Queue(jobs, parallel, console)
+    with _stops_as_interrupt(), queue.progress:
         try:
-            while waiting or running:
-                while waiting and len(running) < parallel:
-                    job = waiting.popleft()
-                    slot = min(set(range(parallel)) - {child.slot for child in running})
-                    own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
-                    try:
-                        running.append(_Child(job, slot, env | own, progress))
-                    except ConfigError as error:  # its directory has a different run
-                        fail(job, str(error))
-                for child in list(running):
-                    if child.poll():
-                        running.remove(child)
-                        if why := child.failure():
-                            fail(child.job, why)
-                finished = len(jobs) - len(waiting) - len(running)
-                done = finished + sum(child.fraction for child in running)
-                progress.update(overall, completed=done, steps=f"{finished}/{len(jobs)} runs")
+            while not queue.is_empty:
+                queue.start_waiting()
+                queue.collect_ended()
+                queue.show()
                 time.sleep(_POLL_S)
         finally:
             # children are alive only after an error or an interrupt
-            _stop([child.process for child in running])
-    return failed
+            _stop([child.process for child in queue.running])
+    return queue.failed
+
+
+class _Queue:
+    """Jobs that wait, run and have failed."""
+
+    def __init__(self, jobs: Sequence[Job], parallel: int, console: Console) -> None:
+        self.parallel = parallel
+        self.console = console
+        self.waiting = deque(jobs)
+        self.running: list[_Child] = []
+        self.failed: dict[str, str] = {}
+        self.n_jobs = len(jobs)
+        self.gpus = _gpus()
+        bar = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
+        self.progress = Progress(*bar, TimeElapsedColumn(), console=console)
+        total = float(self.n_jobs)
+        self.overall = self.progress.add_task("all runs", total=total, steps=f"0/{self.n_jobs}")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.waiting and not self.running
+
+    def start_waiting(self) -> None:
+        """Start jobs until all slots are taken."""
+        while self.waiting and len(self.running) < self.parallel:
+            job = self.waiting.popleft()
+            taken = {child.slot for child in self.running}
+            slot = min(set(range(self.parallel)) - taken)
+            try:
+                self.running.append(_Child(job, slot, self._environment(slot), self.progress))
+            except ConfigError as error:  # its directory has a different run
+                self._fail(job, str(error))
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """Return the environment of a child: its share of the cores, and one of several GPUs."""
+        threads = max(1, len(os.sched_getaffinity(0)) // self.parallel)
+        env = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"}
+        if self.gpus and self.parallel > 1:
+            env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        return env
+
+    def collect_ended(self) -> None:
+        """Remove the children that have ended, and note failures."""
+        for child in list(self.running):
+            if child.poll():
+                self.running.remove(child)
+                reason = child.failure()
+                if reason:
+                    self._fail(child.job, reason)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self.failed[job.name] = reason
+        self.console.print(reason, markup=False, style="red")
+
+    def show(self) -> None:
+        """Update the bar of all runs."""
+        finished = self.n_jobs - len(self.waiting) - len(self.running)
+        done = finished + sum(child.fraction for child in self.running)
+        steps = f"{finished}/{self.n_jobs} runs"
+        self.progress.update(self.overall, completed=done, steps=steps)
+
+
+def _gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    named = [name for name in visible if name]
+    return named or [str(i) for i in range(torch.cuda.device_count())]
 
 
 class _Child:
+    """A running job: its process, its bar, and the share that is done."""
+
     def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
         job.prepare()
-        self.job, self.slot, self.progress, self.fraction, self.start = job, slot, progress, 0.0, time.monotonic()
+        self.job = job
+        self.slot = slot
+        self.progress = progress
+        self.fraction = 0.0
+        self.start = time.monotonic()
         self.task = progress.add_task(job.title, total=1.0, steps="starting")
         with job.log.open("ab") as log:  # a resumed run appends to its log
-            # its own session: Ctrl-C reaches only this process, and stopping it reaches its workers
-            self.process = Popen(job.command, stdin=DEVNULL, stdout=log, stderr=STDOUT, env=env, start_new_session=True)
+            self.process = Popen(
+                job.command,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                env=env,
+                # Ctrl-C reaches only this process, and stopping the session reaches its workers
+                start_new_session=True,
+            )
 
     def poll(self) -> bool:
         """Read the progress from the log; return True if the process has ended."""
         ended = self.process.poll() is not None
-        found = _STEP.findall(_end_of(self.job.log))
-        if found:
-            step, total = (int(number) for number in found[-1])
+        steps = _STEP.findall(_end_of(self.job.log))
+        if steps:
+            step, total = map(int, steps[-1])
             self.fraction = min(1.0, step / max(total, 1))
-            self.progress.update(self.task, completed=self.fraction, steps=f"step {step}/{total}")
+            text = f"step {step}/{total}"
+            self.progress.update(self.task, completed=self.fraction, steps=text)
         return ended
 
     def failure(self) -> str | None:
-        """Print that the run is done, or return the reason of its failure with the end of its log."""
-        code, seconds = self.process.returncode, time.monotonic() - self.start
+        """Print that the run is done, or return the reason of its failure."""
+        title = self.job.title
+        code = self.process.returncode
         self.progress.remove_task(self.task)
         if code == 0 and is_complete(self.job.run_dir):
-            self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
+            seconds = time.monotonic() - self.start
+            self.progress.console.print(f"{title}: done in {seconds:.0f} s", markup=False)
             return None
         if code in _SIGNALLED:
-            raise RunError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
+            hint = "the same command resumes it."
+            raise RunError(f"The run of {title} was stopped by a signal; {hint}")
         why = f"exit code {code}" if code else f"it ended without a {SUMMARY}"
-        text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
-        tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
-        return f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}"
+        lines = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n").splitlines()
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        return f"The run of {title} failed ({why}); the end of {self.job.log}:\n{tail}"
 
 
 def _end_of(path: Path) -> bytes:

@@ -22,25 +22,45 @@ _UNUSABLE = (
 
 def message_of(error: Exception) -> tuple[str, int] | None:
     """Return the message and exit code of an expected error; None for a bug."""
-    text = str(error)
     if isinstance(error, ConfigError):
-        return printable(text), 2  # it may quote a file of unknown origin
-    if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
-        return f"{error.filename} cannot be used ({error.strerror}); choose a different path.", 2
+        return printable(str(error)), 2  # it may quote a file of unknown origin
     if isinstance(error, OSError | ModuleNotFoundError):
-        return f"{type(error).__name__}: {text}", 1
-    if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
-        return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
-    if type(error).__name__ == "DistNetworkError":  # of torch: a port in use, or an address that does not answer
-        place = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '')}"
-        why = text.splitlines()[0]
-        return f"the ranks cannot meet at {place} ({why}); expected a free port. Set MASTER_PORT to one.", 2
-    if type(error).__name__ == "OutOfMemoryError":  # of torch
-        return "the memory of the device is too small; expected smaller micro-batches. Lower data.micro_batch.", 1
-    if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings
+        return _of_system(error)
+    if isinstance(error, RunError):
+        return str(error), 1
+    return _of_library(error)
+
+
+def _of_system(error: OSError | ModuleNotFoundError) -> tuple[str, int]:
+    if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
+        found = f"{error.filename} cannot be used ({error.strerror})"
+        return f"{found}; choose a different path.", 2
+    return f"{type(error).__name__}: {error}", 1
+
+
+def _of_library(error: Exception) -> tuple[str, int] | None:
+    """Return message and exit code of errors of torch, Lightning and pathlib that users cause.
+
+    The classes are compared by name, because importing torch takes seconds.
+    """
+    text = str(error)
+    name = type(error).__name__
+    if name == "MisconfigurationException":  # from Lightning, about the trainer's settings
         return text, 2
-    # torch's signal handler raises the second at any place
-    return (text, 1) if isinstance(error, RunError) or text.startswith("DataLoader worker (pid") else None
+    if name == "OutOfMemoryError":
+        expected = "smaller micro-batches. Lower data.micro_batch."
+        return f"the memory of the device is too small; expected {expected}", 1
+    if name == "DistNetworkError":  # a port in use, or an address that does not answer
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        place = f"{address}:{os.environ.get('MASTER_PORT', '')}"
+        found = f"the ranks cannot meet at {place} ({text.splitlines()[0]})"
+        return f"{found}; expected a free port. Set MASTER_PORT to one.", 2
+    # from pathlib, also for litdata's cache
+    if isinstance(error, RuntimeError) and "determine home directory" in text:
+        return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
+    if text.startswith("DataLoader worker (pid"):  # torch's signal handler raises it at any place
+        return text, 1
+    return None
 
 
 class LastingStream:

@@ -32,9 +32,9 @@ class Provenance(NamedTuple):
 class Segments:
     """Segments of a run, each from a start of the program to the checkpoint from which the next one resumes.
 
-    A segment has "steps", its optimizer steps; "max_steps", the length of its schedule; "seconds", its time; and
-    "numerics", the settings that change the numbers of a resumed run. The steps add up to those of the run; steps lost
-    by a kill do not count.
+    A segment has "steps", its optimizer steps; "max_steps", the length of its schedule; "seconds",
+    its time; and "numerics", the settings that change the numbers of a resumed run. The steps add
+    up to those of the run; steps lost by a kill do not count.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,8 @@ class Segments:
         Args:
             step: optimizer steps of the run
             max_steps: trainer.max_steps
-            numerics: setting -> value, for settings that a resumed run may change although its numbers depend on them
+            numerics: setting -> value, for settings that a resumed run may change although its
+                numbers depend on them
         """
         current = {
             "steps": step - sum(segment["steps"] for segment in self._before),
@@ -81,20 +82,28 @@ def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return setting -> its different values in the order of the run's segments, for settings that a resume changed."""
-    values: dict[str, dict[str, None]] = {}
-    for segment in summary.get("legs") or ():
-        numerics = segment.get("numerics") if isinstance(segment, dict) else None
-        for setting, value in (numerics or {}).items():
-            values.setdefault(setting, {})[value] = None
-    return {setting: list(different) for setting, different in values.items() if len(different) > 1}
+    """Return setting -> its different values, in order, for settings that a resume changed."""
+    values: dict[str, list[str]] = {}
+    for segment in _segments_of(summary):
+        for setting, value in (segment.get("numerics") or {}).items():
+            seen = values.setdefault(setting, [])
+            if value not in seen:
+                seen.append(value)
+    return {setting: seen for setting, seen in values.items() if len(seen) > 1}
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:
     """Return the different trainer.max_steps of a run's segments, empty if there is only one."""
-    known = [each.get("max_steps") for each in summary.get("legs") or () if isinstance(each, dict)]
-    found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
-    return found if len(found) > 1 else []
+    lengths: list[int] = []
+    for segment in _segments_of(summary):
+        steps = segment.get("max_steps")
+        if isinstance(steps, int) and steps not in lengths:
+            lengths.append(steps)
+    return lengths if len(lengths) > 1 else []
+
+
+def _segments_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [segment for segment in summary.get("legs") or () if isinstance(segment, dict)]
 
 
 def _git(*words: str, at: Path) -> str | None:
@@ -109,24 +118,33 @@ def _git(*words: str, at: Path) -> str | None:
 def commit() -> str:
     """Return the commit of the package's checkout at the first call, or its version without a checkout."""
     root = Path(__file__).resolve().parents[2]
-    top, _, head = (_git("rev-parse", "--show-toplevel", "HEAD", at=root) or "").partition("\n")
-    if not top and (root / ".git").exists():  # git is missing, or refuses a checkout of another owner
+    answer = _git("rev-parse", "--show-toplevel", "HEAD", at=root) or ""
+    top, _, head = answer.partition("\n")
+    if not top and (root / ".git").exists():  # git is missing, or the checkout has another owner
         return f"version {__version__}, of a checkout that git does not read"
     # an environment may be inside the checkout of a different project
-    if not top or Path(top).resolve() != root:
+    is_ours = bool(top) and Path(top).resolve() == root
+    if not is_ours:
         return f"version {__version__}, not a git checkout"
-    # recordings are not code
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results", at=root)
+    code = ("--", ".", ":(exclude)results")  # recordings are not code
+    changed = _git("status", "--porcelain", "--untracked-files=no", *code, at=root)
     return f"{head}, with uncommitted changes" if changed else head
 
 
 def _machine() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cpu = named[0] if named else platform.processor() or platform.machine()
-    parts = [cpu, f"{os.cpu_count()} cores", f"torch {version('torch')}", f"Python {platform.python_version()}"]
+    """Return processor, cores, GPUs and versions."""
+    parts = [_processor(), f"{os.cpu_count()} cores"]
     torch = sys.modules.get("torch")  # importing it takes a second, and without it no GPU was used
     if torch is not None and torch.cuda.is_available():
-        parts.insert(2, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+        parts.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    parts += [f"torch {version('torch')}", f"Python {platform.python_version()}"]
     return ", ".join(parts)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -17,6 +17,8 @@ _OURS = ("lightning", "lightning_sv", "torch")
 #: sections in which only `class_path` and names such as `package.module:Name` name code
 _OUR_SECTIONS = ("model", "data")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+#: keys of the section `model` whose texts are no strategies
+_PLAIN_TEXTS = (("init_from",), ("backbone", "name"))
 
 
 def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -69,13 +71,21 @@ def modules_of(config: Path) -> set[str]:
     """Return the foreign modules that parsing a recorded config would import; refuse interpolations, which none has."""
     texts = list(_texts(read_config(config.parent, config.name), ()))
     for path, value in texts:
-        expect("${" not in value, f"{config}: {'.'.join(path)}", repr(value), "a value. The file was edited.")
+        expect(
+            "${" not in value,
+            f"{config}: {'.'.join(path)}",
+            repr(value),
+            "a value. The file was edited.",
+        )
     return _foreign(texts)
 
 
 def modules_of_words(words: Sequence[str]) -> set[str]:
     """Return the foreign modules that words such as `--config FILE --key value` name, also those in the files."""
-    from lightning_sv.settings.yaml_file import parse_overrides, read_yaml  # imported here, as in `read_config`
+    from lightning_sv.settings.yaml_file import (
+        parse_overrides,
+        read_yaml,
+    )  # imported here, as in `read_config`
 
     try:
         files, keys = parse_overrides(words, "fit")
@@ -91,14 +101,24 @@ def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
 
 
 def _foreign(texts: Iterable[tuple[tuple[str, ...], str]]) -> set[str]:
-    found = set()
-    for path, value in texts:
-        if path[0] == "model" and path[1:] not in (("init_from",), ("backbone", "name")):
+    """Return the modules of others that the texts of a config, with their keys, name."""
+    found: set[str] = set()
+    for keys, value in texts:
+        names_strategy = keys[0] == "model" and keys[1:] not in _PLAIN_TEXTS
+        if names_strategy:
             found |= modules_named(value)
-        dotted = _DOTTED.fullmatch(value) is not None
-        if dotted and (path[-1] == "class_path" or (path[0] not in _OUR_SECTIONS and _importable(value))):
+        if _is_class(keys, value):
             found.add(value.rpartition(".")[0])
     return {module for module in found if module.partition(".")[0] not in _OURS}
+
+
+def _is_class(keys: tuple[str, ...], value: str) -> bool:
+    """Return True if a text is the dotted name of something to import."""
+    if _DOTTED.fullmatch(value) is None:
+        return False
+    if keys[-1] == "class_path":
+        return True
+    return keys[0] not in _OUR_SECTIONS and _importable(value)
 
 
 def _importable(name: str) -> bool:
