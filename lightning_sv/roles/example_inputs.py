@@ -1,4 +1,4 @@
-"""Example inputs of the traced call: given, or token ids and an image made from a configuration."""
+"""Example inputs of the traced call: given, or token ids, an image or speech made from a configuration."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,9 @@ from lightning_sv.roles.trace import run_method
 TOKENS = 16
 #: limits of a setting used as a size, of the elements of an image, and of its embeddings
 _MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
+#: frames of speech features, and samples of a waveform: a second at 16 kHz
+_FRAMES = 64
+_SAMPLES = 16_000
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,40 +71,106 @@ def check_module(model: object) -> None:
 def _from_config(model: nn.Module) -> dict[str, Any] | None:
     """Return keyword arguments for a transformers model; None if its configuration is insufficient.
 
-    An image is embedded first: the token ids contain one placeholder token per embedding.
+    Raises:
+        ConfigError: the model rejects images of its configuration, or needs a different kind of input
     """
     unwrap: Any = getattr(model, "get_base_model", lambda: model)  # the forward of PEFT takes anything
-    config, accepted = getattr(model, "config", None), set(inspect.signature(unwrap().forward).parameters)
+    config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    inputs: dict[str, Any] = {}
-    tokens: list[int] = []
-    device = next(model.parameters()).device
-    names = ("image_token_id", "image_token_index")
-    token = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
-    for image in _images(config, accepted, next(model.parameters())):
-        if any(value.numel() > _MAX_NUMBERS for value in image.values()):
-            continue
-        count = 0 if token is None else _embeddings(model, image)
-        if count is not None:
-            inputs |= image
-            if token is not None:
-                before = getattr(config, "vision_start_token_id", None)
-                tokens = [*([before] if isinstance(before, int) else []), *([token] * count)]
-            break
+    accepted = set(inspect.signature(unwrap().forward).parameters)
+    like = next(model.parameters())
+    inputs = _speech(config, accepted, like)
+    token = _image_token(config)
+    image, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
+    inputs |= image
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
             return None
-        inputs["input_ids"] = token_ids(vocabulary, tokens).to(device)
-        if "mm_token_type_ids" in accepted and tokens:
-            inputs["mm_token_type_ids"] = (inputs["input_ids"] == tokens[-1]).long()
+        placeholders = _placeholders(config, token, n_embeddings)
+        inputs["input_ids"] = token_ids(vocabulary, placeholders).to(like.device)
+        if "mm_token_type_ids" in accepted and placeholders:
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).long()
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
         vocabulary = config.get_text_config(decoder=True).vocab_size
-        inputs["decoder_input_ids"] = token_ids(vocabulary).to(device)
+        inputs["decoder_input_ids"] = token_ids(vocabulary).to(like.device)
+    _check_main_input(model, accepted, inputs)
     if inputs and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
         inputs["use_cache"] = False
     return inputs or None
+
+
+def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, Any]) -> None:
+    """Check that the input that transformers names first is among those made."""
+    name = getattr(model, "main_input_name", None)
+    if name in accepted and name not in inputs:
+        why = "which cannot be made from its config; expected token ids, an image or speech"
+        hint = "Pass example= to weight_decay_roles; commands have none."
+        raise ConfigError(f"{type(model).__name__} needs {name}, {why}. {hint}")
+
+
+def _image_token(config: Any) -> int | None:
+    """Return the token that stands for an embedding of an image."""
+    for name in ("image_token_id", "image_token_index"):
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def _placeholders(config: Any, token: int | None, n_embeddings: int) -> list[int]:
+    """Return the token ids of an image, one per embedding."""
+    if token is None or not n_embeddings:
+        return []
+    tokens = [token] * n_embeddings
+    before = getattr(config, "vision_start_token_id", None)
+    if isinstance(before, int):
+        tokens.insert(0, before)
+    return tokens
+
+
+def _accepted_image(
+    model: nn.Module, token: int | None, images: Iterator[dict[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    """Return the first image that the model accepts, and its number of embeddings among the tokens.
+
+    Raises:
+        ConfigError: there are images of its configuration, and it accepts none
+    """
+    first_error: Exception | None = None
+    for image in images:
+        if any(value.numel() > _MAX_NUMBERS for value in image.values()):
+            continue
+        if token is None:
+            return image, 0
+        try:
+            n_embeddings = _embeddings(model, image)
+        except Exception as error:  # models can raise anything for a wrong layout
+            first_error = first_error or error
+            continue
+        if n_embeddings is not None:
+            return image, n_embeddings
+    if first_error is not None:
+        why = f"{type(first_error).__name__}: {' '.join(str(first_error).split())[:200]}"
+        hint = "Correct vision_config, or pass example= to weight_decay_roles."
+        raise ConfigError(f"{type(model).__name__} accepts no image of the size in its config ({why}). {hint}")
+    return {}, 0
+
+
+def _speech(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
+    """Return the input of a speech model, with the device and dtype of `like`; empty for other models."""
+    one = torch.ones((), device=like.device, dtype=like.dtype)  # expanded without memory
+    bins = _first(config, "num_mel_bins")
+    features = _first(config, "input_feat_per_channel")
+    frames = _first(config, "max_source_positions")
+    if "input_features" in accepted and bins and frames:
+        return {"input_features": one.expand(1, bins, 2 * frames)}  # a convolution of stride 2 follows
+    if "input_features" in accepted and features:
+        return {"input_features": one.expand(1, _FRAMES, features)}
+    if "input_values" in accepted and not bins:
+        return {"input_values": one.expand(1, _SAMPLES)}
+    return {}
 
 
 def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
@@ -138,15 +207,13 @@ def _images(config: Any, accepted: set[str], like: Tensor) -> Iterator[dict[str,
 
 
 def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
-    """Return the number of embeddings of an image; None if the model rejects this layout."""
+    """Return the number of embeddings of an image; None if the result is not understood."""
     embed: Any = getattr(model, "get_image_features", None)
     if embed is None:
         return 0
     names = inspect.signature(embed).parameters
-    try:
-        out = run_method(model, embed, {k: value for k, value in image.items() if k in names or "args" in names})
-    except Exception:  # models can raise anything for a wrong layout
-        return None
+    accepted = {key: value for key, value in image.items() if key in names or "args" in names}
+    out = run_method(model, embed, accepted)
     rows = getattr(out, "pooler_output", out)
     parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
     if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):

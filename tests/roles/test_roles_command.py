@@ -67,7 +67,7 @@ def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) ->
         assert "weight" in out and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 
 
-@pytest.mark.parametrize("name", thinned(["t5", "llava", "vit"], ["t5"]))
+@pytest.mark.parametrize("name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"]))
 def test_roles_configured_class_is_built(name: str, tmp_path: Path, answer: Answer) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
@@ -86,6 +86,20 @@ def test_roles_unused_parameter_refused(tmp_path: Path, answer: Answer, refused:
     found = answer("roles", str(tmp_path), "--role", f"{name}=other")["parameters"]
     roles = {row["name"]: row["role"] for row in found}
     assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
+
+
+def test_roles_inputs_that_a_config_does_not_give_are_refused(tmp_path: Path, refused: Refused) -> None:
+    config = find("gemma3").build().config
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    config.mm_tokens_per_image = 100  # more than the image has patches
+    config.save_pretrained(tmp_path)
+    assert "accepts no image" in refused("roles", str(tmp_path))
+    config = transformers.SpeechT5Config(
+        hidden_size=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4
+    )
+    config.architectures = ["SpeechT5ForSpeechToText"]
+    config.save_pretrained(tmp_path)
+    assert "needs input_values" in refused("roles", str(tmp_path))
 
 
 CODE = """
