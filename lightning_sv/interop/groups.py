@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.own_code import find
 from lightning_sv.roles import ModelParameter, Roles, weight_decay_roles
-from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.strategy import DECAYS, ScaleStrategy
 
 #: name parts that DDP, torch.compile, FSDP and activation checkpointing add
@@ -46,7 +46,7 @@ def param_groups(
         ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
 
     Warns:
-        UserWarning: scale vectors were cast to 16 bits
+        UserWarning: scale vectors, also those of a plain model's norms, have 16 bits
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
@@ -68,17 +68,25 @@ def decayed_names(
     Raises:
         ConfigError: as `param_groups`
     """
-    vectors = (p for module in model.modules() if isinstance(module, ScaleVector) for p in module.parameters())
-    if short := next((p.dtype for p in vectors if p.requires_grad and p.itemsize < 4), None):
-        lost = f"numbers above 1 are {torch.finfo(short).eps:.1g} apart, so most steps of an optimizer are lost"
-        warnings.warn(f"scale vectors are in {short}, whose {lost}; use float32 weights with bf16-mixed.", stacklevel=2)
     policy = _applied_policy(model) if policy is None else policy
     wanted = "a word such as 'iwd'. Give the model's inputs as example=."
     expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
     expect(roles is None or isinstance(roles, Roles), "roles", repr(roles), "the result of weight_decay_roles.")
     parameters = trained_parameters(model, example, roles)
+    _warn_of_short_vectors(model, parameters)
     return [name for name, parameter in parameters.items() if parameter.decays(policy)]
+
+
+def _warn_of_short_vectors(model: nn.Module, parameters: Mapping[str, ModelParameter]) -> None:
+    """Warn if scale vectors have 16 bits or less: their entries are about 1, and steps are smaller than the gaps."""
+    for name, parameter in parameters.items():
+        dtype = model.get_parameter(name).dtype
+        if parameter.role in ("input", "output") and dtype.itemsize < 4:
+            gap = f"numbers above 1 are {torch.finfo(dtype).eps:.1g} apart, so most steps of an optimizer are lost"
+            hint = "Use float32 weights with bf16-mixed."
+            warnings.warn(f"scale vectors such as {name} are in {dtype}, whose {gap}. {hint}", stacklevel=3)
+            return
 
 
 def trained_parameters(model: nn.Module, example: Any = None, roles: Roles | None = None) -> dict[str, ModelParameter]:

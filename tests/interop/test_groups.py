@@ -4,6 +4,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_param_groups_frozen_left_out_foreign_roles_refused() -> None:
     assert len(params) == len(list(model.parameters())) - 1 and all(p.requires_grad for p in params)
     with pytest.raises(ValueError, match=r"roles has no 0.weight \(1 of 1 names"):
         param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
+
+
+def test_param_groups_plain_norms_of_16_bits_warn() -> None:
+    with pytest.warns(UserWarning, match="norm.weight are in torch.bfloat16"):
+        param_groups(qwen3().bfloat16(), 0.1, 0.5)
+    model = qwen3()
+    roles = weight_decay_roles(model)
+    model.lm_head.to(torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        param_groups(model, 0.1, 0.5, roles=roles)
 
 
 class Wrapper(nn.Module):

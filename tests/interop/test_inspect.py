@@ -15,6 +15,7 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.cli import inspect
 from lightning_sv.corpus.tokenizer import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, to_hugging_face
 from lightning_sv.interop.hf.save import export
 from lightning_sv.interop.inspect import (
@@ -24,7 +25,9 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
+from lightning_sv.lit.checkpoint.compat import read_start
 from lightning_sv.scale import ScaleOptions
+from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
 from tests.interop.test_apply import named
 from tests.roles.families import find
@@ -265,6 +268,23 @@ def test_inspect_own_export_of_experts_traced_with_all_of_them(tmp_path: Path, c
     x, (weights, chosen) = torch.randn(7, 32), torch.rand(7, 6).topk(2)
     traced = chosen.as_subclass(type("Traced", (Tensor,), {}))  # any tensor without plain values
     torch.testing.assert_close(Tensor(experts(x, traced, weights)), experts(x, chosen, weights))
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    (["adapter_config.json", "adapter_model.safetensors"], "merge_and_unload"),
+    (["model-Q4_K_M.gguf"], "GGUF"),
+    (["refs/main", "snapshots/1a2b/config.json"], "snapshots/1a2b"),
+])  # fmt: skip
+def test_formats_of_other_tools_are_named(files: list[str], expected: str, tmp_path: Path, refused: Refused) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    for command in ("inspect", "roles"):
+        assert expected in refused(command, str(tmp_path))
+    with pytest.raises(ConfigError, match=expected):
+        read_start(str(tmp_path), PretrainConfig(BackboneConfig(d_model=16, n_layer=1, n_head=2)), data=None)  # type: ignore[arg-type]
+    if expected == "GGUF":
+        assert expected in refused("inspect", str(tmp_path / files[0]))
 
 
 def test_inspect_wrong_input_refused(tmp_path: Path, refused: Refused) -> None:

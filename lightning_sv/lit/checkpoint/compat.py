@@ -20,6 +20,7 @@ from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
 from lightning_sv.optim.muon import CompositeOptimizer
 from lightning_sv.own_code import modules_named
+from lightning_sv.roles.fake import check_folder
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.provenance import Segments
@@ -212,6 +213,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
         text = f"starts from the weights of {init_from}, a model of transformers"
         return Start(partial(load_hugging_face, folder=init_from), text)
+    check_folder(Path(init_from))
     path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
     try:
         model = read_model(path, allow=modules_named(module.label))
