@@ -9,7 +9,8 @@ from rich.table import Column, Table
 
 from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
-from lightning_sv.plan.memory import STRATEGIES, USABLE
+from lightning_sv.plan.gpu_memory import USABLE
+from lightning_sv.plan.parallel import STRATEGIES
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run

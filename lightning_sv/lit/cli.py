@@ -29,7 +29,7 @@ from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
-from lightning_sv.lit.data import TokenDataModule, choose_micro_batch
+from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import StopSignals, end_at_once, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
@@ -43,6 +43,7 @@ from lightning_sv.lit.summary import (
     write_parameters,
 )
 from lightning_sv.log import quiet_libraries, start_logging
+from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import (
     CONFIG,

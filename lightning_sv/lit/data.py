@@ -26,10 +26,8 @@ from lightning_sv.lit.checkpoint.compat import recorded_settings
 from lightning_sv.lit.distributed import check_same_on_all_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.runs.provenance import commit
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
 
 #: Minimum number of tokens per validation batch, rounded to sequences.
 VALIDATION_TOKENS = 2048
@@ -388,25 +386,3 @@ def _has_own_step(module: L.LightningModule, step: str) -> bool:
 def _unfinished(trainer: L.Trainer) -> int:
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return int(batches.ready - batches.processed)
-
-
-def choose_micro_batch(
-    run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], device: torch.device, devices: int
-) -> str | None:
-    """Set data.micro_batch, if null, to the largest value that fits a GPU, or a CPU with a large per-device batch.
-
-    Otherwise the batch is one micro-batch. Only the order of sums and the experts' balance loss depend on it, so a
-    resumed run may change it. Returns a description of the choice, or None if nothing was chosen.
-    """
-    share, cuda = data.share(devices).micro_batch, device.type == "cuda"
-    # the total memory, not the free one, so that identical devices choose the same size
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = int(torch.cuda.get_device_properties(device).total_memory) if cuda else host
-    logits = 4 * share * data.seq_len * run.backbone.vocab_size
-    if data.micro_batch is not None or (not cuda and 4 * logits <= memory):
-        return None
-    data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
-    return (
-        f"micro-batches of {data.micro_batch} x {data.seq_len:,} tokens, the largest that divides a device's {share} "
-        f"sequences and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
-    )

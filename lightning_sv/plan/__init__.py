@@ -1,1 +1,11 @@
-"""Resources of a run before it starts: GPU memory, hours, checkpoint size, data."""
+"""Resources of a run before it starts: GPU memory, hours, checkpoint size, data.
+
+allocated_bytes  bytes that operators allocate
+step_memory      memory of a step on one device, simulated without data
+parallel         distribution over GPUs, from the Trainer's settings
+gpu_memory       memory of one of several GPUs, derived from that of one device
+micro_batch      the largest micro-batch that fits
+reads            data that a run reads
+plan             all of it together, and hours
+parameters       number of parameters by role, next to the paper's
+"""

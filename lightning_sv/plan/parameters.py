@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
+from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim import OptimConfig, configured_groups, role_groups
 from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
@@ -54,6 +54,15 @@ PAPER_NUMBERS = tuple(starmap(PaperNumber, (
 )))  # fmt: skip
 
 
+class RoleCount(NamedTuple):
+    """Number of tensors and parameters of a role, and whether it decays."""
+
+    role: str
+    tensors: int
+    parameters: int
+    decays: bool
+
+
 @dataclass(frozen=True)
 class ParameterCount:
     """Number of parameters by role, for one model and strategy.
@@ -62,7 +71,7 @@ class ParameterCount:
         model: name of the model
         scale: strategy and options
         canonical: the simplest strategy that builds the same model
-        roles: (role, tensors, parameters, whether it decays), in the order of the groups
+        roles: a row per role, in the order of the groups
         baseline: parameters of the same model under `llama`
         activated: parameters used per token; fewer than all with sparse experts
     """
@@ -70,19 +79,19 @@ class ParameterCount:
     model: str
     scale: str
     canonical: str
-    roles: tuple[tuple[str, int, int, bool], ...]
+    roles: tuple[RoleCount, ...]
     baseline: int
     activated: int
 
     @property
     def total(self) -> int:
         """Number of all parameters."""
-        return sum(count for _, _, count, _ in self.roles)
+        return sum(row.parameters for row in self.roles)
 
     @property
     def scale_count(self) -> int:
         """Number of parameters of scale vectors."""
-        return sum(count for role, _, count, _ in self.roles if role in SCALE_ROLES)
+        return sum(row.parameters for row in self.roles if row.role in SCALE_ROLES)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -101,47 +110,58 @@ class ParameterCount:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        roles = {}
+        for role, *counts in self.roles:
+            roles[role] = dict(zip(("tensors", "parameters", "decays"), counts, strict=True))
+        paper = []
+        for number in self.paper():
+            computed = self.numbers[number.computed]
+            row = {"what": number.what, "printed": number.printed, "computed": computed}
+            paper.append(row | {"comment": number.comment})
         return {
             "model": self.model,
             "scale": self.scale,
             "meaning": self.canonical,
             "total": self.total,
             "activated": self.activated,
-            "roles": {
-                role: {"tensors": tensors, "parameters": count, "decays": decays}
-                for role, tensors, count, decays in self.roles
-            },
+            "roles": roles,
             "scale_vectors": self.scale_count,
             "scale_share": self.numbers["scale_share"],
             "baseline_total": self.baseline,
             "increase": self.numbers["increase"],
-            "paper": [
-                {"what": n.what, "printed": n.printed, "computed": self.numbers[n.computed], "comment": n.comment}
-                for n in self.paper()
-            ],
+            "paper": paper,
         }
 
     def print(self, console: Console) -> None:
         """Print the table and the paper's numbers."""
-        columns = (Column(name, justify="right") for name in ("tensors", "parameters"))
-        table = Table("role", *columns, "decays", title=escape(f"{self.model}, {self.scale}"), title_justify="left")
-        for role, tensors, count, decays in self.roles:
-            name = f"{role} scale" if role in SCALE_ROLES else role
-            table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")
-        table.add_section()
-        table.add_row("total", f"{sum(r[1] for r in self.roles):,}", f"{self.total:,}", "")
-        if self.activated != self.total:
-            table.add_row("activated per token", "", f"{self.activated:,}", "")
-        console.print(table)
+        console.print(self._table())
+        share = 100 * self.numbers["scale_share"]
+        increase = 100 * self.numbers["increase"]
         console.print(
-            f"scale vectors: {self.scale_count:,}, {100 * self.numbers['scale_share']:.3g}% of the model; "
-            f"{self.total - self.baseline:+,} parameters against llama ({100 * self.numbers['increase']:+.3g}%)."
+            f"scale vectors: {self.scale_count:,}, {share:.3g}% of the model; "
+            f"{self.total - self.baseline:+,} parameters against llama ({increase:+.3g}%)."
         )
         for number in self.paper():
             value = self.numbers[number.computed]
             shown = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
             comment = f" ({number.comment})" if number.comment else ""
             console.print(f"paper, {number.what}: {number.printed}; here {shown}{comment}.")
+
+    def _table(self) -> Table:
+        title = escape(f"{self.model}, {self.scale}")
+        tensors = Column("tensors", justify="right")
+        parameters = Column("parameters", justify="right")
+        table = Table("role", tensors, parameters, "decays", title=title, title_justify="left")
+        for row in self.roles:
+            name = f"{row.role} scale" if row.role in SCALE_ROLES else row.role
+            decays = "yes" if row.decays else "no"
+            table.add_row(name, f"{row.tensors:,}", f"{row.parameters:,}", decays)
+        table.add_section()
+        n_tensors = sum(row.tensors for row in self.roles)
+        table.add_row("total", f"{n_tensors:,}", f"{self.total:,}", "")
+        if self.activated != self.total:
+            table.add_row("activated per token", "", f"{self.activated:,}", "")
+        return table
 
 
 def count_parameters(
@@ -155,16 +175,31 @@ def count_parameters(
     Raises:
         ConfigError: `optim` does not fit the roles of the model
     """
-    scale, options = expand_preset(scale, options or ScaleOptions())
-    model, optim = meta_backbone(config, scale, options), optim or OptimConfig()
-    groups = configured_groups(role_groups(model, model.strategy.decayed_roles), optim, lr=1.0)
-    decayed = {group.role for group in groups if group.options("", optim.weight_decay)["weight_decay"]}
-    sizes: dict[str, list[int]] = {}
+    strategy, scale_options = expand_preset(scale, options or ScaleOptions())
+    model = meta_backbone(config, strategy, scale_options)
+    return ParameterCount(
+        model=config.name,
+        scale=f"{model.strategy}{scale_options.label()}",
+        canonical=str(model.canonical),
+        roles=_role_counts(model, optim or OptimConfig()),
+        baseline=sum(p.numel() for p in meta_backbone(config).parameters()),
+        activated=activated_parameters(model, config),
+    )
+
+
+def _role_counts(model: Backbone, optim: OptimConfig) -> tuple[RoleCount, ...]:
+    """Return a row per role that the model has, in the order of the groups."""
+    groups = role_groups(model, model.strategy.decayed_roles)
+    decayed = set()
+    for group in configured_groups(groups, optim, lr=1.0):
+        if group.options("", optim.weight_decay)["weight_decay"]:
+            decayed.add(group.role)
+
+    sizes: dict[str, list[int]] = {role: [] for role in PARAMETER_ROLES}
     for named in parameter_roles(model):  # including frozen parameters
-        sizes.setdefault(named.role, []).append(named.parameter.numel())
-    label = f"{model.strategy}{options.label()}"
-    present = [role for role in PARAMETER_ROLES if role in sizes]
-    roles = tuple((role, len(sizes[role]), sum(sizes[role]), role in decayed) for role in present)
-    baseline = sum(p.numel() for p in meta_backbone(config).parameters())
-    activated = activated_parameters(model, config)
-    return ParameterCount(config.name, label, str(model.canonical), roles, baseline, activated)
+        sizes[named.role].append(named.parameter.numel())
+    rows = []
+    for role, of_role in sizes.items():
+        if of_role:
+            rows.append(RoleCount(role, len(of_role), sum(of_role), role in decayed))
+    return tuple(rows)

@@ -17,7 +17,7 @@ from lightning_sv.cli.main import main
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.nn.rope import rope_tables
-from lightning_sv.plan.memory import AllocatedBytes
+from lightning_sv.plan.allocated_bytes import AllocatedBytes
 from lightning_sv.runs.events import read_run
 
 V = 64

@@ -15,9 +15,9 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.gpus import find_gpu
-from lightning_sv.lit.data import choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import router_loss
+from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run

@@ -24,7 +24,7 @@ from lightning_sv.nn.backbone import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.optim.groups import parameter_roles
-from lightning_sv.plan.memory import AllocatedBytes
+from lightning_sv.plan.allocated_bytes import AllocatedBytes
 from lightning_sv.scale import RMSNorm, ScaleOptions
 from lightning_sv.scale.fast import cross_entropy
 from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import next_token_loss
-from lightning_sv.plan.memory import AllocatedBytes
+from lightning_sv.plan.allocated_bytes import AllocatedBytes
 from lightning_sv.scale.fast import cross_entropy, linear_cross_entropy
 from lightning_sv.scale.fast.eager import CHUNK_ELEMENTS
 from tests.conftest import EVERY_BUILD, perturbed

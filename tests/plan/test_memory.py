@@ -13,7 +13,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
-from lightning_sv.plan.memory import step_memory
+from lightning_sv.plan.step_memory import step_memory
 from lightning_sv.scale.fast.eager import unchunked
 from tests.conftest import GEMMA, Answer, thinned
 

@@ -12,7 +12,9 @@ from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import build_optimizer
-from lightning_sv.plan.memory import Parallel, gpu_memory, step_memory
+from lightning_sv.plan.gpu_memory import gpu_memory
+from lightning_sv.plan.parallel import Parallel
+from lightning_sv.plan.step_memory import step_memory
 from tests.launch import launch
 from tests.plan.test_memory import allocated, make_module
 

@@ -1,0 +1,109 @@
+"""Memory of one GPU at the peak of a distributed step, derived from that of a single device.
+
+DDP keeps everything, and copies gradients into buckets. FSDP2 shards what stays between steps, and
+gathers weights as they are needed. Its peak is the largest of three moments of backward, with R the
+bytes outside blocks (embedding, head), B those of the largest block and A the activations:
+
+    start of backward   R and a block gathered, R/2 for the head's gradient      all of A
+    middle              R, a block, the next one, two blocks of gradients        A of one block
+    end                 the gradients of R, and their copy in reduction          no A
+
+Derived from FSDP2's buffers, and within 10% of the peak of real steps on two gloo processes
+(tests/plan/test_sharded.py).
+"""
+
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from lightning_sv.plan.parallel import Parallel
+from lightning_sv.plan.step_memory import StepMemory
+
+#: fraction of a GPU's memory available to tensors; the CUDA context, NCCL and fragmentation use
+#: the rest
+USABLE = 0.9
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Memory of one GPU at the peak of a step, in bytes.
+
+    Attributes:
+        weights: parameters and buffers, or this GPU's shard
+        gradients: gradients, or this GPU's shard, that exist at the peak
+        optimizer: optimizer state
+        communication: DDP's buckets, or FSDP's gathered weights and unreduced gradients
+        activations: saved activations and temporaries
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    communication: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """Total memory."""
+        return sum(asdict(self).values())
+
+
+def gpu_memory(
+    step: StepMemory,
+    blocks: nn.ModuleList,
+    parallel: Parallel,
+    gpus: int,
+    *,
+    accumulate: bool = False,
+) -> GpuMemory:
+    """Return the memory of one GPU; `blocks` are the units that FSDP gathers.
+
+    With `accumulate`, for several micro-batches, gradients exist during forward. DDP keeps its
+    buckets in addition to the gradients unless these are views of them.
+    """
+    shards = gpus // parallel.replicas
+    if parallel.kind == "fsdp" and shards > 1:
+        return _fully_sharded(step, blocks, shards, accumulate, parallel.keep_gathered)
+    weights, gradients, optimizer = step.parts()
+    has_copies = parallel.kind == "ddp" and not parallel.bucket_view
+    buckets = gradients if has_copies else 0
+    return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
+
+
+def _fully_sharded(
+    step: StepMemory, blocks: nn.ModuleList, shards: int, accumulate: bool, keep_gathered: bool
+) -> GpuMemory:
+    """Return the memory under FSDP2: sharded state plus the largest of three moments of backward.
+
+    A block (all blocks with keep_gathered) is gathered in float32, because autocast casts later;
+    the parameters outside blocks stay gathered.
+    """
+    weights, gradients, optimizer = step.parts(shards)
+    full_weights, full_gradients, _ = step.parts()
+    sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
+    all_blocks = sum(sizes)
+    block = max(sizes)
+    root = full_weights - step.buffers - all_blocks
+
+    gathered = block
+    prefetched = block
+    if keep_gathered:
+        gathered = all_blocks
+        prefetched = 0
+
+    at_start = 0
+    later = round(gradients * all_blocks / (root + all_blocks))  # shards of the blocks' gradients
+    unreduced = root
+    if accumulate:  # gradients are unsharded until the last micro-batch
+        at_start = full_gradients
+        later = full_gradients
+        unreduced = 0
+
+    in_middle = root + unreduced + gathered + prefetched + 2 * block
+    moments = [
+        (at_start, root + root // 2 + gathered, step.activations),
+        (later, in_middle, step.activations // len(sizes)),
+        (later, 2 * root + unreduced, 0),
+    ]
+    gradients, communication, activations = max(moments, key=sum)
+    return GpuMemory(weights, gradients, optimizer, communication, activations)

@@ -1,0 +1,163 @@
+"""The largest micro-batch that fits the memory of a device."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.plan.gpu_memory import USABLE, GpuMemory, gpu_memory
+from lightning_sv.plan.parallel import Parallel, find_strategy
+from lightning_sv.plan.step_memory import StepMemory, step_memory
+from lightning_sv.settings.data import DataConfig, divisors
+from lightning_sv.settings.model import PretrainConfig
+
+PRECISIONS = ("32-true", "bf16-mixed")
+#: other precisions, and one of `PRECISIONS` that takes at least their memory
+TAKES_LESS_THAN = {"bf16-true": "32-true", "16-true": "32-true", "16-mixed": "bf16-mixed"}
+#: above this, kernels use 64-bit indices; such a micro-batch is long enough for any GPU
+MOST_LOGITS = 2**31 - 1
+
+
+class RunMemory:
+    """Memory of a run as a function of its micro-batch; each size is simulated once."""
+
+    def __init__(
+        self,
+        run: PretrainConfig,
+        data: DataConfig,
+        parallel: Parallel,
+        precision: str,
+        devices: int,
+    ):
+        self.run = run
+        self.data = data
+        self.parallel = parallel
+        self.precision = precision
+        self.devices = devices
+        self.share = data.global_batch // devices
+        self._blocks = run.meta().layers
+        self.step = cache(self._step)
+
+    def _step(self, micro_batch: int) -> StepMemory:
+        # DDP bucket views are never freed, like accumulated gradients
+        has_views = self.parallel.kind == "ddp" and self.parallel.bucket_view
+        return step_memory(
+            self.run,
+            micro_batch,
+            self.data.seq_len,
+            precision=self.precision,
+            accumulate=has_views or micro_batch < self.share,
+        )
+
+    def of_gpu(self, micro_batch: int) -> GpuMemory:
+        """Return the memory of one GPU."""
+        accumulate = micro_batch < self.share
+        step = self.step(micro_batch)
+        return gpu_memory(step, self._blocks, self.parallel, self.devices, accumulate=accumulate)
+
+    def peak(self, micro_batch: int) -> int:
+        """Return the bytes of one GPU at the peak of a step."""
+        return self.of_gpu(micro_batch).peak
+
+    def largest_micro_batch(self, share: int, memory: int) -> int | None:
+        """Return the largest divisor of `share` that fits in `memory` bytes; None if none does."""
+        logits = self.data.seq_len * self.run.backbone.vocab_size
+        most = max(1, MOST_LOGITS // logits)
+        return largest_micro_batch(self.peak, share, int(USABLE * memory), most)
+
+
+def largest_micro_batch(
+    peak: Callable[[int], int], share: int, limit: int, most: int | None = None
+) -> int | None:
+    """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`, or None.
+
+    `peak` returns bytes of a micro-batch. Bisection, because memory grows with the micro-batch,
+    though not in proportion (the loss is chunked). The full share is tried first, because it needs
+    no accumulated gradients and may take less memory than half of it.
+    """
+    sizes = [size for size in divisors(share) if size <= (most or share)]
+    if peak(sizes[-1]) <= limit:
+        return sizes[-1]
+    n_fitting = bisect_right(sizes[:-1], limit, key=peak)
+    return sizes[n_fitting - 1] if n_fitting else None
+
+
+def plan_precision(trainer: dict[str, Any]) -> str:
+    """Return trainer.precision, one of `PRECISIONS`."""
+    text = str(trainer.get("precision") or "32-true")
+    precision = "32-true" if text == "32" else text
+    if precision not in PRECISIONS:
+        expected = f"{' or '.join(PRECISIONS)} for a plan."
+        raise ConfigError(f"trainer.precision is {text}; expected {expected}")
+    return precision
+
+
+def fitting_micro_batch(
+    run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
+) -> int:
+    """Return the largest micro-batch that fits in `memory` bytes.
+
+    It divides the share of each of `devices`.
+
+    Raises:
+        ConfigError: not even one sequence fits, or the strategy or precision is unknown
+    """
+    try:
+        bound = TAKES_LESS_THAN.get(str(trainer.get("precision")))
+        precision = bound or plan_precision(trainer)
+        run_memory = RunMemory(run, data, find_strategy(trainer, devices), precision, devices)
+    except ConfigError as error:
+        found = f"data.micro_batch is null and cannot be chosen: {error}"
+        raise ConfigError(f"{found} Or set data.micro_batch.") from error
+
+    size = run_memory.largest_micro_batch(data.share(devices).micro_batch, memory)
+    if size is not None:
+        return size
+    gib = run_memory.peak(1) / 2**30
+    found = f"one sequence of {data.seq_len} tokens takes {gib:.1f} GiB"
+    expected = f"at most {USABLE:.0%} of {memory / 2**30:.1f} GiB"
+    hint = (
+        "Use a smaller model or data.seq_len, model.activation_checkpointing, or trainer/fsdp on "
+        "more devices."
+    )
+    raise ConfigError(f"{run.backbone.name} does not fit: {found}; expected {expected}. {hint}")
+
+
+def choose_micro_batch(
+    run: PretrainConfig,
+    data: DataConfig,
+    trainer: dict[str, Any],
+    device: torch.device,
+    devices: int,
+) -> str | None:
+    """Set data.micro_batch, if null, to the largest value that fits.
+
+    It is the largest for a GPU, or for a CPU with a large per-device batch. Otherwise the batch is
+    one micro-batch. Only the order of sums and the experts' balance loss depend on it, so a resumed
+    run may change it. Returns a description of the choice, or None if nothing was chosen.
+    """
+    share = data.share(devices).micro_batch
+    if data.micro_batch is not None:
+        return None
+    memory = _total_memory(device)
+    logits = 4 * share * data.seq_len * run.backbone.vocab_size
+    is_small = 4 * logits <= memory
+    if device.type != "cuda" and is_small:
+        return None
+    data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
+    batch = f"{data.micro_batch} x {data.seq_len:,} tokens"
+    return (
+        f"micro-batches of {batch}, the largest that divides a device's {share} sequences "
+        f"and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
+    )
+
+
+def _total_memory(device: torch.device) -> int:
+    """Return all bytes, not the free ones, so that identical devices choose the same size."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

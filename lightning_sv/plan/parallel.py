@@ -1,0 +1,59 @@
+"""How a run's Trainer distributes a step over GPUs, read from its settings."""
+
+from typing import Any, NamedTuple
+
+from lightning_sv.errors import ConfigError
+
+STRATEGIES = ("single", "ddp", "fsdp")
+
+
+class Parallel(NamedTuple):
+    """Distribution of a step over GPUs.
+
+    Args:
+        kind: one of `STRATEGIES`
+        bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
+        keep_gathered: under fsdp, weights stay gathered through the micro-batches of a step
+        replicas: under fsdp, copies of the model, each sharded over gpus / replicas
+    """
+
+    kind: str
+    bucket_view: bool = False
+    keep_gathered: bool = False
+    replicas: int = 1
+
+
+def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
+    """Parse trainer.strategy, a name or a class with its arguments."""
+    spec = trainer.get("strategy") or "auto"
+    options: dict[str, Any] = {}
+    if not isinstance(spec, str):
+        options = dict(spec.get("init_args") or {})
+        spec = spec["class_path"]
+
+    name = spec.rpartition(".")[2].lower()
+    if "sharded" in name:  # FullyShardedStrategy; Lightning's own "fsdp" is not supported
+        return _sharded(options, gpus)
+    if name != "auto" and "single" not in name and "ddp" not in name:
+        classes = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy"
+        hint = f"Or pass --strategy {' or '.join(STRATEGIES)}."
+        raise ConfigError(f"trainer.strategy is {spec!r}; expected {classes}. {hint}")
+    kind = "single" if gpus == 1 else "ddp"
+    return Parallel(kind, bucket_view=bool(options.get("gradient_as_bucket_view")))
+
+
+def _sharded(options: dict[str, Any], gpus: int) -> Parallel:
+    replicas = int(options.get("replicas") or 1)
+    if replicas < 1 or gpus % replicas:
+        key = "trainer.strategy.init_args.replicas"
+        raise ConfigError(f"{key} is {replicas}; expected a divisor of {gpus}, the number of GPUs.")
+    return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
+
+
+def replace_strategy(kind: str, trainer: dict[str, Any], gpus: int) -> Parallel:
+    """Return the distribution of this kind, with the trainer's options if it has the same kind."""
+    try:
+        configured = find_strategy(trainer, gpus)
+    except ConfigError:  # the trainer's strategy cannot be planned
+        return Parallel(kind)
+    return configured if configured.kind == kind else Parallel(kind)
