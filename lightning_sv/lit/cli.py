@@ -27,11 +27,12 @@ from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.corpus.sampler import limited
 from lightning_sv.errors import ConfigError, StoppedError, expect, expect_known
 from lightning_sv.json_text import json_text
-from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
-from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, read_start, with_sizes
+from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, has_own_groups
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.distributed import StopSignals, end_at_once, exit_code, join_ranks, leave_group
 from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.init_from import read_start, with_sizes
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.module import LOSSES, PretrainModule
 from lightning_sv.lit.summary import (
@@ -57,7 +58,6 @@ from lightning_sv.runs.directory import (
 )
 from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, remove_unused, resolve_run_dir
 from lightning_sv.runs.output import message_of
-from lightning_sv.runs.provenance import Segments
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run, config_files, dropped_entries
@@ -223,7 +223,6 @@ class PretrainCLI(LightningCLI):
         """Build the model, the data module and the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model, self.batches = self.config_init["model"], self.config_init["data"]
-        self.model._log_hyperparams = False  # `_begin` logs those of module, data and trainer
         self.datamodule = TokenDataModule.from_batches(self.batches)
         self.trainer = self.instantiate_trainer()
 
@@ -251,6 +250,7 @@ class PretrainCLI(LightningCLI):
         model, data = self.model.settings, self.batches
         given = self.config_init["trainer"]
         kwargs["logger"] = False
+        kwargs["enable_autolog_hparams"] = False  # `_begin` logs those of module, data and trainer
         if isinstance(given["strategy"], FullyShardedStrategy):
             kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
         plugins = _several(given["plugins"])
@@ -315,8 +315,6 @@ class PretrainCLI(LightningCLI):
         checksums = trainer.local_rank == 0
         sharded_graph = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
         expect(not sharded_graph, "model.compile", "model", "block or none for a sharded model.")
-        half = str(self.config["trainer"]["precision"]) == "16-true"
-        expect(not half, "trainer.precision", "16-true", "16-mixed, because AdamW divides by 0 in float16.")
         self._check_monitors()
         data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
@@ -326,7 +324,7 @@ class PretrainCLI(LightningCLI):
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
             self._start = (ckpt_path, checkpoint["global_step"])
-            own_groups, built_by = self.model.has_own_groups, self.model.built_by
+            own_groups, built_by = has_own_groups(self.model), self.model.built_by
             check_settings(checkpoint, model, data, training=True, own_groups=own_groups, built_by=built_by)
             before = leaves(read_config(folder)) if (folder := run_of(Path(ckpt_path))) else {}
             for key in _KEPT:
@@ -373,7 +371,6 @@ class PretrainCLI(LightningCLI):
         given = [] if trainer.fast_dev_run else _several(self.config_init["trainer"]["logger"])  # type: ignore[attr-defined]
         trainer.loggers = [ours, *given]
         self._signals.listen(trainer)
-        self.model.segments = Segments()
         self.datamodule.shared = self._shared_values()
 
     def _shared_values(self) -> dict[str, Any]:

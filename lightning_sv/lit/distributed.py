@@ -155,6 +155,10 @@ class StopSignals:
         #: signals after which the SLURM job is queued again
         self._requeueing = set[int](_ANNOUNCING)
 
+    def is_received(self) -> bool:
+        """Return True if a signal asked this process to stop."""
+        return self.received is not None
+
     def listen(self, trainer: L.Trainer) -> None:
         """Install the handlers before the trainer does; Python allows that in the main thread only."""
         connector: Any = trainer._signal_connector

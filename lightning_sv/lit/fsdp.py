@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 
 from lightning_sv.atomic import partial_of, remove, replace, sync
 from lightning_sv.errors import expect
+from lightning_sv.lit.checkpoint.compat import check_recorded
 from lightning_sv.lit.checkpoint.sharded_writer import ChecksummedWriter
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
@@ -88,7 +89,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             devices, and gradients are averaged over the copies
         save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A checkpoint is a
             folder (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To resume under a
-            different strategy, your own Trainer needs the plugin `lit.checkpoint.callback.AtomicCheckpointIO`
+            different strategy, your own Trainer needs the plugin `lit.checkpoint.atomic_io.AtomicCheckpointIO`
         timeout: longest time that a rank waits for the others; null for ten minutes in the command line, else torch's
     """
 
@@ -123,7 +124,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
         for callback in self.lightning_module.trainer.callbacks:  # type: ignore[union-attr]
-            copies = isinstance(callback, WeightAveraging | StochasticWeightAveraging)
+            copies = isinstance(callback, WeightAveraging)
             wanted = "none that copies the model, because sharded weights cannot be copied."
             expect(not copies, "a callback", type(callback).__name__, wanted)
         self._failed = self._ended = False
@@ -258,7 +259,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         if is_sharded(checkpoint_path):
             return self._load_sharded(Path(checkpoint_path), module)
         checkpoint: dict[str, Any] = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
-        module.check_settings(checkpoint)
+        check_recorded(checkpoint, module)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             self._set_state(optimizer, saved, self._named(optimizer, saved)["state"], _FULL)
@@ -268,7 +269,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Read the shards of this rank from the files of all ranks."""
         assert self.model is not None
         checkpoint = read_sharded(folder, tensors=False, checksums=False)
-        module.check_settings(checkpoint)
+        check_recorded(checkpoint, module)
         model = get_model_state_dict(self.model, options=_SHARDED)
         optimizers: list[Any] = [
             get_optimizer_state_dict(self.model, each, options=_SHARDED) if saved["state"] else saved

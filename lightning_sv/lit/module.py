@@ -1,45 +1,41 @@
 """LightningModule: backbone, loss, optimizer and schedule."""
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, is_dataclass, replace
-from inspect import currentframe, signature
+from dataclasses import asdict, replace
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Self
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
-from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.progress import RunProgress
-from lightning_sv.callbacks.run_state import data_of, total_steps
+from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.callbacks.training_monitor import is_monitored
-from lightning_sv.errors import ConfigError, expect
-from lightning_sv.lit.checkpoint.callback import restart_between_steps, restore_rng, rng_states
-from lightning_sv.lit.checkpoint.compat import Start, check_function, check_settings, recorded_settings
-from lightning_sv.lit.fsdp import check_strategy, shard
-from lightning_sv.lit.nonfinite import NonFinite
-from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.batch import check_block, documents_of
+from lightning_sv.lit.build import (
+    build_backbone,
+    config_from,
+    learning_rate_schedule,
+    shard_backbone,
+    warn_untrained,
+)
+from lightning_sv.lit.checkpoint.compat import check_recorded, record_settings
+from lightning_sv.lit.guards.exact_resume import ExactResume
+from lightning_sv.lit.guards.expert_bias import ExpertBias
+from lightning_sv.lit.guards.finite import FiniteGuard
+from lightning_sv.lit.init_from import Start
+from lightning_sv.lit.supported import check_supported
+from lightning_sv.nn import Backbone, BackboneConfig, Routing, router_loss
 from lightning_sv.nn.backbone import compile_backbone
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
-from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
-from lightning_sv.runs.provenance import Segments, commit
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
@@ -48,7 +44,6 @@ log = logging.getLogger(__name__)
 
 #: names of the losses that a fit logs, for callbacks that monitor one
 LOSSES = ("train/loss", "val/loss", "val/perplexity")
-_FINDERS = (LearningRateFinder, BatchSizeFinder)
 
 
 class PretrainModule(L.LightningModule):
@@ -106,32 +101,26 @@ class PretrainModule(L.LightningModule):
         lr: float | None = None,
     ):
         super().__init__()
-        backbone, scale_options = _config(BackboneConfig, backbone), _config(ScaleOptions, scale_options)
-        optim, schedule = _config(OptimConfig, optim), _config(ScheduleConfig, schedule)
-        optim = replace(optim, lr=lr) if lr is not None and isinstance(optim, OptimConfig) else optim
+        optim = config_from(OptimConfig, optim)
+        if lr is not None and isinstance(optim, OptimConfig):
+            optim = replace(optim, lr=lr)
         self.settings = PretrainConfig(
-            backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
+            config_from(BackboneConfig, backbone), scale, config_from(ScaleOptions, scale_options), optim,
+            config_from(ScheduleConfig, schedule), tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, nonfinite, seed, init_from,
         )  # fmt: skip
         self.save_hyperparameters(asdict(self.settings))
-        self.nonfinite = NonFinite(skip=nonfinite == "skip")
+
         self.backbone: Backbone | None = None
-        # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
-        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
-        self.grad_norm: float | None = None  # of the last step
-        #: before a step: whether a signal requested a stop; after it: whether any device received one
-        self.stop_asked = False
-        self.stop_agreed = False  # whether `NonFinite.check` has compared the devices in this step
-        #: (blocks, experts) tokens of each expert on all devices since the last step
-        self._loads: Tensor | None = None
-        #: loss and tokens of each expert of the last micro-batch, until its backward pass
-        self._last: tuple[Tensor, Tensor | None] | None = None
-        self.segments = Segments()
-        #: origin of the initial weights, see `checkpoint.compat.Start`; None if initialized
-        self.origin: dict[str, Any] | None = None
+        self.expert_loads: Tensor | None = None
         self._start: Start | None = None  # until the backbone exists
-        self._loaded = False  # whether the weights are not those of an initialization
-        self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
+        self.origin: dict[str, Any] | None = None
+        self.has_loaded_weights = False
+        self._loss_sums: Tensor | None = None  # nats and tokens of a validation
+
+        self.nonfinite = FiniteGuard(skip=nonfinite == "skip")
+        self.expert_bias = ExpertBias()
+        self.exact_resume = ExactResume()
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> Self:
@@ -144,39 +133,38 @@ class PretrainModule(L.LightningModule):
         Raises:
             ConfigError: an unknown preset or argument
         """
-        own = changes.keys() & (signature(cls).parameters.keys() - signature(PretrainModule).parameters.keys())
-        more = {key: changes.pop(key) for key in own}
-        return cls(**preset(name, changes), **more)
+        own_names = signature(cls).parameters.keys() - signature(PretrainModule).parameters.keys()
+        own = {key: changes.pop(key) for key in own_names & changes.keys()}
+        return cls(**preset(name, changes), **own)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Load a module as Lightning does, also from the folder of a sharded checkpoint."""
-        if isinstance(checkpoint_path, str | Path) and is_sharded(checkpoint_path):
-            checkpoint, checkpoint_path = read_sharded(checkpoint_path, tensors=True, checksums=True), BytesIO()
-            torch.save(checkpoint, checkpoint_path)
-            checkpoint_path.seek(0)
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        source = checkpoint_path
+        if isinstance(source, str | Path) and is_sharded(source):
+            checkpoint = read_sharded(source, tensors=True, checksums=True)
+            source = BytesIO()
+            torch.save(checkpoint, source)
+            source.seek(0)
+        return super().load_from_checkpoint(source, *args, **kwargs)
 
-    def save_hyperparameters(
-        self, *args: Any, ignore: Any = None, frame: FrameType | None = None, logger: bool = True
-    ) -> None:
-        """Save arguments as Lightning does, but configs as plain values, which loggers and weights_only=True need."""
-        here = currentframe()
-        frame = frame or (here and here.f_back)  # that of the caller, whose arguments are saved
-        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        plain = asdict(self.settings)
-        if configs := {key: plain[key] for key, value in self.hparams.items() if is_dataclass(value) and key in plain}:
-            super().save_hyperparameters(configs, logger=logger)
+    def configure_callbacks(self) -> list[L.Callback]:
+        """Bring the callbacks that guard a run to every Trainer; a subclass adds its own to them."""
+        if self.trainer.state.fn == "fit":
+            check_supported(self)  # here, because Lightning calls no other hook before those of other callbacks
+        return [self.nonfinite, self.expert_bias, self.exact_resume]
+
+    # The model
 
     @property
     def lr(self) -> float:
-        """Peak learning rate; settable, as Lightning's LearningRateFinder requires."""
+        """Peak learning rate."""
         return self.settings.lr
 
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self.settings = replace(self.settings, optim=replace(self.settings.optim, lr=lr))
-        self.save_hyperparameters({"optim": asdict(self.settings.optim)})
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the gradient of the last step before clipping."""
+        return self.nonfinite.norm
 
     @property
     def init_seed(self) -> int:
@@ -190,6 +178,34 @@ class PretrainModule(L.LightningModule):
             raise ConfigError(f"{type(self).__name__} has no weights; expected a call of configure_model() first.")
         return self.backbone
 
+    def start_from(self, start: Start) -> None:
+        """Use the weights of `start`, from the same model, instead of an initialization."""
+        self._start = start
+        self.has_loaded_weights = True
+        self.origin = start.origin
+
+    def configure_model(self) -> None:
+        """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
+        settings = self.settings
+        seed = self.init_seed
+        is_sharded_later = self.device_mesh is not None
+        is_new = self.backbone is None
+        if self.backbone is None:
+            # Sharding initializes a new model one block at a time.
+            on_meta = is_sharded_later and self._start is None
+            self.backbone = build_backbone(settings, seed, self._start, on_meta=on_meta)
+            self._start = None
+        if is_sharded_later and not isinstance(self.backbone, FSDPModule):
+            shard_backbone(self.backbone, self.trainer, seed, settings.compile)
+        if is_new:
+            compile_backbone(self.backbone, settings.compile)  # in place: the checkpoint's keys stay
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, after building the backbone that they belong to."""
+        self.configure_model()
+        self.has_loaded_weights = True
+        return super().load_state_dict(*args, **kwargs)
+
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of token ids (B, T).
 
@@ -200,281 +216,129 @@ class PretrainModule(L.LightningModule):
         Raises:
             ConfigError: an export of a module without weights
         """
-        if self.backbone is None:
-            if torch.compiler.is_exporting():  # weights that a trace creates would not be parameters of the export
-                raise ConfigError(f"{type(self).__name__} has no weights; expected a call of configure_model() first.")
+        # Weights that a trace creates would not be parameters of the export.
+        if self.backbone is None and not torch.compiler.is_exporting():
             self.configure_model()
-            # those of an earlier `module.to(...)`
-            self.net.to(self.device, self.dtype)  # type: ignore[arg-type]
+            self.net.to(self.device, self.dtype)  # type: ignore[arg-type]  # of an earlier `module.to(...)`
         return self.net(tokens, documents)
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, after building the backbone that they belong to."""
-        self.configure_model()
-        self._loaded = True
-        return super().load_state_dict(*args, **kwargs)
-
-    def start_from(self, start: Start) -> None:
-        """Use the weights of `start`, from the same model, instead of an initialization."""
-        self._start, self.origin, self._loaded = start, start.origin, True
-
-    def setup(self, stage: str) -> None:
-        """Refuse Lightning's finders after an earlier fit of the Trainer."""
-        if stage == "fit" and self.trainer.global_step > 0:
-            _refuse_finders(self.trainer)
-
-    def configure_model(self) -> None:
-        """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
-        settings, seed, is_new = self.settings, self.init_seed, self.backbone is None
-        if self.backbone is None:
-            # `shard` initializes a new sharded model one block at a time.
-            meta = self.device_mesh is not None and self._start is None
-            # Tensors of inference mode could not be trained later.
-            with torch.inference_mode(False), torch.device("meta") if meta else nullcontext():
-                self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
-            if self._start is not None:
-                self._start.load(self.backbone)
-                self._start = None
-            self.backbone.activation_checkpointing = settings.activation_checkpointing
-            self.backbone.narrow_residual = settings.residual == "narrow"
-        if self.device_mesh is not None and not isinstance(self.backbone, FSDPModule):
-            expect(settings.compile != "model", "compile", "model", "block or none for a sharded model.")
-            strategy: Any = self.trainer.strategy
-            check_strategy(strategy)
-            seed = strategy.broadcast(seed)  # without a seed each rank has its own
-            shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
-        if is_new:  # in place, so that the checkpoint's keys do not change
-            compile_backbone(self.backbone, settings.compile)
+    # Losses
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
-        block = _token_block(block, self.settings.backbone.vocab_size)
+        block = check_block(block, self.settings.backbone.vocab_size)
         tokens, targets = block[:, :-1], block[:, 1:]
-        documents = self._documents(tokens)
-        return self.net(tokens, documents, targets=targets, with_routing=True)
+        return self.net(tokens, self._documents(tokens), targets=targets, with_routing=True)
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
-        """Return the documents of a `TokenDataModule`'s tokens if attention is restricted to them."""
-        if not self.settings.mask_documents:
-            return None
-        data = None if self._trainer is None else data_of(self.trainer)
-        wanted = "a TokenDataModule, which knows where documents end. Set mask_documents=False for other data."
-        expect(data is not None, "mask_documents", True, wanted)
-        assert data is not None
-        return document_ids(tokens, data.manifest.eot)
+        return documents_of(tokens, self._trainer) if self.settings.mask_documents else None
+
+    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
+        """Return loss, next-token loss and routings of one micro-batch; log train/loss.
+
+        Set `expert_loads` to the tokens of each expert on all devices, (blocks, experts); None for a dense model.
+        """
+        nats, routings = self.loss(block)
+        self.expert_loads = None
+        if routings:
+            self.expert_loads = torch.stack([routing.load for routing in routings])
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(self.expert_loads)  # the strategy's reduction would add a barrier
+            pairs = zip(routings, self.expert_loads, strict=True)
+            routings = [routing._replace(total=total) for routing, total in pairs]
+        loss = nats + router_loss(routings, self.settings.backbone)
+
+        # In manual optimization training_step may return nothing, so a TrainingMonitor has no loss to log.
+        to_loggers = self._to_loggers if self.automatic_optimization else None
+        self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
+        return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
+
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        """Accumulate the loss, weighted by tokens, in float64."""
+        nats, _ = self.loss(block)
+        tokens = torch.full_like(nats, block[:, 1:].numel(), dtype=torch.float64)  # without a copy from the host
+        sums = torch.stack((nats.double() * tokens, tokens))
+        self._loss_sums = sums if self._loss_sums is None else self._loss_sums + sums
+
+    test_step = validation_step
+
+    def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
+        """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
+        tokens = check_block(block, self.settings.backbone.vocab_size)[:, :-1]
+        return self(tokens, self._documents(tokens)).float().cpu()
+
+    def on_validation_epoch_start(self) -> None:
+        """Drop the sums of a validation that was interrupted."""
+        self._loss_sums = None
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self) -> None:
+        """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
+        sums, self._loss_sums = self._loss_sums, None
+        if sums is None:
+            return  # the subclass logs its own losses
+        nats, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum")  # type: ignore[arg-type, misc]
+        loss = nats / tokens
+        split = "test" if self.trainer.testing else "val"
+        # Equal on all ranks; without sync_dist Lightning warns.
+        self.log(f"{split}/loss", loss, prog_bar=self._in_bar, logger=self._to_loggers, sync_dist=True)
+        self.log(f"{split}/perplexity", loss.exp(), logger=self._to_loggers, sync_dist=True)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     @property
     def _in_bar(self) -> bool:
         """Return True if Lightning's progress bar shows the losses, for which it waits for the device."""
         return self._trainer is None or not isinstance(self._trainer.progress_bar_callback, RunProgress)
 
-    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
-        """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
-        nats, routings = self.loss(block)
-        if routings:
-            totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
-            if torch.distributed.is_initialized():
-                torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
-            routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
-        loss = nats + router_loss(routings, self.settings.backbone)
-        self._last = loss.detach(), totals if routings else None
-        # In manual optimization training_step may return nothing, so a TrainingMonitor has no loss to log.
-        monitored = self._trainer is not None and self.automatic_optimization and is_monitored(self._trainer)
-        to_loggers = False if monitored else None
-        self.log("train/loss", nats.detach(), prog_bar=self._in_bar, logger=to_loggers, batch_size=len(block))
-        return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
+    @property
+    def _to_loggers(self) -> bool | None:
+        """Return False in a fit with a `TrainingMonitor`: it alone logs the losses, as means over all devices."""
+        if self._trainer is None or self._trainer.state.fn != "fit":
+            return None
+        return False if is_monitored(self._trainer) else None
 
-    def on_before_backward(self, loss: Tensor) -> None:
-        """Count the micro-batch towards the step; a callback that calls `training_step` is not counted."""
-        if self._last is not None and self.automatic_optimization:  # the training_step of a subclass may not set it
-            value, loads = self._last
-            self._last = None
-            self.nonfinite.losses.append(value)
-            self._loads = loads if self._loads is None or loads is None else self._loads + loads
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, then update the experts' biases by the step's loads on all devices."""
-        super().optimizer_step(*args, **kwargs)
-        if self.nonfinite.losses:
-            rank_zero_warn("configure_gradient_clipping does not call super(), so losses of NaN do not stop the run")
-            self.nonfinite.losses.clear()
-        loads, self._loads = self._loads, None
-        if loads is not None and not self.nonfinite.skipped_now:
-            mixtures = (m for m in self.net.modules() if isinstance(m, MixtureOfExperts))
-            for mixture, load in zip(mixtures, loads, strict=True):
-                mixture.move_bias(load)
-
-    def on_validation_epoch_start(self) -> None:
-        """Drop the sums of a validation that was interrupted."""
-        with torch.inference_mode(False):  # otherwise a later fit could not add to the sums
-            for total in (self.val_nats, self.val_tokens):
-                total.set_dtype(torch.float64)  # precision bf16-true has converted it with the weights
-                total.reset()
-
-    on_test_epoch_start = on_validation_epoch_start
-
-    def validation_step(self, block: Tensor, batch_idx: int) -> None:
-        """Accumulate the loss, weighted by tokens."""
-        tokens = block[:, 1:].numel()
-        self.val_nats.update(self.loss(block)[0].double() * tokens)
-        self.val_tokens.update(torch.full((), tokens, device=block.device))  # without a copy from the host
-
-    test_step = validation_step
-
-    def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
-        """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
-        tokens = _token_block(block, self.settings.backbone.vocab_size)[:, :-1]
-        return self(tokens, self._documents(tokens)).float().cpu()
-
-    def on_validation_epoch_end(self) -> None:
-        """Log val/loss, nats per token, and val/perplexity; in a test, test/loss and test/perplexity."""
-        split, step = ("test", "test_step") if self.trainer.testing else ("val", "validation_step")
-        if is_overridden(step, self, PretrainModule) and not self.val_tokens.update_called:
-            return  # the subclass logs its own losses
-        loss = self.val_nats.compute() / self.val_tokens.compute()
-        to_loggers = False if is_monitored(self.trainer) and self.trainer.state.fn == "fit" else None
-        # Equal on all ranks, because the metrics sum over them; without sync_dist Lightning warns.
-        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=self._in_bar, sync_dist=True)
-        self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers, sync_dist=True)
-        PretrainModule.on_validation_epoch_start(self)  # a subclass may replace it
-
-    on_test_epoch_end = on_validation_epoch_end
+    # Optimization
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
         settings = self.settings
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
-        trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if left := [name for name, each in self.named_parameters() if each.requires_grad and each not in trained]:
-            log.warning("%s is not trained, because the optimizer lacks it; override configure_optimizers", left[0])
+        warn_untrained(self, optimizer)
+
         steps = total_steps(self.trainer)
         if steps is None:
             log.warning("the number of steps is not known: the learning rate stays at its peak; set max_steps")
             return optimizer
-        self._steps = steps
         done = 0 if self.trainer.ckpt_path else self.trainer.global_step  # in earlier fits of this Trainer
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])  # LambdaLR needs it to continue
-        self._built_lr = settings.lr
-        scheduler = LambdaLR(optimizer, self._rate_factor, last_epoch=done - 1)
-        self._peaks = scheduler.base_lrs
+        scheduler = learning_rate_schedule(optimizer, settings.schedule, steps, done)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _rate_factor(self, step: int) -> float:
-        """Return the learning rate of a step over that of the optimizer's groups, which a finder may have replaced."""
-        last = self._steps - 1
-        return self.settings.schedule.factor(min(step, last), self._steps) * (self.lr / self._built_lr)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip by the global norm, or per role in `optim.clip_by_role`; store the norm before that for logging."""
-        by_value = gradient_clip_algorithm == "value"
-        limit = (not by_value and gradient_clip_val) or float("inf")  # Lightning's 0 means no clipping
-        norm = clip_by_role(self.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
-        precision = self.trainer.precision_plugin
-        scaled = isinstance(precision, MixedPrecision) and precision.scaler is not None
-        self.grad_norm = self.nonfinite.check(self, norm, scaled=scaled)
-        if by_value:  # last, because it makes an infinite gradient finite
+        """Clip by the norm of all gradients, or per role in `optim.clip_by_role`."""
+        if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
+        limits = self.settings.optim.clip_by_role
+        norm = self.nonfinite.gradient_norm
+        if limits or norm is None:  # a subclass may have left out the guards
+            clip_by_role(self.parameters(), optimizer, limit, limits)
+        elif gradient_clip_val:
+            clip_grads_with_norm_(self.parameters(), limit, norm, foreach=True)
 
-    def on_fit_start(self) -> None:
-        """Check strategy and weights, clear the values that Lightning's finders logged, and give SWA the weights."""
-        check_strategy(self.trainer.strategy)
-        if not self.automatic_optimization and self.settings.backbone.router.balance == "bias":
-            rank_zero_warn("router.balance is 'bias', but in manual optimization nothing calls the experts' move_bias")
-        epoch = self.trainer.fit_loop.epoch_loop
-        for logged in (epoch._results, epoch.val_loop._results):
-            logged.clear()
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            copy: Any = getattr(callback, "_average_model", None)
-            if isinstance(callback, StochasticWeightAveraging) and copy.backbone is None:
-                callback.setup(self.trainer, self, "fit")  # its copy was made before the weights
-        wanted = "None in your own Trainer. Load the weights with load_state_dict."
-        loads = self._loaded or self.trainer.ckpt_path is not None  # FSDP2 restores it later
-        expect(self.settings.init_from is None or loads, "init_from", self.settings.init_from, wanted)
-
-    def on_train_start(self) -> None:
-        """Restore the random states of the checkpoint, if there is one, and the accumulation of its epoch."""
-        self._last = self._loads = None  # of a step that an earlier fit did not finish
-        self.nonfinite.losses.clear()
-        if self.trainer.global_step == 0:
-            self.nonfinite.skipped = 0
-        for scheduler in self._schedulers():  # Lightning calls it at the start of an epoch only
-            scheduler.on_train_epoch_start(self.trainer, self)
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            for optimizer in self.trainer.optimizers:  # a fused one would unscale gradients after they are clipped
-                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-        if self._rng is not None:
-            restore_rng(self._rng, self.global_rank, self.device)
-            self._rng = None
-            self._schedule_rates()
-
-    def _schedule_rates(self) -> None:
-        """Set the rates of the next step by the schedule of this run, which may have a different length.
-
-        A checkpoint's peaks are those from before a LearningRateFinder.
-        """
-        schedulers = [] if self.own_optimizer else [each.scheduler for each in self.trainer.lr_scheduler_configs]
-        for scheduler in schedulers:
-            if isinstance(scheduler, LambdaLR):  # StochasticWeightAveraging replaces it
-                scheduler.base_lrs = self._peaks
-                rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-                for group, (peak, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):
-                    group["lr"] = peak * factor(scheduler.last_epoch)
+    # Checkpoints; `ExactResume` stores and restores the rest
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the settings as plain values that load with weights_only=True."""
-        trainer, data = self.trainer, data_of(self.trainer)
-        progress = {
-            "accumulate": trainer.accumulate_grad_batches,
-            "skipped_steps": self.nonfinite.skipped,
-            "legs": self.segments_so_far(),
-            "commit": commit(),
-            "corpus_hash": None if data is None else data.manifest.corpus_hash,
-            "origin": self.origin,
-            "built_by": self.built_by,
-        }
-        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | recorded_settings(self.settings, data) | progress
-        checkpoint[RNG_KEY] = rng_states(self.device)
+        record_settings(checkpoint, self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the settings, and continue after the saved step, also on a different number of devices."""
-        self._loaded = True
-        if self._trainer is None:  # load_from_checkpoint, whose arguments may replace the checkpoint's settings
-            check_function(checkpoint, self.settings)
-            return
-        self.check_settings(checkpoint)
-        if self.trainer.state.fn == "fit":
-            if checkpoint["global_step"] > 0:  # that of a finder itself is of step 0
-                _refuse_finders(self.trainer)
-            saved = checkpoint[CHECKPOINT_KEY]
-            self._rng = checkpoint[RNG_KEY]
-            self.nonfinite.skipped = saved["skipped_steps"]
-            self.origin = saved.get("origin")
-            self.segments.restore(saved.get("legs"))
-            now = saved["accumulate"] if self._schedulers() else self.trainer.accumulate_grad_batches
-            restart_between_steps(checkpoint, saved["accumulate"], now)
-
-    def _schedulers(self) -> list[GradientAccumulationScheduler]:
-        callbacks: list[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)]
-
-    def check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the settings match the checkpoint, see `checkpoint.compat.check_settings`."""
-        training, data = self.trainer.state.fn == "fit", data_of(self.trainer)
-        check_settings(
-            checkpoint, self.settings, data, training=training, own_groups=self.has_own_groups, built_by=self.built_by
-        )
-
-    def segments_so_far(self) -> list[dict[str, Any]]:
-        """Return the segments of the run, each with the settings that change its numbers."""
-        trainer = self.trainer
-        numerics = {"precision": str(trainer.precision), "device": trainer.strategy.root_device.type}
-        data = data_of(trainer)
-        if data is not None and self.settings.backbone.n_expert:  # their balance loss depends on the micro-batch
-            numerics["micro_batch"] = str(data.share(trainer.world_size).micro_batch)
-        return self.segments.at(trainer.global_step, trainer.max_steps, numerics)
+        """Check that the settings are those of the checkpoint."""
+        check_recorded(checkpoint, self)
 
     @property
     def built_by(self) -> str | None:
@@ -485,54 +349,3 @@ class PretrainModule(L.LightningModule):
     def own_optimizer(self) -> str | None:
         """Name of a subclass that replaces `configure_optimizers`; else None."""
         return type(self).__name__ if is_overridden("configure_optimizers", self, PretrainModule) else None
-
-    @property
-    def has_own_groups(self) -> bool:
-        """True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
-        trains = [[p.requires_grad for p in net.parameters()] for net in (self.backbone, self.settings.meta()) if net]
-        return bool(self.own_optimizer or self.built_by) or trains[0] != trains[-1]
-
-
-def _config(kind: Callable[..., Any], value: Any) -> Any:
-    """Return a config from its fields: load_from_checkpoint passes a dictionary, with hparams_file omegaconf's."""
-    if isinstance(value, Mapping) and not isinstance(value, dict):
-        from omegaconf import OmegaConf  # imported here, because a module needs it for such a file only
-
-        value = OmegaConf.to_container(value)
-    return kind(**value) if isinstance(value, dict) else value
-
-
-def _refuse_finders(trainer: L.Trainer) -> None:
-    """Refuse a LearningRateFinder or BatchSizeFinder, which would take earlier steps for its own.
-
-    Lightning's BatchSizeFinder makes no step at all if the fit has more steps than a trial, and a LearningRateFinder
-    continues a finished schedule.
-
-    Raises:
-        ConfigError: the Trainer has one of them
-    """
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    finder = next((each for each in callbacks if isinstance(each, _FINDERS)), None)
-    if finder is None:
-        return
-    if finder._early_exit:  # added by a Tuner, which removes it only after a success
-        trainer.callbacks = [each for each in callbacks if each is not finder]  # type: ignore[attr-defined]
-    name, hint = type(finder).__name__, "Search before the first fit, with a new Trainer."
-    raise ConfigError(f"a callback is {name}; expected none in a fit that continues from a later step than 0. {hint}")
-
-
-def _token_block(block: Any, vocabulary: int) -> Tensor:
-    """Return a user's batch of token ids as int64 or int32 (B, T + 1), after a check."""
-    if not isinstance(block, Tensor):
-        raise ConfigError(f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids.")
-    is_integer = not (block.is_floating_point() or block.is_complex() or block.dtype == torch.bool)
-    if not is_integer or block.ndim != 2 or block.shape[1] < 2:
-        found = f"{block.dtype} {tuple(block.shape)}"
-        raise ConfigError(f"the batch is {found}; expected integer token ids (B, T + 1), with T of at least 1.")
-    if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for other integers
-        block = block.long()
-    if block.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for the device
-        low, high = (int(each) for each in block.aminmax())
-        wanted = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
-        expect(low >= 0 and high < vocabulary, "the range of token ids", f"{low} to {high}", wanted)
-    return block

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect the results of a finished run."""
-    segments = module.segments_so_far()
+    segments = module.exact_resume.segments_so_far(trainer, module)
     return {
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
@@ -52,7 +52,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         **data.manifest.loss_metrics(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
-        "origin": module.origin,
+        "origin": module.exact_resume.origin,
         "built_by": module.built_by,
         "own_optimizer": module.own_optimizer,
         "torch": torch.__version__,
@@ -71,7 +71,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "steps": trainer.max_steps,
         "precision": str(trainer.precision),
         "clip": trainer.gradient_clip_val,
-        "origin": module.origin,
+        "origin": module.exact_resume.origin,
     }
     identity |= {"optimizer": own} if own else {}
     return {

@@ -86,7 +86,7 @@ TRAINER_ARGUMENTS = {
     "strategy": Argument("auto, ddp, or lightning_sv.lit.fsdp.FullyShardedStrategy; others are refused."),
     "devices": Argument("Devices per node."),
     "num_nodes": Argument("Number of nodes."),
-    "precision": Argument("All but 16-true, under which AdamW divides by 0."),
+    "precision": Argument("bf16-mixed, bf16-true, 32-true or 64-true; those of float16 are refused."),
     "logger": Argument("Loggers in addition to the run's TensorBoard files; false is refused."),
     "callbacks": Argument("Callbacks in addition to the run's own; those that change what is trained are refused."),
     "fast_dev_run": Argument("A few batches, in a temporary directory."),
@@ -136,21 +136,30 @@ PLUGINS = {
 #: arguments of strategies that are such plugins
 _STRATEGY_PLUGINS = {"precision_plugin": "Precision", "checkpoint_io": "CheckpointIO"}
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
-_ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
+_ROLES = "changes which parameters are trained; set requires_grad in configure_model of a subclass"
 _AVERAGES = "validates and saves averaged weights, which no file of the run records"
 _BAR = "is a second progress bar; set progress.lines, or use --quiet"
-#: unsupported callback of Lightning -> reason and hint
-REFUSED_CALLBACKS = {
-    "LearningRateFinder": "changes the rate in config.yaml; compare rates with `lightning-sv sweep --lr`",
-    "BatchSizeFinder": "changes the global batch; set data.micro_batch to the size that `lightning-sv plan` prints",
-    "GradientAccumulationScheduler": "changes the global batch; set data.global_batch instead",
+#: callback of Lightning that a `PretrainModule` refuses in any Trainer -> reason and hint, as docs/own-trainer.md
+REFUSED_EVERYWHERE = {
+    "LearningRateFinder": "changes the recorded rate; compare rates with `lightning-sv sweep --lr`",
+    "BatchSizeFinder": "changes the recorded batch; use the size that `lightning-sv plan` prints",
+    "GradientAccumulationScheduler": "changes the batch of a step; set accumulate_grad_batches or data.global_batch",
+    "StochasticWeightAveraging": "replaces the schedule; set model.schedule, or use WeightAveraging",
+    "ModelPruning": _ROLES,
+    "BackboneFinetuning": _ROLES,
+}
+#: callback of Lightning that the command line refuses too -> reason and hint
+REFUSED_IN_RUNS = {
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
     "RichProgressBar": _BAR,
     "TQDMProgressBar": _BAR,
-    "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
-    "ModelPruning": _ROLES,
-    "BackboneFinetuning": _ROLES,
+}
+REFUSED_CALLBACKS = REFUSED_EVERYWHERE | REFUSED_IN_RUNS
+#: precision -> what is wrong with it
+REFUSED_PRECISIONS = {
+    "16-true": "AdamW divides by 0 in float16",
+    "16-mixed": "its scaled gradients hide values that are not finite",
 }
 ENDING_CALLBACKS = ("EarlyStopping", "Timer")
 
@@ -184,8 +193,16 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
         expect(given[key] != 0, f"trainer.{key}", given[key], "a number above 0, because a run takes steps.")
     expect(given["logger"] is not False, "trainer.logger", False, "a logger, or null. A run writes its losses.")
     expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
+    check_precision(given["precision"])
     if str(given["precision"]) == "bf16-true":
         log.warning("trainer.precision bf16-true loses small changes of a scale vector near 1; bf16-mixed keeps them")
+
+
+def check_precision(precision: object) -> None:
+    """Refuse the precisions of float16."""
+    reason = REFUSED_PRECISIONS.get(str(precision))
+    if reason is not None:
+        raise ConfigError(f"trainer.precision is {precision}; expected bf16-mixed or 32-true, because {reason}.")
 
 
 def entries_of(value: Any) -> list[Any]:

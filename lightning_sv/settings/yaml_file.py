@@ -24,7 +24,7 @@ CALLBACKS = {
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
     "experts": "lightning_sv.callbacks.RouterMonitor",
     "samples": "lightning_sv.lit.text_samples.TextSamples",
-    "checkpoint": "lightning_sv.lit.checkpoint.callback.LastCheckpoint",
+    "checkpoint": "lightning_sv.lit.checkpoint.last_checkpoint.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }
 #: keys that contain further keys

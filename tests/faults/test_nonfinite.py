@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import open_split
-from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
 from tests.faults.conftest import Tally

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import utilities
-from lightning.pytorch.tuner.tuning import Tuner
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
@@ -156,8 +155,6 @@ def own_weights(corpus: str) -> None:
             default_root_dir=Path(corpus).parent,
         )  # fmt: skip
         data = TokenDataModule(corpus, seq_len=16, batch_size=1)
-        if replicas == 1:
-            Tuner(fit).lr_find(module, data, num_training=3)  # it restores the weights afterwards
         fit.fit(module, data)
         ranks: list[Any] = [None] * int(str(RANKS))
         distributed.all_gather_object(ranks, weights)

@@ -16,7 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.atomic_io import AtomicCheckpointIO
 from lightning_sv.runs.events import Curve, read_run
 from tests.conftest import listen_to_interrupts
 

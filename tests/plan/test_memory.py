@@ -95,7 +95,7 @@ def test_step_memory_peak_is_that_of_a_real_step(name: str, precision: str, micr
 def test_step_memory_parts_are_those_of_the_parameters() -> None:
     module = make("muon")
     plan = step_memory(module.settings, 1, 8)
-    assert module.backbone is None and module._loads is None
+    assert module.backbone is None and module.expert_loads is None
     module.configure_model()
     size = {name: p.nbytes for name, p in module.net.named_parameters()}
     matrices = sum(n for name, n in size.items() if name.startswith("layers") and name.endswith("proj.weight"))

@@ -24,6 +24,8 @@ from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
+    REFUSED_CALLBACKS,
+    REFUSED_EVERYWHERE,
     TRAINER_ARGUMENTS,
     TRAINER_DEFAULTS,
     check_plugins,
@@ -115,6 +117,16 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
             check_trainer_keys(defaults | {key: value})
         with pytest.raises(ConfigError, match=f"^trainer.{key} is "):
             check_trainer_keys(defaults | {key: "a different value"})
+
+
+def test_own_trainer_page_lists_the_refused_callbacks() -> None:
+    shown = table((ROOT / "docs/own-trainer.md").read_text(), "| callback | own Trainer |")
+    rows = []
+    for name, reason in REFUSED_CALLBACKS.items():
+        rows.append([name, "refused" if name in REFUSED_EVERYWHERE else "works", "refused", reason])
+    assert [[cell.replace("`", "") for cell in row] for row in shown] == [
+        [cell.replace("`", "") for cell in row] for row in rows
+    ]
 
 
 def test_plugins_are_followed_or_refused() -> None:

@@ -1,34 +1,24 @@
-"""Check that a checkpoint fits the run that resumes it or starts from its weights; also weights of transformers."""
+"""Settings in a checkpoint: record them, and check that they are those of the run that reads it."""
 
-import itertools
-import json
 import os
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from math import isclose, isfinite
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
-from lightning_sv.corpus import Tokenizer
+from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, matrix_rate
 from lightning_sv.optim.muon import CompositeOptimizer
-from lightning_sv.own_code import modules_named
-from lightning_sv.roles.fake import check_folder
-from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
-from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT
 from lightning_sv.runs.provenance import Segments
-from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig, is_of_transformers
-from lightning_sv.settings.paths import expand_path
+from lightning_sv.settings.model import PretrainConfig
 
 #: settings that a checkpoint has as plain values -> their class
 _CONFIGS: dict[str, Any] = {
@@ -53,6 +43,38 @@ def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[s
         "init_from": None if module.init_from is None else os.path.abspath(module.init_from),  # noqa: PTH100 (with ..)
         "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
     }
+
+
+def record_settings(checkpoint: dict[str, Any], module: Any) -> None:
+    """Store the settings of a `PretrainModule` in a checkpoint, next to the progress of `ExactResume`."""
+    progress = checkpoint.get(CHECKPOINT_KEY, {})
+    settings = recorded_settings(module.settings, data_of(module.trainer))
+    checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings | {"built_by": module.built_by} | progress
+
+
+def check_recorded(checkpoint: dict[str, Any], module: Any) -> None:
+    """Check that a checkpoint has the settings of a `PretrainModule`, or for load_from_checkpoint its function."""
+    if module._trainer is None:  # load_from_checkpoint, whose arguments may replace the checkpoint's settings
+        check_function(checkpoint, module.settings)
+        return
+    check_settings(
+        checkpoint,
+        module.settings,
+        data_of(module.trainer),
+        training=module.trainer.state.fn == "fit",
+        own_groups=has_own_groups(module),
+        built_by=module.built_by,
+    )
+
+
+def has_own_groups(module: Any) -> bool:
+    """Return True if the optimizer's groups may differ from those of the settings, for instance by frozen weights."""
+    if module.own_optimizer or module.built_by:
+        return True
+    if module.backbone is None:
+        return False
+    trained = [parameter.requires_grad for parameter in module.backbone.parameters()]
+    return trained != [parameter.requires_grad for parameter in module.settings.meta().parameters()]
 
 
 def check_settings(
@@ -81,7 +103,6 @@ def check_settings(
     wanted = f"that of {then or 'PretrainModule'}, as in the checkpoint. Use its script."
     expect(then == built_by, "the model", f"that of {built_by or 'PretrainModule'}", wanted)
     skipped = {"tokenizer_sha256", "data"} if data is None else set()
-    skipped |= set() if checkpoint.get("global_step") else {"data"}  # of a Tuner, which then sets the batch
     skipped |= set() if training else {"optim", "schedule", "data", "init_from"}
     for key in (key for key in here if key not in skipped):
         then = saved.get(key)
@@ -112,8 +133,8 @@ def check_function(checkpoint: dict[str, Any], module: PretrainConfig) -> None:
     if not isinstance(saved, dict):  # of a subclass with its own on_save_checkpoint
         return
     config, options = BackboneConfig(**saved["backbone"]), ScaleOptions(**saved["scale_options"])
-    theirs = _function(config, ScaleStrategy.parse(saved["scale"]), options, None)
-    ours = _function(module.backbone, module.strategy, module.scale_options, None)
+    theirs = function_settings(config, ScaleStrategy.parse(saved["scale"]), options, None)
+    ours = function_settings(module.backbone, module.strategy, module.scale_options, None)
     where, then, now = first_difference("model", theirs, ours)
     wanted = f"{then}, as in the checkpoint. Load its weights into a different model with load_state_dict."
     expect(then == now, where.removeprefix("model."), now, wanted)
@@ -186,64 +207,7 @@ def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
     return key, then, now
 
 
-class Start(NamedTuple):
-    """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
-
-    load: Callable[[Backbone], object]
-    text: str
-    #: for `summary.json`, with the origin of its own run; None for a model of transformers
-    origin: dict[str, Any] | None = None
-
-
-def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
-    """Read the weights of `init_from`, after checking that this model computes the same function with them.
-
-    They are of a checkpoint, of a run directory's last one, or of a folder of transformers. Optimizer, schedule, decay,
-    name, initialization and text may differ; the tokenizer may not.
-
-    Raises:
-        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
-            key that differs, and both values
-    """
-    if is_of_transformers(init_from):
-        # 0.2 seconds of imports
-        from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
-
-        check_start(module.meta(), init_from)
-        check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
-        text = f"starts from the weights of {init_from}, a model of transformers"
-        return Start(partial(load_hugging_face, folder=init_from), text)
-    check_folder(Path(init_from))
-    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
-    try:
-        model = read_model(path, allow=modules_named(module.label))
-    except ConfigError as error:
-        raise ConfigError(f"model.init_from: {error}") from error
-    made = model.checkpoint[CHECKPOINT_KEY]
-    theirs = _function(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
-    ours = _function(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
-    where, then, now = first_difference("model", theirs, ours)
-    wanted = f"{then}, as in {path}. Start from weights of the same model and tokenizer."
-    expect(then == now, f"model.init_from: {where}", now, wanted)
-    label = f"{model.strategy}{model.options.label()}"
-    try:
-        step, batch = int(model.checkpoint["global_step"]), made["data"]
-        origin = {
-            "checkpoint": path,
-            "label": label,
-            "commit": made.get("commit"),
-            "step": step,
-            "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
-            "corpus_hash": made.get("corpus_hash"),
-            "origin": made.get("origin"),
-        }
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
-    text = f"starts from the weights of {path}, {label} after step {step:,}; optimizer, schedule and data begin anew"
-    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
-
-
-def _function(
+def function_settings(
     config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOptions, tokenizer: str | None
 ) -> dict[str, Any]:
     """Return the settings that decide the function of given weights, without initialization and training."""
@@ -261,22 +225,3 @@ def _function(
         "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False, initial_gamma_out=1.0)),
         "tokenizer_sha256": tokenizer,
     }
-
-
-def with_sizes(words: Sequence[str]) -> list[str]:
-    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
-    more, key = list[str](), "--model.init_from"
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(key) else [word])]
-    for flag, word in itertools.pairwise(["", *parts]):
-        more.append(word)
-        if flag != key or word == "null":
-            continue
-        word = expand_path(word, flag)
-        if is_of_transformers(word):
-            from lightning_sv.interop.hf.load import backbone_config
-
-            sizes = asdict(backbone_config(word))
-            own = ("name", "router", "init_std", "init_std_by_role", "init_residual_scaling")
-            given = {name: value for name, value in sizes.items() if name not in own and value is not None}
-            more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
-    return more

@@ -1,0 +1,50 @@
+"""Batches of token ids: the check of those that a user's loader yields, and their documents."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.run_state import data_of
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn import document_ids
+
+
+def check_block(block: Any, vocabulary: int) -> Tensor:
+    """Return a user's batch of token ids as int64 or int32 (B, T + 1).
+
+    Raises:
+        ConfigError: a different type or shape, or ids outside of the vocabulary
+    """
+    if not isinstance(block, Tensor):
+        raise ConfigError(f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids.")
+    is_integer = not (block.is_floating_point() or block.is_complex() or block.dtype == torch.bool)
+    if not is_integer or block.ndim != 2 or block.shape[1] < 2:
+        expected = "integer token ids (B, T + 1), with T of at least 1."
+        raise ConfigError(f"the batch is {block.dtype} {tuple(block.shape)}; expected {expected}")
+    if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for other integers
+        block = block.long()
+    if block.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for the device
+        _check_range(block, vocabulary)
+    return block
+
+
+def _check_range(block: Tensor, vocabulary: int) -> None:
+    low, high = block.aminmax()
+    if low < 0 or high >= vocabulary:
+        expected = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
+        raise ConfigError(f"the range of token ids is {int(low)} to {int(high)}; expected {expected}")
+
+
+def documents_of(tokens: Tensor, trainer: L.Trainer | None) -> Tensor:
+    """Return the documents of a `TokenDataModule`'s tokens, to which attention is restricted.
+
+    Raises:
+        ConfigError: the data do not come from a `TokenDataModule`
+    """
+    data = None if trainer is None else data_of(trainer)
+    if data is None:
+        expected = "a TokenDataModule, which knows where documents end. Set mask_documents=False for other data."
+        raise ConfigError(f"mask_documents is True; expected {expected}")
+    return document_ids(tokens, data.manifest.eot)

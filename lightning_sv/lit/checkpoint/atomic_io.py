@@ -1,0 +1,58 @@
+"""Atomic checkpoints, written next to their place and renamed."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from torch import distributed
+
+from lightning_sv.atomic import atomic_path, partial_of, remove, replace
+from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write `checkpoint` to `path`; after an OSError, the file at `path`, if any, is as before."""
+        final = Path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with atomic_path(final) as partial, partial.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # torch's zip writer fails at its end too, after a failed write
+            cause = error if isinstance(error, OSError) else error.__context__
+            if isinstance(cause, OSError):
+                why = f"could not write {final} ({cause.strerror}); its previous content is unchanged"
+                raise OSError(cause.errno, why) from error
+            raise
+
+    def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
+        """Read a checkpoint; several ranks map the file, so that a node has it in memory once."""
+        if is_sharded(path):
+            return read_sharded(path, tensors=True, checksums=False)
+        if not distributed.is_initialized():
+            return super().load_checkpoint(path, *given, **more)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def name_also(checkpoint: Path, name: Path) -> None:
+    """Give a checkpoint a second name atomically: a hard link to a file, a symbolic link to a folder, or a copy."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    if checkpoint.is_dir():
+        remove(partial_of(name))
+        try:
+            partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+        except OSError:  # mounted buckets and CIFS have no links
+            shutil.copytree(checkpoint, partial_of(name))
+        replace(partial_of(name), name)  # the old one is a folder in a copied run
+        return
+    with atomic_path(name) as partial:
+        try:
+            os.link(checkpoint, partial)
+        except OSError:
+            shutil.copyfile(checkpoint, partial)

@@ -1,0 +1,105 @@
+"""Exact resume: what a checkpoint needs in addition to what Lightning saves."""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning as L
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from lightning_sv.callbacks.run_state import data_of
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, RNG_KEY
+from lightning_sv.runs.provenance import Segments, commit
+
+
+class ExactResume(L.Callback):
+    """Store random states, accumulation and provenance in checkpoints, and continue from them to the last bit.
+
+    Attributes:
+        segments: starts of the program that the run consists of
+        origin: origin of the initial weights, see `lit.init_from.Start`; None if they were initialized
+    """
+
+    def __init__(self) -> None:
+        self.segments = Segments()
+        self.origin: dict[str, Any] | None = None
+        self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Start a segment of a fit, and save the configs of a subclass as plain values too.
+
+        Loggers and weights_only=True need plain values.
+        """
+        pl_module.save_hyperparameters(asdict(pl_module.settings))
+        if stage == "fit":
+            self.segments = Segments()
+            self.origin = pl_module.origin
+            self._rng = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Store the progress next to the settings, which the module stores."""
+        data = data_of(trainer)
+        checkpoint[CHECKPOINT_KEY] = {
+            "accumulate": trainer.accumulate_grad_batches,
+            "skipped_steps": pl_module.nonfinite.skipped,
+            "legs": self.segments_so_far(trainer, pl_module),
+            "commit": commit(),
+            "corpus_hash": None if data is None else data.manifest.corpus_hash,
+            "origin": self.origin,
+        }
+        checkpoint[RNG_KEY] = rng_states(pl_module.device)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Continue after the saved step, also on a different number of devices."""
+        if trainer.state.fn != "fit":
+            return
+        saved = checkpoint[CHECKPOINT_KEY]
+        self._rng = checkpoint[RNG_KEY]
+        self.origin = saved.get("origin")
+        self.segments.restore(saved.get("legs"))
+        pl_module.nonfinite.restore(saved["skipped_steps"])
+        restart_between_steps(checkpoint, saved["accumulate"], trainer.accumulate_grad_batches)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Restore the random states of the checkpoint, if there is one, and follow the schedule of this run."""
+        if self._rng is None:
+            return
+        restore_rng(self._rng, trainer.global_rank, pl_module.device)
+        self._rng = None
+        if pl_module.own_optimizer is None:
+            for each in trainer.lr_scheduler_configs:
+                follow_schedule(each.scheduler)
+
+    def segments_so_far(self, trainer: L.Trainer, pl_module: Any) -> list[dict[str, Any]]:
+        """Return the segments of the run, each with the settings that change its numbers."""
+        numerics = {"precision": str(trainer.precision), "device": trainer.strategy.root_device.type}
+        data = data_of(trainer)
+        if data is not None and pl_module.settings.backbone.n_expert:
+            # The balance loss of experts depends on the micro-batch.
+            numerics["micro_batch"] = str(data.share(trainer.world_size).micro_batch)
+        return self.segments.at(trainer.global_step, trainer.max_steps, numerics)
+
+
+def follow_schedule(scheduler: LRScheduler) -> None:
+    """Set the rates of the next step; those of a checkpoint are of a schedule of its own length."""
+    if not isinstance(scheduler, LambdaLR):
+        return
+    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    for group, peak, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
+        group["lr"] = peak * factor
+
+
+def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
+    """Convert Lightning's counts of micro-batches in place, if a step had `then` of them and has `now`."""
+    if then == now:
+        return
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        open_batches = counts["ready"] - counts["completed"]
+        if counts["ready"] % then:
+            expected = f"{then}, as in the checkpoint, which was saved after a step of fewer batches"
+            raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {expected}.")
+        for name in ("ready", "started", "processed"):
+            counts[name] = counts[name] // then * now
+        counts["completed"] = counts["ready"] - open_batches

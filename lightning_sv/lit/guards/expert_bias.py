@@ -1,0 +1,39 @@
+"""Balance of experts by their biases (router.balance is 'bias')."""
+
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_sv.nn import MixtureOfExperts
+
+
+class ExpertBias(L.Callback):
+    """Move the experts' biases in every step by its loads on all devices (arXiv:2408.15664).
+
+    The bias moves just before the optimizer steps. It does not depend on the weights, and nothing reads it in between.
+    A callback that calls `training_step` is not counted, because no backward pass follows.
+    """
+
+    def __init__(self) -> None:
+        self._loads: Tensor | None = None  # (blocks, experts) tokens since the last step
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forget a step that an earlier fit did not finish."""
+        self._loads = None
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: Any, loss: Tensor) -> None:
+        """Count the micro-batch towards the step."""
+        loads = pl_module.expert_loads
+        if loads is not None:
+            self._loads = loads if self._loads is None else self._loads + loads
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+        """Move the biases, unless the step is skipped."""
+        loads, self._loads = self._loads, None
+        if loads is None or pl_module.nonfinite.skipped_now:
+            return
+        mixtures = [module for module in pl_module.net.modules() if isinstance(module, MixtureOfExperts)]
+        for mixture, load in zip(mixtures, loads, strict=True):
+            mixture.move_bias(load)

@@ -1,0 +1,98 @@
+"""Initial weights of a run: of a checkpoint, of a run, or of a transformers model."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError, expect
+from lightning_sv.lit.checkpoint.compat import first_difference, function_settings
+from lightning_sv.nn import Backbone
+from lightning_sv.own_code import modules_named
+from lightning_sv.roles.fake import check_folder
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
+from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.sharded_checkpoint import is_sharded
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig, is_of_transformers
+from lightning_sv.settings.paths import expand_path
+
+
+class Start(NamedTuple):
+    """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
+
+    load: Callable[[Backbone], object]
+    text: str
+    #: for `summary.json`, with the origin of its own run; None for a model of transformers
+    origin: dict[str, Any] | None = None
+
+
+def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
+    """Read the weights of `init_from`, after checking that this model computes the same function with them.
+
+    They are of a checkpoint, of a run directory's last one, or of a folder of transformers. Optimizer, schedule, decay,
+    name, initialization and text may differ; the tokenizer may not.
+
+    Raises:
+        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
+            key that differs, and both values
+    """
+    if is_of_transformers(init_from):
+        # 0.2 seconds of imports
+        from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
+
+        check_start(module.meta(), init_from)
+        check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
+        text = f"starts from the weights of {init_from}, a model of transformers"
+        return Start(partial(load_hugging_face, folder=init_from), text)
+    check_folder(Path(init_from))
+    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
+    try:
+        model = read_model(path, allow=modules_named(module.label))
+    except ConfigError as error:
+        raise ConfigError(f"model.init_from: {error}") from error
+    made = model.checkpoint[CHECKPOINT_KEY]
+    theirs = function_settings(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
+    ours = function_settings(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
+    where, then, now = first_difference("model", theirs, ours)
+    wanted = f"{then}, as in {path}. Start from weights of the same model and tokenizer."
+    expect(then == now, f"model.init_from: {where}", now, wanted)
+    label = f"{model.strategy}{model.options.label()}"
+    try:
+        step, batch = int(model.checkpoint["global_step"]), made["data"]
+        origin = {
+            "checkpoint": path,
+            "label": label,
+            "commit": made.get("commit"),
+            "step": step,
+            "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
+            "corpus_hash": made.get("corpus_hash"),
+            "origin": made.get("origin"),
+        }
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
+    text = f"starts from the weights of {path}, {label} after step {step:,}; optimizer, schedule and data begin anew"
+    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
+
+
+def with_sizes(words: Sequence[str]) -> list[str]:
+    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
+    more, key = list[str](), "--model.init_from"
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(key) else [word])]
+    for flag, word in itertools.pairwise(["", *parts]):
+        more.append(word)
+        if flag != key or word == "null":
+            continue
+        word = expand_path(word, flag)
+        if is_of_transformers(word):
+            from lightning_sv.interop.hf.load import backbone_config
+
+            sizes = asdict(backbone_config(word))
+            own = ("name", "router", "init_std", "init_std_by_role", "init_residual_scaling")
+            given = {name: value for name, value in sizes.items() if name not in own and value is not None}
+            more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
+    return more
