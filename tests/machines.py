@@ -1,4 +1,4 @@
-"""`make test-machines`: the numerical tests with the kernels of other CPUs, two threads, and random order.
+"""`python -m tests.machines`: the numerical tests with the kernels of other CPUs, two threads, and random order.
 
 Environment variables choose the kernels of torch, MKL and oneDNN. Variants whose instructions this CPU lacks are left
 out. Words choose variants by name, options go to pytest: `python -m tests.machines "2 threads" avx2 -x`.

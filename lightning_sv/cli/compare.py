@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from lightning_sv.cli.names import resolve_names
+from lightning_sv.cli.prepare import with_corpus
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, default_out, free_out, print_comparison
 from lightning_sv.experiments.run_store import RunStore, context_of
@@ -27,7 +29,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")
     parser.add_argument("--b_label", nargs="+", help="Names of the strategies B in tables and plots, in their order.")
     parser.add_places("Output directory, also for runs; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
-    options, shared = parser.parse_known_args(argv)
+    options, rest = parser.parse_known_args(argv)
+    shared = with_corpus(resolve_names(rest))
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):

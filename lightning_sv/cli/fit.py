@@ -1,5 +1,7 @@
 """`lightning-sv fit` and `validate`."""
 
+from lightning_sv.cli.names import resolve_names
+from lightning_sv.cli.prepare import with_corpus
 from lightning_sv.errors import StoppedError
 from lightning_sv.settings.parse import check_run
 from lightning_sv.settings.plain_parser import underscored
@@ -8,19 +10,20 @@ from lightning_sv.settings.plain_parser import underscored
 def run(argv: list[str], command: str = "fit") -> int:
     """Train, or validate a checkpoint; return the exit code."""
     words = underscored(argv)
+    named = resolve_names([word for word in words if word != "--dry_run"])
     if command == "fit" and "--dry_run" in words:
-        check_run([word for word in words if word != "--dry_run"])
+        check_run(named.now)
         return 0
-    return _train(command, argv)
+    return _train(command, with_corpus(named))
 
 
-def _train(command: str, argv: list[str]) -> int:
+def _train(command: str, words: list[str]) -> int:
     # importing Lightning takes seconds, which a dry run does not need
     from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.distributed import exit_code
 
     try:
-        PretrainCLI(args=[command, *argv])
+        PretrainCLI(args=[command, *words])
     except StoppedError as stopped:
         return exit_code(stopped)
     return 0

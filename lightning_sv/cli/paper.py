@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.cli.names import find_corpus
+from lightning_sv.cli.prepare import prepare_named
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.evaluate import evaluate
@@ -27,8 +29,9 @@ from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
 from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.paths import find_config
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.yaml_file import parse_overrides
+from lightning_sv.settings.yaml_file import parse_overrides, read_leaves
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -67,6 +70,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         return 0
     wanted = requests_of(figures)
     if is_training:
+        _prepare_corpora(budget, _keys(rest))
         check_corpora(figures)
     context = None if options.no_train else context_of(parse_run(list(wanted[0][0].args))[1]) if wanted else {}
     recorded = read_recorded(options.results_from, (context or {}).get("corpus_hash"))
@@ -101,6 +105,19 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0
+
+
+def _prepare_corpora(budget: Budget, keys: Mapping[str, Any]) -> None:
+    """Prepare the corpora of a budget, except those of the Hugging Face hub (terabytes) and replaced ones."""
+    if "data.corpus.dir" in keys:
+        return
+    for layer in budget.layers:
+        kind, _, name = layer.partition("/")
+        if kind != "data":
+            continue
+        source = str(read_leaves(find_config(kind, name)).get("data.corpus.source", ""))
+        if not source.startswith("hf:"):
+            prepare_named(find_corpus(name))
 
 
 def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from rich.console import Console
 
+from lightning_sv.cli.names import resolve_names
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig
@@ -11,6 +12,7 @@ from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
+from lightning_sv.settings.plain_parser import underscored
 
 #: keys of `model` that determine its parameters and their decay; the others are ignored
 MODEL_KEYS = {"backbone", "scale", "scale_options", "optim"}
@@ -27,7 +29,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print the numbers as JSON.")
     others = [f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS]
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
-    config = parser.parse_args(argv)
+    config = parser.parse_args(resolve_names(underscored(argv)).now)
     model = parser.instantiate(config).model
     count = count_parameters(model.backbone, config.model.scale, model.scale_options, model.optim)
     if config.json:

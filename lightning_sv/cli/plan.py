@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from lightning_sv.cli.names import resolve_names
 from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
 from lightning_sv.plan.gpu_memory import USABLE
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
     elif options.run is not None:
         logged = read_run(options.run, complete=False).curves.get("throughput/mfu")
         mfus, source = (measured_mfu(logged),), f"measured in {options.run}"
-    module, data, trainer = parse_run(rest, check_corpus=False)
+    module, data, trainer = parse_run(resolve_names(rest).now, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
     if options.json:
         print(json_text(plan.to_dict() | {"mfu_source": source}))

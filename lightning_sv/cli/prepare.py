@@ -1,19 +1,55 @@
 """`lightning-sv prepare`: convert text to tokens and shards."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from lightning_sv.cli.names import NamedCorpus, Resolved, resolve_names
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.config import byte_size
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
-from lightning_sv.settings.parse import Parser, ignore_keys
+from lightning_sv.settings.parse import Parser, check_run, ignore_keys
+from lightning_sv.settings.plain_parser import underscored
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write the corpus, print its content; return the exit code."""
+    config, corpus = _parse(resolve_names(underscored(argv)).to_prepare)
+    existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
+    part_bytes = byte_size("--part_bytes", config.part_bytes)
+    manifest = prepare(corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes)
+    if config.json:
+        print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
+    else:
+        print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
+    return 0
+
+
+def prepare_named(corpus: NamedCorpus | None) -> None:
+    """Prepare the corpus that `--data` names, and describe a new one on stderr; a changed text is refused."""
+    if corpus is None:
+        return
+    existed = corpus.is_prepared
+    _, config = _parse(corpus.prepare)
+    manifest = prepare(config)
+    if not existed:
+        print("\n".join(_lines(config.dir, manifest, existed)), file=sys.stderr)
+
+
+def with_corpus(named: Resolved) -> list[str]:
+    """Prepare the corpus that `--data` names, after a check of the other words; return the words of a run."""
+    if named.corpus is not None and not named.corpus.is_prepared:
+        check_run(named.now)  # preparation may take minutes
+    prepare_named(named.corpus)
+    return named.words
+
+
+def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:
+    """Return the options of `prepare` and the settings of the corpus."""
     parser = Parser(prog="lightning-sv prepare", description="Convert text to token shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
@@ -25,16 +61,8 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
     ignore_keys(parser, sections=["model"])  # in corpus.yaml
-    config = parser.parse_args(argv)
-    corpus = parser.instantiate(config).data.corpus
-    existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
-    part_bytes = byte_size("--part_bytes", config.part_bytes)
-    manifest = prepare(corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes)
-    if config.json:
-        print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
-    else:
-        print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
-    return 0
+    config = parser.parse_args(words)
+    return config, parser.instantiate(config).data.corpus
 
 
 def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:

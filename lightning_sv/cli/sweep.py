@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.cli.names import resolve_names
+from lightning_sv.cli.prepare import with_corpus
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
@@ -35,7 +37,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; an optimum needs three.")
     parser.add_argument("--seeds", type=number(int, 1, 1000), default=2, help="Runs per point, on seeds 100, 101, ...")
     parser.add_places("Output directory, also for runs; runs/sweep/MODEL-DATA/STRATEGIES by default.")
-    options, shared = parser.parse_known_args(argv)
+    options, rest = parser.parse_known_args(argv)
+    shared = with_corpus(resolve_names(rest))
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
         raise ConfigError("sweep: --lr and --init_std are not set; expected several values for one of them.")

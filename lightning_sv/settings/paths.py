@@ -72,9 +72,14 @@ def expand_variables(text: str, key: str) -> str:
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
     """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked."""
-    roots = _config_folders()[:: 1 if own_first else -1]
-    for root in roots:
-        if (path := root / kind / f"{name}.yaml").is_file():
+    roots = _config_folders()
+    for root in roots if own_first else reversed(roots):
+        path = root / kind / f"{name}.yaml"
+        if path.is_file():
             return path
-    known = sorted({path.stem for root in roots for path in (root / kind).glob("*.yaml")})
-    raise ConfigError(unknown(kind, name, known))
+    raise ConfigError(unknown(kind, name, config_names(kind)))
+
+
+def config_names(kind: str) -> list[str]:
+    """Return the names of the files in conf/KIND."""
+    return sorted({path.stem for root in _config_folders() for path in (root / kind).glob("*.yaml")})

@@ -1,0 +1,194 @@
+"""Names on the command line: `--model tiny --data notes/ --scale hg+dp+or --probes copying`.
+
+Each is the name of a file in conf/ of the working directory or of the package. They become `--config FILE`, so that a
+run's config.yaml is the same as with files.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.sources.files import source_files
+from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.settings.paths import config_names, find_config
+from lightning_sv.settings.yaml_file import read_leaves
+
+#: option -> its default in a run that names a model
+DEFAULTS = {"optim": "adamw", "schedule": "cos", "trainer": "cpu", "data": "stdlib", "model": "", "probes": ""}
+#: option -> key that it sets
+KEYS = {"scale": "model.scale"}
+#: folder of the corpora that are prepared from your own text
+CORPORA = Path("data")
+
+
+@dataclass(frozen=True)
+class NamedCorpus:
+    """The corpus that `--data` names.
+
+    Attributes:
+        folder: folder of the corpus
+        layer: words that select the prepared corpus
+        prepare: words of `lightning-sv prepare`
+        is_own: True for a text of your own, whose tokenizer sets the vocabulary of the model
+    """
+
+    folder: Path
+    layer: tuple[str, ...]
+    prepare: tuple[str, ...]
+    is_own: bool
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if the corpus exists."""
+        return (self.folder / LAYER).is_file()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Words of a command with files instead of names.
+
+    Attributes:
+        words: arguments of `fit`, once the corpus is prepared
+        to_prepare: the same with the text of the corpus, which need not be prepared
+        corpus: the corpus that `--data` names, if any
+    """
+
+    words: list[str]
+    to_prepare: list[str]
+    corpus: NamedCorpus | None
+
+    @property
+    def now(self) -> list[str]:
+        """The words that can be parsed now."""
+        return self.words if self.corpus is None or self.corpus.is_prepared else self.to_prepare
+
+
+def resolve_names(words: Sequence[str]) -> Resolved:
+    """Replace names by config files, at the place of the first name.
+
+    With `--model NAME` they are a complete config: base, and one file per option or its default. Without it, each is
+    one more file.
+
+    Raises:
+        ConfigError: an unknown name, two names for one key, or a text folder without text
+    """
+    names, before, after = _split(words)
+    if not names:
+        return Resolved(list(words), list(words), None)
+    chosen = DEFAULTS | names if "model" in names else names
+    corpus = find_corpus(chosen["data"]) if "data" in chosen else None
+    layers = {option: _layer(option, chosen[option]) for option in DEFAULTS if chosen.get(option) and option != "data"}
+    if "model" in names:
+        layers = {"base": ["--config", str(find_config(".", "base"))]} | layers
+    keys = [word for option, key in KEYS.items() if option in names for word in (f"--{key}", names[option])]
+
+    selected = _ordered(layers, corpus, () if corpus is None else corpus.layer)
+    with_text = _ordered(layers, corpus, () if corpus is None else corpus.prepare)
+    return Resolved([*before, *selected, *keys, *after], [*before, *with_text, *keys, *after], corpus)
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return the names, the words before the first of them, and those after it."""
+    names: dict[str, str] = {}
+    before: list[str] = []
+    after: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.removeprefix("--").partition("=")
+        is_name = word.startswith("--") and (option in DEFAULTS or option in KEYS)
+        if is_name and not equals:
+            value = rest.pop(0) if rest else ""
+        if is_name and not _is_section(option, value):
+            _add_name(names, option, value)
+            continue
+        part = after if names else before
+        part.append(word)
+        if is_name and not equals:
+            part.append(value)
+    for option in names.keys() & KEYS.keys():
+        key = f"--{KEYS[option]}"
+        if any(word.partition("=")[0] == key for word in words):
+            raise ConfigError(f"--{option} is {names[option]}; expected one of --{option} and {key}. Remove one.")
+    return names, before, after
+
+
+def _is_section(option: str, value: str) -> bool:
+    """Return True for the values of a section of a run's config, such as `--model {...}` or `--data FILE.yaml`."""
+    return option in ("model", "data", "trainer") and (value.startswith("{") or value.endswith((".yaml", ".yml")))
+
+
+def _add_name(names: dict[str, str], option: str, value: str) -> None:
+    if not value or value.startswith("--"):
+        raise ConfigError(f"--{option} has no value; expected a name. `lightning-sv presets` lists them.")
+    if option in names:
+        raise ConfigError(f"--{option} is {names[option]} and {value}; expected one name. Remove one.")
+    names[option] = value
+
+
+def _layer(option: str, name: str) -> list[str]:
+    return ["--config", str(find_config(option, name))]
+
+
+def _ordered(layers: Mapping[str, Sequence[str]], corpus: NamedCorpus | None, corpus_words: Sequence[str]) -> list[str]:
+    """Return the words of all layers: a text of your own comes last, because it sets the model's vocabulary.
+
+    The model comes after the others, because it sets values that depend on its size.
+    """
+    words: list[str] = []
+    is_own = corpus is not None and corpus.is_own
+    for option in ("base", *DEFAULTS):
+        if option == "data" and not is_own:
+            words += corpus_words
+        words += layers.get(option, ())
+    return [*words, *corpus_words] if is_own else words
+
+
+def find_corpus(name: str) -> NamedCorpus:
+    """Return the corpus of a name in conf/data, of a prepared corpus in data/, or of a file or folder of text.
+
+    Raises:
+        ConfigError: there is none, or it has no text
+    """
+    known = config_names("data")
+    plain = name.removeprefix("./").rstrip("/")
+    if plain in known:
+        if plain != name:
+            expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
+            raise ConfigError(f"--data is {name}; expected {expected}.")
+        layer = find_config("data", name)
+        words = ("--config", str(layer))
+        folder = Path(str(read_leaves(layer).get("data.corpus.dir", CORPORA / name))).expanduser()
+        return NamedCorpus(folder, words, words, is_own=False)
+
+    prepared = CORPORA / plain.removeprefix(f"{CORPORA}/")
+    if (prepared / LAYER).is_file():
+        layer_words = _own_layer(prepared)
+        return NamedCorpus(prepared, layer_words, layer_words, is_own=True)
+    if not Path(plain).exists():
+        corpora = sorted(path.parent.name for path in CORPORA.glob(f"*/{LAYER}"))
+        problem = unknown("--data", name, sorted({*known, *corpora}))
+        raise ConfigError(f"{problem} Or name a file or folder of text.")
+    return _own_text(plain)
+
+
+def _own_text(path: str) -> NamedCorpus:
+    stem = Path(path).stem if Path(path).is_file() else Path(path).name
+    folder = CORPORA / re.sub(r"\s", "_", stem)
+    if folder == Path(path):
+        expected = "a text outside of data/ or deeper in it"
+        raise ConfigError(f"--data is {path}, where its corpus would be prepared; expected {expected}.")
+    source = f"files:{path}"
+    words = ["--data.corpus.source", source, "--data.corpus.dir", str(folder)]
+    if (folder / LAYER).is_file():
+        words = [*_own_layer(folder), *words]
+    else:
+        source_files(CorpusConfig(source=source, dir=str(folder)))  # raises if there is no text
+    return NamedCorpus(folder, _own_layer(folder), tuple(words), is_own=True)
+
+
+def _own_layer(folder: Path) -> tuple[str, ...]:
+    """Return the words of a corpus's own layer, and its folder, because corpus.yaml has its first name."""
+    return "--config", str(folder / LAYER), "--data.corpus.dir", str(folder)

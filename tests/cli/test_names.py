@@ -1,0 +1,86 @@
+"""Names on the command line become config files; wrong ones are refused before anything is made."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.cli.names import resolve_names
+from lightning_sv.settings.parse import parse_run
+from tests.conftest import ROOT, Refused
+
+BASE = ["base", "optim/adamw", "schedule/cos", "trainer/cpu"]
+
+
+def stems(words: list[str]) -> list[str]:
+    """Return the words with `optim/adamw` for the path of a config file in conf/."""
+    stems = []
+    for word in words:
+        path = Path(word)
+        is_layer = path.suffix == ".yaml" and "conf" in path.parts
+        stems.append("/".join([*path.parts[path.parts.index("conf") + 1 : -1], path.stem]) if is_layer else word)
+    return [word for word in stems if word != "--config"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with a text, a folder without text, and a prepared corpus."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("my notes/a.txt", "pictures/a.png", "data/letters/corpus.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("text")
+    return tmp_path
+
+
+TEXT = ["--data.corpus.source", "files:my notes", "--data.corpus.dir", "data/my_notes"]
+OWN = ["data/my_notes/corpus.yaml", "--data.corpus.dir", "data/my_notes"]
+LETTERS = ["data/letters/corpus.yaml", "--data.corpus.dir", "data/letters"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--x", "1"], ["--x", "1"]),
+        (["--model", "tiny"], [*BASE, "data/stdlib", "model/tiny"]),
+        (["--a", "b", "--model=tiny", "--scale", "llama", "--probes=copying", "--c"],
+         ["--a", "b", *BASE, "data/stdlib", "model/tiny", "probes/copying", "--model.scale", "llama", "--c"]),
+        (["--model", "tiny", "--data", "./my notes/"], [*BASE, "model/tiny", *OWN]),
+        (["--config", "x", "--data", "letters"], ["x", *LETTERS]),
+        (["--data", "data/letters"], LETTERS),
+        (["--config", "x", "--probes", "copying"], ["x", "probes/copying"]),
+        (["--model", "{seed: 1}", "--data", "x.yaml"], ["--model", "{seed: 1}", "--data", "x.yaml"]),
+    ],
+)  # fmt: skip
+def test_names_become_config_files_at_their_place(words: list[str], expected: list[str], folder: Path) -> None:
+    named = resolve_names(words)
+    assert stems(named.words) == expected
+    assert named.now == named.words or stems(named.now) == [*expected[: -len(OWN)], *TEXT]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--model", "tinny"], "model 'tinny' is unknown; known: .* Did you mean 'tiny'"),
+        (["--data", "leters"], "'leters' is unknown; known: .*letters.* Did you mean 'letters'"),
+        (["--data", "stdlib/"], "--data is stdlib/"),
+        (["--data", "pictures"], "files:pictures, which matches no file"),
+        (["--model", "tiny", "--model", "mini"], "--model is tiny and mini"),
+        (["--model", "tiny", "--scale", "hg", "--model.scale=llama"], "--scale is hg"),
+        (["--model", "tiny", "--probes"], "--probes has no value"),
+        (["--model", "tiny", "--data", "my notes", "--model.scale", "hgg"], "'hgg'"),
+        (["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"], "trainer.precision is 8"),
+    ],
+)
+def test_wrong_name_is_refused_before_anything_is_made(
+    words: list[str], error: str, folder: Path, refused: Refused
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert re.search(error, refused("fit", *words))
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_names_are_the_settings_of_the_files() -> None:
+    files = [word for name in (*BASE, "data/stdlib", "model/tiny") for word in ("--config", f"{ROOT}/conf/{name}.yaml")]
+    named = resolve_names(["--model", "tiny", "--scale", "hg+or"])
+    by_files = parse_run([*files, "--model.scale", "hg+or"], check_corpus=False)
+    assert parse_run(named.words, check_corpus=False) == by_files
