@@ -25,7 +25,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from lightning_sv.lit.checkpoint.compat import read_start
+from lightning_sv.lit.init_from import read_start
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
