@@ -26,6 +26,7 @@ from lightning_sv.interop.inspect import (
     vectors_of_folder,
 )
 from lightning_sv.lit.init_from import read_start
+from lightning_sv.optim import OptimConfig
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from tests.conftest import Answer, Refused, Told, edit_json, perturbed, thinned, write_run_args
@@ -282,7 +283,11 @@ def test_formats_of_other_tools_are_named(files: list[str], expected: str, tmp_p
     for command in ("inspect", "roles"):
         assert expected in refused(command, str(tmp_path))
     with pytest.raises(ConfigError, match=expected):
-        read_start(str(tmp_path), PretrainConfig(BackboneConfig(d_model=16, n_layer=1, n_head=2)), data=None)  # type: ignore[arg-type]
+        read_start(
+            str(tmp_path),
+            PretrainConfig(BackboneConfig(d_model=16, n_layer=1, n_head=2), optim=OptimConfig(lr=0.1)),
+            data=None,
+        )  # type: ignore[arg-type]
     if expected == "GGUF":
         assert expected in refused("inspect", str(tmp_path / files[0]))
 
