@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.atomic import read_json, reading, regular
-from lightning_sv.errors import ConfigError, UnreadableError, expect
+from lightning_sv.errors import ConfigError, UnreadableError
 
 #: the resolved config, which repeats the run
 CONFIG = "config.yaml"
@@ -33,14 +33,39 @@ LOCK = ".lock"
 _EVENTS = "*tfevents*"
 #: key of summary.json -> type of its value, which may be None
 SUMMARY_TYPES: dict[str, type] = {
-    **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
-    **dict.fromkeys(("commit", "date", "machine", "built_by", "own_optimizer"), str),
-    **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
-    **dict.fromkeys(("lr", "val_loss", "val_perplexity", "val_bits_per_byte", "seconds", "epochs"), float),
+    "label": str,
+    "meaning": str,
+    "model": str,
+    "corpus_hash": str,
+    "tokenizer_sha256": str,
+    "torch": str,
+    "commit": str,
+    "date": str,
+    "machine": str,
+    "built_by": str,
+    "own_optimizer": str,
+    "seed": int,
+    "steps": int,
+    "skipped_steps": int,
+    "tokens": int,
+    "parameters": int,
+    "activated_parameters": int,
+    "lr": float,
+    "val_loss": float,
+    "val_perplexity": float,
+    "val_bits_per_byte": float,
+    "seconds": float,
+    "epochs": float,
     "legs": list,
     "origin": dict,
 }
-_NOUNS = {str: "text", int: "a whole number from 0", float: "a number", list: "a list", dict: "keys and values"}
+_NOUNS = {
+    str: "text",
+    int: "a whole number from 0",
+    float: "a number",
+    list: "a list",
+    dict: "keys and values",
+}
 
 
 def is_complete(run_dir: Path) -> bool:
@@ -49,10 +74,14 @@ def is_complete(run_dir: Path) -> bool:
 
 
 def is_diverged(run_dir: Path) -> bool:
-    """Return True if the run stopped at a loss or gradient that was not finite; resuming it would repeat that."""
+    """Return True if the run stopped at a loss or gradient that was not finite.
+
+    Resuming it would repeat that.
+    """
     if is_complete(run_dir) or not (run_dir / NONFINITE).is_file():
         return False
-    return bool(config_value(read_config(run_dir), "model.nonfinite") != "skip")  # else it was interrupted later
+    skips_steps = config_value(read_config(run_dir), "model.nonfinite") == "skip"
+    return not skips_steps  # one that skips such steps was interrupted later
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -66,7 +95,10 @@ def event_files(run_dir: Path) -> list[Path]:
 
 
 def segment_suffix(run_dir: Path) -> str:
-    """Return the end of the name of the next event file, with its number: clocks of machines may differ."""
+    """Return the end of the name of the next event file, with its number.
+
+    The number gives the order, because clocks of machines may differ.
+    """
     numbers = [segment_number(file) for file in event_files(run_dir)]
     return f".segment-{max(numbers, default=0) + 1}"
 
@@ -83,14 +115,20 @@ def segment_number(event_file: Path) -> int:
 
 def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the complete and the incomplete runs directly in a folder, each sorted."""
-    found = sorted({file.parent for name in (CONFIG, SUMMARY) for file in folder.glob(f"*/{name}")})
-    return [run for run in found if is_complete(run)], [run for run in found if not is_complete(run)]
+    files = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/{SUMMARY}")]
+    complete: list[Path] = []
+    incomplete: list[Path] = []
+    for run in sorted({file.parent for file in files}):
+        same_state = complete if is_complete(run) else incomplete
+        same_state.append(run)
+    return complete, incomplete
 
 
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run directory of a checkpoint, or None.
 
-    A name such as `{epoch}-{val/loss:.2f}` makes ModelCheckpoint write into a folder below `checkpoints`.
+    A name such as `{epoch}-{val/loss:.2f}` makes ModelCheckpoint write into a folder below
+    `checkpoints`.
     """
     for folder in checkpoint.parents:
         if folder.name == LAST.parent.name and is_begun(folder.parent):
@@ -99,18 +137,30 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return the final numbers of a run, empty if it is incomplete; raise ConfigError if they are damaged."""
+    """Return the final numbers of a run, empty if it is incomplete.
+
+    Raises:
+        ConfigError: they are damaged
+    """
     path = run_dir / SUMMARY
     if not path.is_file():
         return {}
-    summary = read_json(path, "rename it and resume the run with --ckpt_path last, which writes it again.")
+    hint = "rename it and resume the run with --ckpt_path last, which writes it again."
+    summary = read_json(path, hint)
     for key, kind in SUMMARY_TYPES.items():
-        value: Any = summary.get(key)
-        if kind is float and type(value) is int:
-            continue
-        if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
-            raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
+        value = summary.get(key)
+        if value is not None and not _is_of_type(value, kind):
+            expected = f"{_NOUNS[kind]}. Train the run again."
+            raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {expected}")
     return printable(summary)
+
+
+def _is_of_type(value: Any, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float)
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 63
+    return type(value) is kind
 
 
 def read_stop(run_dir: Path) -> dict[str, Any]:
@@ -124,21 +174,25 @@ def read_stop(run_dir: Path) -> dict[str, Any]:
     except UnreadableError:
         raise
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} has no step; train the run again in a new directory.") from error
+        hint = "train the run again in a new directory."
+        raise ConfigError(f"{path} has no step; {hint}") from error
 
 
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the config of a run as nested dictionaries, empty if the file does not exist."""
-    from lightning_sv.settings.yaml_file import read_yaml  # imported here, so that a model needs no omegaconf
+    # imported here, so that a model needs no omegaconf
+    from lightning_sv.settings.yaml_file import read_yaml
 
     path = run_dir / name
     if not path.is_file():
         return {}
-    found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
+    content = printable(read_yaml(path, str(path)))
+    config = {str(key): value for key, value in content.items()}
     for section in ("model", "data", "trainer"):
-        value = found.get(section)
-        expect(isinstance(value, dict | None), f"{path}: {section}", f"{value!r:.80}", "keys and values.")
-    return found
+        value = config.get(section)
+        if not isinstance(value, dict | None):
+            raise ConfigError(f"{path}: {section} is {value!r:.80}; expected keys and values.")
+    return config
 
 
 def config_value(config: Any, key: str) -> Any:
@@ -151,7 +205,14 @@ def config_value(config: Any, key: str) -> Any:
 def printable(value: Any) -> Any:
     """Replace control characters in nested texts, which would control the terminal."""
     if isinstance(value, str):
-        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
+        return "".join(map(_printable_char, value))
     if isinstance(value, dict):
         return {printable(key): printable(child) for key, child in value.items()}
-    return [printable(child) for child in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [printable(child) for child in value]
+    return value
+
+
+def _printable_char(char: str) -> str:
+    is_allowed = char.isprintable() or char in "\n\t"
+    return char if is_allowed else "\N{REPLACEMENT CHARACTER}"

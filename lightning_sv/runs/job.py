@@ -1,8 +1,8 @@
 """Requested training runs: command, directory and state.
 
-The name of the directory has a hash of the resolved config, so that a different spelling of the same settings is the
-same run. ``command.json`` records everything else that determines the result. A second call therefore trains only
-missing runs, from their last checkpoints.
+The name of the directory has a hash of the resolved config, so that a different spelling of the
+same settings is the same run. ``command.json`` records everything else that determines the result.
+A second call therefore trains only missing runs, from their last checkpoints.
 """
 
 import json
@@ -26,10 +26,13 @@ LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 
 
 def program() -> str:
-    """Return the command for `lightning-sv` in messages: its path if the shell would not find it, as under make."""
+    """Return the command for `lightning-sv` in messages.
+
+    It is the path of the program if the shell would not find its name, as under make.
+    """
     started = Path(sys.argv[0])
-    found = started.name != "lightning-sv" or shutil.which(started.name)
-    return "lightning-sv" if found else str(started)
+    is_hidden = started.name == "lightning-sv" and shutil.which(started.name) is None
+    return str(started) if is_hidden else "lightning-sv"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Job:
     Attributes:
         arguments: arguments of the launcher except the run directory
         run_dir: directory of the run; its name identifies the config
-        context: corpus and versions, which also determine the result; runs with a different context are rejected
+        context: corpus and versions, which also determine the result; runs with a different context
+            are rejected
     """
 
     title: str
@@ -69,12 +73,22 @@ class Job:
         return self.run_dir / LOG
 
     def record(self) -> dict[str, Any]:
-        """Return the command without its directory, the hashes of the modules that it names, and the context."""
-        modules = sorted(modules_of_words(self.arguments))
-        files = {name: file_sha256(path) for name in modules if (path := _source(name))}
+        """Return the command without its directory, and what else determines the result.
+
+        These are the hashes of the modules that it names, and the context.
+        """
+        files = {}
+        for name in sorted(modules_of_words(self.arguments)):
+            source = _source(name)
+            if source is not None:
+                files[name] = file_sha256(source)
         # the interpreter's path does not affect the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
-        return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
+        return {
+            "command": [*program, *self.arguments],
+            "files": files,
+            "context": dict(self.context),
+        }
 
     def prepare(self) -> None:
         """Write the record of this command into the directory; raise ConfigError as `state`."""
@@ -83,21 +97,38 @@ class Job:
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "complete"]:
-        """Return the state of the directory: 'resume' for an unfinished run of this command; refuse other content."""
-        record = self.run_dir / COMMAND
-        unfinished = {LOCK, partial_of(record).name}  # left by a kill before the record
-        if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:
+        """Return the state of the directory; 'resume' is an unfinished run of this command.
+
+        Raises:
+            ConfigError: the directory has other content
+        """
+        if self._is_unused():
             return "new"
+        record = self.run_dir / COMMAND
         hint = "choose a different output directory."
         if not record.is_file():
-            raise ConfigError(f"{self.run_dir} is not empty and not a run of this comparison (no {COMMAND}); {hint}")
-        try:
-            before = json.loads(record.read_text())
-        except (ValueError, RecursionError):
-            before = None
-        if change := _change(before, self.record()):
-            raise ConfigError(f"{self.run_dir} contains a run of a different command ({change}); {hint}")
+            found = f"not empty and not a run of this comparison (no {COMMAND})"
+            raise ConfigError(f"{self.run_dir} is {found}; {hint}")
+        change = _change(_read_record(record), self.record())
+        if change is not None:
+            found = f"a run of a different command ({change})"
+            raise ConfigError(f"{self.run_dir} contains {found}; {hint}")
         return "complete" if is_complete(self.run_dir) else "resume"
+
+    def _is_unused(self) -> bool:
+        """Return True for a directory that is absent, or that a kill left before the record."""
+        if not self.run_dir.exists():
+            return True
+        left_by_kill = {LOCK, partial_of(self.run_dir / COMMAND).name}
+        return {file.name for file in self.run_dir.iterdir()} <= left_by_kill
+
+
+def _read_record(path: Path) -> Any:
+    """Return the content of a command.json; None if it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        return None
 
 
 def _source(module: str) -> Path | None:
@@ -106,25 +137,29 @@ def _source(module: str) -> Path | None:
         found = find_spec(module)
     except (ImportError, ValueError):
         return None
-    return Path(found.origin) if found is not None and found.has_location and found.origin else None
+    if found is None or not found.has_location or not found.origin:
+        return None
+    return Path(found.origin)
 
 
 def _change(before: Any, now: dict[str, Any]) -> str | None:
     """Return a phrase for the first difference of two records in files or context, or None."""
     if not isinstance(before, dict):
         return f"{COMMAND} is damaged"
-    for part, words in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
-        then, here = before.get(part) or {}, now[part]
+    for part, sentence in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
+        then = before.get(part) or {}
+        here = now[part]
         for name in {**then, **here}:
             if then.get(name) != here.get(name):
-                return words.format(name, then.get(name), here.get(name))
+                return sentence.format(name, then.get(name), here.get(name))
     return None
 
 
 def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> str:
-    """Return an sbatch script with one run per task of an array; by default a task has one CPU for a day.
+    """Return an sbatch script with one run per task of an array.
 
-    A task near its time limit gets SIGUSR1: the run writes a checkpoint, is requeued, and resumes.
+    By default a task has one CPU for a day. A task near its time limit gets SIGUSR1: the run writes
+    a checkpoint, is requeued, and resumes.
     """
     options = [
         f"--job-name={name}",
@@ -135,24 +170,38 @@ def array_script(jobs: Sequence[Job], name: str, sbatch: Sequence[str] = ()) -> 
         "--open-mode=append",
         "--output=slurm-%x-%A_%a.out",
     ]
-    lines = ["#!/bin/bash", f"# {len(jobs)} runs of {name}, one per task."]
-    lines += [f"#SBATCH {option}" for option in options]
-    lines += ["set -euo pipefail", "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}", "export OMP_NUM_THREADS=1", ""]
-    lines += ['case "$SLURM_ARRAY_TASK_ID" in']
+    cases = []
     for i, job in enumerate(jobs):
-        lines += [f"# {job.title}", f"{i}) args=({shlex.join([*job.arguments, *job.here])}) ;;"]
-    lines += ['*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;', "esac"]
+        arguments = shlex.join([*job.arguments, *job.here])
+        cases += [f"# {job.title}", f"{i}) args=({arguments}) ;;"]
     srun = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
-    lines += [f'exec {srun} "$PROGRAM" fit "${{args[@]}}"', ""]
+    lines = [
+        "#!/bin/bash",
+        f"# {len(jobs)} runs of {name}, one per task.",
+        *(f"#SBATCH {option}" for option in options),
+        "set -euo pipefail",
+        "PROGRAM=${PROGRAM:-.venv/bin/lightning-sv}",
+        "export OMP_NUM_THREADS=1",
+        "",
+        'case "$SLURM_ARRAY_TASK_ID" in',
+        *cases,
+        '*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;',
+        "esac",
+        f'exec {srun} "$PROGRAM" fit "${{args[@]}}"',
+        "",
+    ]
     return "\n".join(lines)
 
 
 def submit(script: Path) -> str:
     """Submit the script with sbatch and return its output."""
     try:
-        answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
+        answer = subprocess.run(
+            ["sbatch", str(script)], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
-        raise ConfigError(f"sbatch is not installed; copy {script} to the cluster and submit it there.") from None
+        hint = f"copy {script} to the cluster and submit it there."
+        raise ConfigError(f"sbatch is not installed; {hint}") from None
     if answer.returncode:
         raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")
     return answer.stdout.strip()

@@ -1,14 +1,12 @@
 """Select and lock the run directory: rank 0 selects it, and one run at a time writes to it."""
 
 import os
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from lightning_sv.atomic import acquire_lock
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
 
 #: environment variable with the run directory, from rank 0 for the processes of other ranks
@@ -18,12 +16,19 @@ LOCK_SECONDS = 15
 
 
 def resolve_run_dir(
-    name: str, given: str | None, ckpt_path: str | None, *, again: bool = False, rank: int = 0, create: bool = False
+    name: str,
+    given: str | None,
+    ckpt_path: str | None,
+    *,
+    again: bool = False,
+    rank: int = 0,
+    create: bool = False,
 ) -> Path:
     """Return the directory of a run about to start.
 
     Args:
-        name: name of model, strategy and seed; the default directory is runs/<name>, with a number if it exists
+        name: name of model, strategy and seed; the default directory is runs/<name>, with a number
+            if it exists
         given: run_dir on the command line
         ckpt_path: checkpoint from which the run resumes; its run directory is the default
         again: if True, restart in a directory without a checkpoint, see `clear_unfinished`
@@ -31,50 +36,79 @@ def resolve_run_dir(
         create: if True, create the directory; a default directory is always new
 
     Raises:
-        ConfigError: the given directory has a run that is not resumed, or no directory is given to resume a checkpoint
-            outside of one
+        ConfigError: the given directory has a run that is not resumed, or no directory is given to
+            resume a checkpoint outside of one
         FileExistsError: the given directory is a file
     """
-    if rank:  # rank 0 sets the variable if it started this process; under torchrun and SLURM only rank 0 writes
+    if rank:  # rank 0 sets the variable if it started this process
+        # under torchrun and SLURM only rank 0 writes
         return Path(os.environ.get(RUN_DIR_VARIABLE, given or "runs"))
     if given is not None:
         path = Path(given)
         _check_free(path, ckpt_path, again)
     elif ckpt_path is not None:
-        run = run_of(_absolute(ckpt_path))
-        if run is None:
-            hint = "Add --run_dir with a new folder. ModelCheckpoint's own folders need auto_insert_metric_name: false."
-            raise ConfigError(f"ckpt_path is {ckpt_path}; expected a file below the checkpoints of a run. {hint}")
-        path = run
+        path = _resumed_dir(ckpt_path)
     else:
-        path = _new_dir(Path("runs") / name.replace(":", "."), create)  # not all systems allow the colon of my_module:X
+        plain_name = name.replace(":", ".")  # not all systems allow the colon of my_module:X
+        path = _new_dir(Path("runs") / plain_name, create)
     if create:
         path.mkdir(parents=True, exist_ok=True)
     os.environ[RUN_DIR_VARIABLE] = str(path)
     return path
 
 
+def _resumed_dir(ckpt_path: str) -> Path:
+    run = run_of(_absolute(ckpt_path))
+    if run is None:
+        hint = (
+            "Add --run_dir with a new folder. "
+            "ModelCheckpoint's own folders need auto_insert_metric_name: false."
+        )
+        expected = "a file below the checkpoints of a run"
+        raise ConfigError(f"ckpt_path is {ckpt_path}; expected {expected}. {hint}")
+    return run
+
+
 def _new_dir(base: Path, create: bool) -> Path:
-    """Return `base`, with a number if it exists; `create` also wins it against runs that start at the same time."""
-    for number in count(1):
-        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        if not path.exists():
-            with suppress(FileExistsError):
-                if create:
-                    path.mkdir(parents=True)
-                return path
-    raise AssertionError
+    """Return `base`, with a number if it exists.
+
+    `create` also wins it against runs that start at the same time.
+    """
+    path = base
+    number = 1
+    while not _is_won(path, create):
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def _is_won(path: Path, create: bool) -> bool:
+    """Return True if the path is free; with `create` it is a new directory of this process."""
+    if path.exists():
+        return False
+    if not create:
+        return True
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
-    begun, saved = (path / CONFIG).exists(), os.path.lexists(path / LAST)
-    if not (begun or saved) or (again and not saved):
+    """Check that a directory has no run, the run of `ckpt_path`, or with `again` no checkpoint."""
+    has_checkpoint = os.path.lexists(path / LAST)
+    is_used = has_checkpoint or (path / CONFIG).exists()
+    may_restart = again and not has_checkpoint
+    if not is_used or may_restart:
         return
-    if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
-        other = f", and {ckpt_path} is not its checkpoint" if ckpt_path else ""
-        raise ConfigError(
-            f"run_dir {path} already contains a run{other}; choose a different one, or resume it with --ckpt_path last."
-        )
+    is_resumed = ckpt_path is not None and _absolute(ckpt_path).is_relative_to(_absolute(path))
+    if not is_resumed:
+        found = f"run_dir {path} already contains a run"
+        if ckpt_path:
+            found += f", and {ckpt_path} is not its checkpoint"
+        hint = "choose a different one, or resume it with --ckpt_path last."
+        raise ConfigError(f"{found}; {hint}")
 
 
 def _absolute(path: str | Path) -> Path:
@@ -83,14 +117,17 @@ def _absolute(path: str | Path) -> Path:
 
 
 def find_last_checkpoint(run_dir: str | None) -> str | None:
-    """Return the checkpoint for `--ckpt_path last`: that of `run_dir`, or None to start a new run."""
+    """Return the checkpoint of `run_dir` for `--ckpt_path last`, or None to start a new run."""
     if run_dir is None:
-        raise ConfigError("run_dir is not set; expected the run to resume, because ckpt_path is 'last'. Add --run_dir.")
+        expected = "the run to resume, because ckpt_path is 'last'. Add --run_dir."
+        raise ConfigError(f"run_dir is not set; expected {expected}")
     last = Path(run_dir) / LAST
     if not os.path.lexists(last):
         return None
-    wanted = "a link to a checkpoint that exists. Resume a different one with --ckpt_path FILE."
-    expect(last.exists(), "ckpt_path", last, wanted)
+    if not last.exists():
+        hint = "Resume a different one with --ckpt_path FILE."
+        expected = "a link to a checkpoint that exists"
+        raise ConfigError(f"ckpt_path is {last}; expected {expected}. {hint}")
     return str(last)
 
 
@@ -103,8 +140,12 @@ def clear_unfinished(run_dir: Path) -> None:
 
 
 def remove_unused(run_dir: Path) -> None:
-    """Remove the directory of a run that was refused before it wrote a file; call it after the lock is released."""
-    if [file.name for file in run_dir.iterdir()] in ([], [LOCK]):
+    """Remove the directory of a run that was refused before it wrote a file.
+
+    Call it after the lock is released.
+    """
+    names = [file.name for file in run_dir.iterdir()]
+    if names in ([], [LOCK]):
         (run_dir / LOCK).unlink(missing_ok=True)
         run_dir.rmdir()
 
@@ -114,7 +155,8 @@ def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> Fil
     try:
         held = acquire_lock(run_dir / LOCK, LOCK_SECONDS)
     except Timeout:
-        wanted = "a free directory. Choose a different one, or wait until that run ends."
-        raise ConfigError(f"run_dir {run_dir} is in use by a different run; expected {wanted}") from None
+        found = f"run_dir {run_dir} is in use by a different run"
+        hint = "Choose a different one, or wait until that run ends."
+        raise ConfigError(f"{found}; expected a free directory. {hint}") from None
     _check_free(run_dir, ckpt_path, again)
     return held

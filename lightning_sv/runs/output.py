@@ -1,4 +1,4 @@
-"""Messages of errors, and streams that do not end a run if the reader has ended or the disk is full."""
+"""Messages of errors, and streams that outlast their reader and a full disk."""
 
 import errno
 import logging
@@ -64,10 +64,11 @@ def _of_library(error: Exception) -> tuple[str, int] | None:
 
 
 class LastingStream:
-    """A text stream that ignores failed writes, after a warning with its `name`, stdout or stderr."""
+    """A text stream that ignores failed writes, after a warning with its name."""
 
     def __init__(self, stream: TextIO, name: str):
-        self._stream, self._name = stream, name
+        self._stream = stream
+        self._name = name
 
     def write(self, text: str) -> int:
         """Write a text, or discard it after a failure."""
@@ -110,7 +111,7 @@ def lasting_output() -> Iterator[None]:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect a stream to the null device; otherwise the interpreter would fail at exit, when it flushes it."""
+    """Redirect a stream to the null device, so that flushing it at exit does not fail."""
     with suppress(OSError, ValueError):  # a stream without a file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

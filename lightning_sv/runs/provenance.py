@@ -30,7 +30,7 @@ class Provenance(NamedTuple):
 
 
 class Segments:
-    """Segments of a run, each from a start of the program to the checkpoint from which the next one resumes.
+    """Segments of a run, each from a start of the program to the checkpoint where the next resumes.
 
     A segment has "steps", its optimizer steps; "max_steps", the length of its schedule; "seconds",
     its time; and "numerics", the settings that change the numbers of a resumed run. The steps add
@@ -68,7 +68,9 @@ class Segments:
         try:
             self._before = [_read_segment(segment) for segment in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one.") from error
+            raise ConfigError(
+                f"the checkpoint's entry 'legs' is damaged ({error!r}); use a different one."
+            ) from error
 
 
 def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,9 @@ def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
         "steps": int(saved["steps"]),
         "max_steps": int(saved["max_steps"]),
         "seconds": float(saved["seconds"]),
-        "numerics": {str(key): str(value) for key, value in dict(saved.get("numerics", {})).items()},
+        "numerics": {
+            str(key): str(value) for key, value in dict(saved.get("numerics", {})).items()
+        },
     }
 
 
@@ -108,7 +112,9 @@ def _segments_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _git(*words: str, at: Path) -> str | None:
     try:
-        done = subprocess.run(["git", *words], cwd=at, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            ["git", *words], cwd=at, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -116,7 +122,10 @@ def _git(*words: str, at: Path) -> str | None:
 
 @cache
 def commit() -> str:
-    """Return the commit of the package's checkout at the first call, or its version without a checkout."""
+    """Return the commit of the package's checkout at the first call.
+
+    Without a checkout, return the version of the package.
+    """
     root = Path(__file__).resolve().parents[2]
     answer = _git("rev-parse", "--show-toplevel", "HEAD", at=root) or ""
     top, _, head = answer.partition("\n")

@@ -1,13 +1,17 @@
 """Sharded checkpoints: a folder of `torch.distributed.checkpoint` (DCP) with one file per rank.
 
-Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state. `meta.pt` has the rest of
-Lightning's checkpoint. `checksums.json` has the sha256 of each other file. It is written last, after all ranks have
-finished, so a folder without it is incomplete.
+    meta.pt          Lightning's checkpoint without the tensors
+    .metadata        DCP's index: key of a tensor -> file, offset and length of its shards
+    *.distcp         the tensors
+    checksums.json   sha256 of each other file
+
+Keys of the tensors: `model/NAME`, and `optimizer/INDEX/NAME/KEY` for an optimizer's state.
+`checksums.json` is written last, after all ranks have finished, so a folder without it is
+incomplete.
 """
 
 import pickle
 import warnings
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +32,16 @@ _PATHS = {"PosixPath", "WindowsPath"}
 #: classes in DCP's index of tensors; unpickling others could execute code
 _SAFE: dict[str, set[str]] = {
     "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
-        "StorageMeta", "_MEM_FORMAT_ENCODING",
+        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,  # Python 3.13
-    "torch": {"Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"},
+    "torch": {
+        "Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool",
+    },
 }  # fmt: skip
 
 
@@ -49,16 +55,17 @@ def flat_tensors(model: dict[str, Any], optimizers: list[dict[str, Any]]) -> dic
 
     `optimizers` are state dicts with parameter names, as `get_optimizer_state_dict` returns them.
     """
-    states = {
-        f"optimizer/{index}/{name}/{key}": value
-        for index, optimizer in enumerate(optimizers)
-        for name, state in optimizer["state"].items()
-        for key, value in state.items()
-    }
-    return {f"model/{name}": value for name, value in model.items()} | states
+    tensors = {f"model/{name}": value for name, value in model.items()}
+    for index, optimizer in enumerate(optimizers):
+        for name, state in optimizer["state"].items():
+            for key, value in state.items():
+                tensors[f"optimizer/{index}/{name}/{key}"] = value
+    return tensors
 
 
-def unflatten(tensors: dict[str, Any], groups: list[list[dict[str, Any]]]) -> tuple[dict[str, Any], list[Any]]:
+def unflatten(
+    tensors: dict[str, Any], groups: list[list[dict[str, Any]]]
+) -> tuple[dict[str, Any], list[Any]]:
     """Return the state dicts of the model and of the optimizers, the inverse of `flat_tensors`."""
     model: dict[str, Any] = {}
     optimizers: list[Any] = [{"state": {}, "param_groups": each} for each in groups]
@@ -68,17 +75,24 @@ def unflatten(tensors: dict[str, Any], groups: list[list[dict[str, Any]]]) -> tu
             model[name] = value
         else:
             index, name, entry = name.split("/")
-            optimizers[int(index)]["state"].setdefault(name, {})[entry] = value
+            states = optimizers[int(index)]["state"]
+            states.setdefault(name, {})[entry] = value
     return model, optimizers
 
 
 def number_parameters(named: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict with numbers for parameter names, in the order of its groups, as torch's own."""
-    number = {name: i for i, name in enumerate(chain.from_iterable(g["params"] for g in named["param_groups"]))}
-    return {
-        "state": {number[name]: state for name, state in named["state"].items()},
-        "param_groups": [g | {"params": [number[name] for name in g["params"]]} for g in named["param_groups"]],
-    }
+    """Return an optimizer's state dict with numbers for parameter names.
+
+    They count in the order of its groups, as torch's own.
+    """
+    number: dict[str, int] = {}
+    groups = []
+    for group in named["param_groups"]:
+        for name in group["params"]:
+            number[name] = len(number)
+        groups.append(group | {"params": [number[name] for name in group["params"]]})
+    states = {number[name]: state for name, state in named["state"].items()}
+    return {"state": states, "param_groups": groups}
 
 
 def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[str, Any]:
@@ -97,46 +111,76 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
     with reading(folder), (folder / META).open("rb") as file:
         file.read(1)  # torch reports a file that it cannot open as damaged
     try:
-        index = _read_index(folder, names)
-        checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True, mmap=True)
-        flat = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if tensors else "meta")
-            for key, entry in index.state_dict_metadata.items()
-        }
-        if tensors:
-            from torch.distributed.checkpoint.state_dict_loader import load
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about a single process
-                load(flat, checkpoint_id=folder, no_dist=True)
-        model, optimizers = unflatten(flat, checkpoint.pop(GROUPS))
-        checkpoint |= {"state_dict": model, "optimizer_states": [number_parameters(each) for each in optimizers]}
+        return _read_content(folder, names, tensors=tensors)
     except ConfigError:
         raise
     except Exception as error:  # pickle, torch and damaged entries raise various errors
-        raise ConfigError(f"{folder} is not a readable checkpoint ({error!r:.200}); use a different one.") from error
+        found = f"not a readable checkpoint ({error!r:.200})"
+        raise ConfigError(f"{folder} is {found}; use a different one.") from error
+
+
+def _read_content(folder: Path, names: set[str], *, tensors: bool) -> dict[str, Any]:
+    index = _read_index(folder, names)
+    meta = folder / META
+    checkpoint: dict[str, Any] = torch.load(meta, map_location="cpu", weights_only=True, mmap=True)
+
+    device = "cpu" if tensors else "meta"
+    flat = {}
+    for key, entry in index.state_dict_metadata.items():
+        flat[key] = torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+    if tensors:
+        _load_tensors(flat, folder)
+
+    model, optimizers = unflatten(flat, checkpoint.pop(GROUPS))
+    checkpoint["state_dict"] = model
+    checkpoint["optimizer_states"] = [number_parameters(each) for each in optimizers]
     return checkpoint
+
+
+def _load_tensors(flat: dict[str, Any], folder: Path) -> None:
+    """Fill the tensors with the content of the files."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about a single process
+        load(flat, checkpoint_id=folder, no_dist=True)
 
 
 def _check_files(folder: Path, *, checksums: bool) -> set[str]:
     """Check that a folder has the files that its list names, and no links; return their names."""
+    _check_no_links(folder)
+    if not (folder / CHECKSUMS).is_file():
+        raise _incomplete(folder, f"it has no {CHECKSUMS}")
+    digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
+    for name in dict.fromkeys((META, INDEX, *digests)):
+        path = folder / name
+        is_inside = path.parent == folder
+        if name not in digests or not is_inside or not path.is_file():
+            raise _incomplete(folder, f"{name} is missing")
+        if checksums:
+            _check_digest(path, digests[name])
+    return set(digests)
+
+
+def _check_no_links(folder: Path) -> None:
     with reading(folder):
         paths = list(folder.iterdir())
     for path in (folder / CHECKSUMS, *paths):
         if path.is_symlink():  # the content could change later, and come from anywhere
-            raise ConfigError(f"{path} is a link; expected a file. Copy the file, or link the folder.")
-    if not (folder / CHECKSUMS).is_file():
-        raise ConfigError(f"{folder} is incomplete: it has no {CHECKSUMS}. Use a different checkpoint.")
-    digests = read_json(folder / CHECKSUMS, "use a different checkpoint.")
-    for name in dict.fromkeys((META, INDEX, *digests)):
-        path = folder / name
-        if path.parent != folder or not path.is_file() or name not in digests:
-            raise ConfigError(f"{folder} is incomplete: {name} is missing. Use a different checkpoint.")
-        with reading(path):
-            altered = checksums and file_sha256(path) != digests[name]
-        if altered:
-            raise ConfigError(f"{folder} is damaged: {name} was altered. Use a different checkpoint.")
-    return set(digests)
+            hint = "Copy the file, or link the folder."
+            raise ConfigError(f"{path} is a link; expected a file. {hint}")
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    with reading(path):
+        is_altered = file_sha256(path) != digest
+    if is_altered:
+        found = f"{path.parent} is damaged: {path.name} was altered"
+        raise ConfigError(f"{found}. Use a different checkpoint.")
+
+
+def _incomplete(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{folder} is incomplete: {reason}. Use a different checkpoint.")
 
 
 def _read_index(folder: Path, names: set[str]) -> Any:
@@ -145,8 +189,9 @@ def _read_index(folder: Path, names: set[str]) -> Any:
         index = _Unpickler(file).load()
     for entry in index.storage_data.values():
         name = entry.relative_path
-        if name not in names or (folder / name).stat().st_size < entry.offset + entry.length:
-            raise ConfigError(f"{folder} is incomplete: {name} is missing or too short. Use a different checkpoint.")
+        end = entry.offset + entry.length
+        if name not in names or (folder / name).stat().st_size < end:
+            raise _incomplete(folder, f"{name} is missing or too short")
     return index
 
 
@@ -155,5 +200,6 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _SAFE.get(module, ()):
-            raise ConfigError(f"the checkpoint's index has {module}.{name}; expected tensors. Use a different one.")
+            found = f"the checkpoint's index has {module}.{name}"
+            raise ConfigError(f"{found}; expected tensors. Use a different one.")
         return super().find_class(module, name)

@@ -1,4 +1,7 @@
-"""Modules that a recorded config would import if its run is resumed; each must be allowed by name."""
+"""Modules that a recorded config would import if its run is resumed.
+
+Each must be allowed by name.
+"""
 
 import os
 import re
@@ -8,10 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config, run_of
 
+#: a text of a config, after the path of its keys
+Text = tuple[tuple[str, ...], str]
 #: packages that are always allowed
 _OURS = ("lightning", "lightning_sv", "torch")
 #: sections in which only `class_path` and names such as `package.module:Name` name code
@@ -41,7 +46,9 @@ def allow_words(modules: Collection[str]) -> list[str]:
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-c", dest="configs", nargs="?", const="", action="append", default=[])
+    parser.add_argument(
+        "--config", "-c", dest="configs", nargs="?", const="", action="append", default=[]
+    )
     parser.add_argument("--ckpt_path", nargs="?", const="", default="")
     parser.add_argument("--run_dir", nargs="?", const="", default="")
     given, _ = parser.parse_known_args(words)
@@ -62,37 +69,46 @@ def _expanded(text: str) -> Path:
 
 def check_trusted(file: str | Path, modules: Collection[str], allow: Collection[str]) -> None:
     """Raise `ConfigError` if a file names a module that is not allowed."""
-    if foreign := sorted(set(modules) - set(allow)):
-        hint = f"if you trust it, add --trust_module {foreign[0]}, or in Python allow=[{foreign[0]!r}]."
-        raise ConfigError(f"{file} would import {foreign[0]}; {hint}")
+    foreign = sorted(set(modules) - set(allow))
+    if foreign:
+        first = foreign[0]
+        hint = f"if you trust it, add --trust_module {first}, or in Python allow=[{first!r}]."
+        raise ConfigError(f"{file} would import {first}; {hint}")
 
 
 def modules_of(config: Path) -> set[str]:
-    """Return the foreign modules that parsing a recorded config would import; refuse interpolations, which none has."""
+    """Return the foreign modules that parsing a recorded config would import.
+
+    Raises:
+        ConfigError: a value is an interpolation, which no recorded config has
+    """
     texts = list(_texts(read_config(config.parent, config.name), ()))
     for path, value in texts:
-        expect(
-            "${" not in value,
-            f"{config}: {'.'.join(path)}",
-            repr(value),
-            "a value. The file was edited.",
-        )
+        if "${" in value:
+            key = f"{config}: {'.'.join(path)}"
+            raise ConfigError(f"{key} is {value!r}; expected a value. The file was edited.")
     return _foreign(texts)
 
 
 def modules_of_words(words: Sequence[str]) -> set[str]:
-    """Return the foreign modules that words such as `--config FILE --key value` name, also those in the files."""
-    from lightning_sv.settings.yaml_file import (
-        parse_overrides,
-        read_yaml,
-    )  # imported here, as in `read_config`
+    """Return the foreign modules that words such as `--config FILE --key value` name.
 
+    The modules that the files name are included.
+    """
+    # imported here, as in `read_config`
+    from lightning_sv.settings.yaml_file import parse_overrides, read_yaml
+
+    texts: list[Text] = []
     try:
         files, keys = parse_overrides(words, "fit")
-        content = [("", read_yaml(file, str(file))) for file in files] + list(keys.items())
+        for file in files:
+            texts += _texts(read_yaml(file, str(file)), ())
     except ConfigError:  # words of a different program, or of a run that `fit` refuses
         return set()
-    return _foreign(text for key, value in content for text in _texts(value, tuple(filter(None, key.split(".")))))
+    for key, value in keys.items():
+        names = filter(None, key.split("."))
+        texts += _texts(value, tuple(names))
+    return _foreign(texts)
 
 
 def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
@@ -100,8 +116,8 @@ def modules_of_settings(settings: Mapping[str, Any]) -> set[str]:
     return _foreign(_texts(settings, ()))
 
 
-def _foreign(texts: Iterable[tuple[tuple[str, ...], str]]) -> set[str]:
-    """Return the modules of others that the texts of a config, with their keys, name."""
+def _foreign(texts: Iterable[Text]) -> set[str]:
+    """Return the modules of others that the texts of a config name."""
     found: set[str] = set()
     for keys, value in texts:
         names_strategy = keys[0] == "model" and keys[1:] not in _PLAIN_TEXTS
@@ -122,14 +138,14 @@ def _is_class(keys: tuple[str, ...], value: str) -> bool:
 
 
 def _importable(name: str) -> bool:
-    """Return False if the first part of a dotted name is no module, as in the file name `perf.txt`."""
+    """Return False if the first part of a dotted name is no module, as in `perf.txt`."""
     try:
         return find_spec(name.partition(".")[0]) is not None
     except ValueError:  # a module without a specification
         return True
 
 
-def _texts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _texts(node: Any, path: tuple[str, ...]) -> Iterator[Text]:
     """Yield every text of a config with its path of keys."""
     if isinstance(node, str):
         yield path, node
