@@ -23,8 +23,8 @@ LAYER_OF = {
     "errors": -2, "log": -2, "version": -2, "atomic": -1, "gpus": -1, "own_code": -1, "json_text": -1,
     "markdown_text": -1,
     "scale": 0, "corpus": 0, "curvature": 0, "nn": 1, "optim": 1, "theory": 2, "roles": 2, "settings": 2,
-    "interop": 3, "callbacks": 3, "runs": 3, "plan": 3, "analysis": 4,
-    "lit": 5, "experiments": 6, "cli": 7, "__main__": 8, "__init__": 8,
+    "runs": 3, "interop": 4, "callbacks": 4, "plan": 4, "analysis": 5,
+    "lit": 6, "experiments": 7, "cli": 8, "__main__": 9, "__init__": 9,
 }  # fmt: skip
 #: layers of a run; conf/paper holds experiments
 EXPERIMENTS = ("paper", "budgets", "tuned", "experiment")

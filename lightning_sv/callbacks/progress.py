@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_sv.callbacks.run_state import StepTrigger, data_of, settings_of, validates_now
 from lightning_sv.callbacks.training_monitor import TrainingMonitor
 from lightning_sv.log import is_quiet
+from lightning_sv.runs.progress import report_progress
 
 
 class RunProgress(ProgressBar):
@@ -74,9 +75,12 @@ class RunProgress(ProgressBar):
         if not self._enabled or not self._clock.ended(trainer):
             return
         step = trainer.global_step
+        is_due = self._clock.is_due(step)
+        if is_due:
+            report_progress(step, self._clock.last)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        elif self._clock.is_due(step):
+        elif is_due:
             self._waits = validates_now(trainer)
             if not self._waits:
                 self._line(trainer)

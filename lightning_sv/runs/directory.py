@@ -3,7 +3,7 @@
 config.yaml  summary.json  parameters.csv  tokenizer.json  events.out.tfevents.*  run.png
 checkpoints/last.ckpt  nonfinite.jsonl (after a step that was not finite)  .lock
 checkpoints/step-<n>.ckpt (if they are kept)
-train.log  command.json (if `compare` or `paper` started the run)
+train.log  command.json  progress.json (if `compare` or `paper` started the run)
 """
 
 import json
@@ -29,6 +29,8 @@ NONFINITE = "nonfinite.jsonl"
 LOG = "train.log"
 #: the command of such a run
 COMMAND = "command.json"
+#: its steps, while it is running
+PROGRESS = "progress.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
 #: key of summary.json -> type of its value, which may be None

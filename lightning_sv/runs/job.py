@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
 from lightning_sv.errors import ConfigError, RunError
-from lightning_sv.runs.directory import COMMAND, LOCK, LOG, is_complete
+from lightning_sv.runs.directory import COMMAND, LOCK, LOG, PROGRESS, is_complete
 from lightning_sv.runs.trust import modules_of_words
 
 #: default program of a run
@@ -71,6 +71,11 @@ class Job:
     def log(self) -> Path:
         """File of stdout and stderr of the run."""
         return self.run_dir / LOG
+
+    @property
+    def progress(self) -> Path:
+        """File of the steps of the run, see `runs.progress`."""
+        return self.run_dir / PROGRESS
 
     def record(self) -> dict[str, Any]:
         """Return the command without its directory, and what else determines the result.

@@ -1,7 +1,6 @@
 """Training runs as parallel child processes with progress bars."""
 
 import os
-import re
 import signal
 import threading
 import time
@@ -18,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
 from lightning_sv.runs.job import Job
+from lightning_sv.runs.progress import PROGRESS_VARIABLE, read_progress
 
-_STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
 _GRACE_S = 20.0  # a stopping run ends its step and writes a checkpoint
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -144,19 +143,18 @@ class _Child:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                env=env,
+                env=env | {PROGRESS_VARIABLE: str(job.progress.absolute())},
                 # Ctrl-C reaches only this process, and stopping the session reaches its workers
                 start_new_session=True,
             )
 
     def poll(self) -> bool:
-        """Read the progress from the log; return True if the process has ended."""
+        """Show the progress; return True if the process has ended."""
         ended = self.process.poll() is not None
-        steps = _STEP.findall(_end_of(self.job.log))
-        if steps:
-            step, total = map(int, steps[-1])
-            self.fraction = min(1.0, step / max(total, 1))
-            text = f"step {step}/{total}"
+        progress = read_progress(self.job.progress)
+        if progress is not None:
+            self.fraction = progress.fraction
+            text = f"step {progress.step}/{progress.total}"
             self.progress.update(self.task, completed=self.fraction, steps=text)
         return ended
 
@@ -165,6 +163,7 @@ class _Child:
         title = self.job.title
         code = self.process.returncode
         self.progress.remove_task(self.task)
+        self.job.progress.unlink(missing_ok=True)
         if code == 0 and is_complete(self.job.run_dir):
             seconds = time.monotonic() - self.start
             self.progress.console.print(f"{title}: done in {seconds:.0f} s", markup=False)
@@ -196,7 +195,10 @@ def _stop(processes: Sequence[Popen[bytes]]) -> None:
 
 @contextmanager
 def _stops_as_interrupt() -> Iterator[None]:
-    """Convert a scheduler's signals to KeyboardInterrupt, so that no child survives; only the main thread may do so."""
+    """Convert a scheduler's signals to KeyboardInterrupt, so that no child survives.
+
+    Only the main thread may do so; in another one nothing changes.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,0 +1,55 @@
+"""Progress of a run in a file that a different command reads."""
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rich.console import Console
+
+from lightning_sv.callbacks import RunProgress
+from lightning_sv.runs.job import Job
+from lightning_sv.runs.launch import run_jobs
+from lightning_sv.runs.progress import PROGRESS_VARIABLE, read_progress, report_progress
+
+
+@pytest.mark.parametrize("content", [None, "", "[3", "7", "[3]", '["a", "b"]'])
+def test_read_progress_without_a_complete_file_is_none(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    if content is not None:
+        path.write_text(content)
+    assert read_progress(path) is None
+
+
+def test_report_progress_writes_only_where_a_command_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.json"
+    monkeypatch.delenv(PROGRESS_VARIABLE, raising=False)
+    report_progress(1, 4)
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(path))
+    report_progress(1, None)  # only time ends the run
+    assert not path.exists()
+
+    report_progress(1, 4)
+    progress = read_progress(path)
+    assert progress is not None and progress.fraction == 0.25
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(path / "below-a-file"))
+    report_progress(2, 4)  # a disk that refuses does not end a run
+
+
+def test_fit_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.json"
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(path))
+    trainer = L.Trainer(
+        max_steps=4, callbacks=[RunProgress()], accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(BoringModel())
+    assert read_progress(path) == (4, 4)
+
+
+def test_run_jobs_names_the_file_and_removes_it(tmp_path: Path) -> None:
+    script = f'echo "[1, 4]" > "${PROGRESS_VARIABLE}"; cat "${PROGRESS_VARIABLE}"; exit 3'
+    job = Job("t", ("sh", "-c"), (script,), tmp_path / "run")
+    failed = run_jobs([job], parallel=1, console=Console(quiet=True))
+    assert "[1, 4]" in failed["run"]
+    assert not job.progress.exists()
