@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from lightning_sv.atomic import file_sha256, locked, remove
 from lightning_sv.corpus.assemble import encode_enough, publish
@@ -59,11 +60,13 @@ def usable_cores() -> int:
 
 
 def _prepare(config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool) -> Manifest:
-    if manifest := _existing(config, target):
+    manifest = _existing(config, target)
+    if manifest is not None:
         _remove_left_parts(config, target)
         return manifest
     with locked(target, f"prepare of {target}"):
-        if manifest := _existing(config, target):  # another process has prepared it while this one waited
+        manifest = _existing(config, target)
+        if manifest is not None:  # another process has prepared it while this one waited
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
 
@@ -87,27 +90,51 @@ def _remove_left_parts(config: CorpusConfig, target: Path) -> None:
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     """Return the corpus in `target` if it matches the config, or None if there is none."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    is_empty = target.is_dir() and not any(target.iterdir())
+    if not target.exists() or is_empty:
         return None
-    value = f"{config.dir}, which contains no prepared corpus"
-    wanted = "a new folder. Choose a different one, or delete it."
-    expect((target / FILENAME).is_file(), "dir", value, wanted)
+    if not (target / FILENAME).is_file():
+        found = f"{config.dir}, which contains no prepared corpus"
+        expected = "a new folder. Choose a different one, or delete it."
+        raise ConfigError(f"dir is {found}; expected {expected}")
+
     manifest = Manifest.load(target)
-    then = manifest.settings
-    changed = {key: value for key, value in config.settings().items() if then.get(key) != value}
-    if changed.keys() == {GROWING} and (parts_folder(target) / JOB).is_file():
+    changed = _changed_settings(config, manifest)
+    only_grows = changed.keys() == {GROWING} and (parts_folder(target) / JOB).is_file()
+    if only_grows:
         return None
-    differing = [f"{key}={json.dumps(then.get(key))}, expected {json.dumps(now)}" for key, now in changed.items()]
-    found, again = f"dir={config.dir} has a corpus", "delete it to prepare it again, or choose a different dir."
-    if differing:
-        raise ConfigError(f"{found} with other settings ({'; '.join(differing)}); {again}")
+    found = f"dir={config.dir} has a corpus"
+    again = "delete it to prepare it again, or choose a different dir."
+    if changed:
+        settings = "; ".join(
+            f"{key}={json.dumps(then)}, expected {json.dumps(now)}" for key, (then, now) in changed.items()
+        )
+        raise ConfigError(f"{found} with other settings ({settings}); {again}")
     check_corpus(manifest, target, checksums=False)
     file = tokenizer_file(config.tokenizer)
-    if file is not None and file.is_file():
-        same = file_sha256(file) == manifest.tokenizer_sha256
-        if not same or open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot:
-            raise ConfigError(f"{found} whose tokenizer {file}, or its end-of-text token, has changed since; {again}")
-    if changes := changed_text(manifest):
-        hint = f"To train on it unchanged, use fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}."
+    if file is not None and file.is_file() and _has_changed(file, config, manifest):
+        what = f"whose tokenizer {file}, or its end-of-text token, has changed since"
+        raise ConfigError(f"{found} {what}; {again}")
+    changes = changed_text(manifest)
+    if changes:
+        words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
+        hint = f"To train on it unchanged, use {words}."
         raise ConfigError(f"{found} whose text has changed since ({changes}); {again} {hint}")
     return manifest
+
+
+def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:
+    """Return key -> (value of the prepared corpus, value of the config) where they differ."""
+    changed = {}
+    for key, now in config.settings().items():
+        then = manifest.settings.get(key)
+        if then != now:
+            changed[key] = (then, now)
+    return changed
+
+
+def _has_changed(file: Path, config: CorpusConfig, manifest: Manifest) -> bool:
+    """Return True if a tokenizer file differs from that of a corpus, or names another end token."""
+    if file_sha256(file) != manifest.tokenizer_sha256:
+        return True
+    return open_tokenizer(config.tokenizer, config.eot).eot != manifest.eot

@@ -29,7 +29,8 @@ _END_OF_TEXT_NAMES = (
 GPT2 = "openai-community/gpt2"
 #: characters of a long text that are encoded at once, up to the next of these places
 _PART = 1 << 20
-_LINE_BREAK, _WORD_START = re.compile(r"\n(?=\S)"), re.compile(r"[\n ](?=\S)")
+_LINE_BREAK = re.compile(r"\n(?=\S)")
+_WORD_START = re.compile(r"[\n ](?=\S)")
 # Settings of a BPE that GPT-2's does not have.
 _UNUSUAL_BPE = (
     "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
@@ -69,20 +70,25 @@ class Tokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
-        self._tokenizer, self.content = tokenizer, raw
+        self._tokenizer = tokenizer
+        self.content = raw
         tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
         if getattr(tokenizer.model, "dropout", None) is not None:
             tokenizer.model.dropout = None  # equal settings must give equal corpora
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-        eot = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
-        names = _END_OF_TEXT_NAMES if eot is None else (eot,)
-        eot_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
-        if eot_id is None:
-            hint = "set data.corpus.eot to the name of one of its tokens."
-            raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
-        self.eot = eot_id
+        name = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
+        self.eot = self._find_end(where, _END_OF_TEXT_NAMES if name is None else (name,))
+
+    def _find_end(self, where: str, names: Sequence[str]) -> int:
+        """Return the id of the first of these tokens that exists."""
+        for name in names:
+            number: int | None = self._tokenizer.token_to_id(name)
+            if number is not None:
+                return number
+        hint = "set data.corpus.eot to the name of one of its tokens."
+        raise ConfigError(f"{where} has no end-of-text token {' '.join(names)}; {hint}")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -134,8 +140,13 @@ class Tokenizer:
             return self._encode_fast(self._fast, texts)
         if self._places is None or all(len(text) <= _PART for text in texts):
             return self._encode(texts)
-        none, places = np.empty(0, self.dtype), self._places
-        return [np.concatenate([none, *(self._encode([part])[0] for part in _parts(text, places))]) for text in texts]
+        return [self._encode_parts(text, self._places) for text in texts]
+
+    def _encode_parts(self, text: str, places: re.Pattern[str]) -> np.ndarray:
+        ids = [np.empty(0, self.dtype)]
+        for part in _parts(text, places):
+            ids += self._encode([part])
+        return np.concatenate(ids)
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -168,16 +179,22 @@ class Tokenizer:
     @cached_property
     def _places(self) -> re.Pattern[str] | None:
         """Places over which no token continues, None if they are not known."""
-        tokenizer, split = self._tokenizer, self._tokenizer.pre_tokenizer
-        byte_level = isinstance(split, pre_tokenizers.ByteLevel) and split.use_regex and not split.add_prefix_space
-        added = tokenizer.get_added_tokens_decoder().values()
-        over_lines = any(token.lstrip or token.rstrip or "\n" in token.content for token in added)
-        if not byte_level or tokenizer.normalizer is not None or over_lines:
+        split = self._tokenizer.pre_tokenizer
+        if not isinstance(split, pre_tokenizers.ByteLevel) or self._tokenizer.normalizer is not None:
             return None
-        places = _LINE_BREAK if any(" " in token.content for token in added) else _WORD_START
+        if not split.use_regex or split.add_prefix_space:
+            return None
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        if any(token.lstrip or token.rstrip or "\n" in token.content for token in added):
+            return None
+
+        has_spaces = any(" " in token.content for token in added)
+        places = _LINE_BREAK if has_spaces else _WORD_START
         # white space before a token of these is a piece of its own
         names = [re.escape(token.content) for token in added if not token.special]
-        return re.compile(rf"{places.pattern}(?!{'|'.join(names)})") if names else places
+        if not names:
+            return places
+        return re.compile(rf"{places.pattern}(?!{'|'.join(names)})")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
@@ -264,9 +281,14 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
 
 
 def _named_end(folder: Path) -> str | None:
-    for path in (folder / name for name in _END_TOKEN_FILES):
-        token = read_json(path, "repair or remove it.").get("eos_token") if path.is_file() else None
-        token = token.get("content") if isinstance(token, dict) else token
+    """Return the end token that transformers' files next to a tokenizer name."""
+    for name in _END_TOKEN_FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        token = read_json(path, "repair or remove it.").get("eos_token")
+        if isinstance(token, dict):
+            token = token.get("content")
         if isinstance(token, str):
             return token
     return None

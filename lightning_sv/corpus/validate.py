@@ -7,7 +7,7 @@ id no error, a sequence longer than a shard an empty dataset. Therefore everythi
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
@@ -98,36 +98,68 @@ def _by_layer(root: Path) -> str:
 
 
 def _check_split(manifest: Manifest, root: Path, name: str) -> None:
+    """Check litdata's index of a split, the sizes of its files, and its totals."""
     split = manifest.splits[name]
-    index_path = _file(root, f"{name}/index.json")
-    try:
-        index = json.loads(index_path.read_text())
-        config, chunks = index["config"], index["chunks"]
-        listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
-        plain_config = _PLAIN | {"data_format": DATA_FORMATS[manifest.dtype]}
-        plain_config |= dict.fromkeys(key for key in config if "compression" in key)
-        plain = all(config[key] == value for key, value in plain_config.items())
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
-    if not plain:
-        raise ConfigError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
-    if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
-        raise ConfigError(f"{index_path} does not list the shards of manifest.json; {_again(root)}")
-    itemsize = np.dtype(manifest.dtype).itemsize
+    _check_index(manifest, root, name)
     for shard in split.shards:
-        path = _file(root, shard.file)
-        size = path.stat().st_size
-        # Format of a shard: number of documents, their offsets and the end (uint32), tokens.
-        expected = 4 * (shard.documents + 2) + itemsize * shard.tokens
-        if not size == shard.bytes == expected:
-            raise ConfigError(f"{path} has {size:,} bytes; expected {expected:,}: {_again(root)}")
-    totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
-    if totals != (split.tokens, split.documents):
-        raise ConfigError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
-    if not 0 <= max(split.largest_token, manifest.eot) < manifest.vocab_size <= np.iinfo(manifest.dtype).max + 1:
+        _check_size(manifest, root, shard)
+
+    n_tokens = sum(shard.tokens for shard in split.shards)
+    n_documents = sum(shard.documents for shard in split.shards)
+    if (n_tokens, n_documents) != (split.tokens, split.documents):
+        found = f"{root}/manifest.json: the shards of {name} do not add up to its totals"
+        raise ConfigError(f"{found}; {_again(root)}")
+
+    largest = max(split.largest_token, manifest.eot)
+    most = np.iinfo(manifest.dtype).max + 1
+    if not 0 <= largest < manifest.vocab_size <= most:
         found = f"token {split.largest_token} of {name} or the end-of-text token {manifest.eot}"
         outside = f"is outside the vocabulary of {manifest.vocab_size}"
         raise ConfigError(f"{root}/manifest.json: {found} {outside}; {_again(root)}")
+
+
+def _check_index(manifest: Manifest, root: Path, name: str) -> None:
+    """Check that litdata's index lists the shards of the manifest, as plain tokens."""
+    path = _file(root, f"{name}/index.json")
+    try:
+        index = json.loads(path.read_text())
+        config = index["config"]
+        listed = [_listed_shard(name, chunk) for chunk in index["chunks"]]
+        expected = _plain_config(manifest, config)
+        is_plain = all(config[key] == value for key, value in expected.items())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r:.200}); {_again(root)}") from None
+    if not is_plain:
+        raise ConfigError(f"{path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
+    shards = manifest.splits[name].shards
+    if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in shards]:
+        raise ConfigError(f"{path} does not list the shards of manifest.json; {_again(root)}")
+
+
+def _listed_shard(name: str, chunk: Mapping[str, Any]) -> tuple[str, Any, Any, Any]:
+    """Return file, bytes, documents and tokens of a chunk in litdata's index."""
+    file = f"{name}/{chunk['filename']}"
+    return file, chunk["chunk_bytes"], chunk["chunk_size"], chunk["dim"]
+
+
+def _plain_config(manifest: Manifest, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of an index of uncompressed tokens."""
+    expected = _PLAIN | {"data_format": DATA_FORMATS[manifest.dtype]}
+    for key in config:
+        if "compression" in key:
+            expected[key] = None
+    return expected
+
+
+def _check_size(manifest: Manifest, root: Path, shard: Shard) -> None:
+    """Check the bytes of a shard: number of documents, their offsets and the end (uint32), tokens."""
+    path = _file(root, shard.file)
+    size = path.stat().st_size
+    header = 4 * (shard.documents + 2)
+    expected = header + np.dtype(manifest.dtype).itemsize * shard.tokens
+    if not size == shard.bytes == expected:
+        found = f"{path} has {size:,} bytes; expected {expected:,}"
+        raise ConfigError(f"{found}: {_again(root)}")
 
 
 def _check_contents(manifest: Manifest, root: Path) -> None:

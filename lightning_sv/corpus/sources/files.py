@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_sv.atomic import file_sha256, reading
 from lightning_sv.corpus.config import CorpusConfig
@@ -23,6 +23,7 @@ from lightning_sv.errors import ConfigError, UnreadableError, expect
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
+_ZSTD_INPUT = 1 << 17  # compressed bytes per read
 
 
 def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int) -> Source:
@@ -42,32 +43,69 @@ def files_source(config: CorpusConfig, previous: Source | None, part_bytes: int)
 
 def source_files(config: CorpusConfig) -> tuple[list[Path], dict[str, int]]:
     """Return the files of a source in order, each once, and the number left out per suffix."""
-    known = ", ".join(_READERS)
-    given = os.path.expanduser(config.location.strip())  # noqa: PTH111
-    # A path may contain a comma. Path.exists would raise for a list that is longer than a path.
-    parts = [given] if os.path.exists(given) else [part.strip() for part in config.location.split(",")]  # noqa: PTH110
     paths: dict[Path, None] = {}
     left_out = Counter[str]()
-    for part in filter(None, parts):
+    for part in _named_paths(config.location):
         target = Path(part).expanduser()
         if target.is_file():
-            if _parts(target)[0] not in _READERS:
-                raise ConfigError(f"{target}: the suffix is unknown; expected one of {known}. Convert the file.")
+            _check_suffix(target)
             paths[target] = None
             continue
-        names = [target] if target.is_dir() else _matches(target)
-        reached = {path for name in names for path in (_walk(name) if name.is_dir() else [name])}
-        # A file that links to folders reach by several paths is read once, by the first of them.
-        found = {(os.path.realpath(path.parent), path.name): path for path in sorted(reached, reverse=True)}.values()
-        files = {path for path in found if path.is_file() and _is_read(path, config.text_field)}
-        skipped = Counter("".join(path.suffixes[-2:]) or "no suffix" for path in found if path not in files)
-        rest = f" (skipped: {counted(skipped)})" if skipped else ""
-        value = f"files:{part}, which matches no file{rest}"
-        hint = f"A .json file needs JSON lines with {config.text_field!r}." if skipped[".json"] else "Check the path."
-        expect(len(files) > 0, "source", value, f"the suffixes {known}. {hint}")
+        reached = _reached_files(target)
+        files = {path for path in reached if _is_read(path, config.text_field)}
+        skipped = Counter(_suffixes(path) for path in reversed(reached) if path not in files)
+        if not files:
+            _refuse_no_files(part, skipped, config.text_field)
         paths.update(dict.fromkeys(sorted(files)))
         left_out += skipped
     return list(paths), left_out
+
+
+def _named_paths(location: str) -> list[str]:
+    """Split a list of paths at its commas, unless the whole is one path with commas in its name."""
+    whole = os.path.expanduser(location.strip())  # noqa: PTH111
+    # Path.exists would raise for a list that is longer than a path
+    if os.path.exists(whole):  # noqa: PTH110
+        return [whole]
+    parts = [part.strip() for part in location.split(",")]
+    return [part for part in parts if part]
+
+
+def _check_suffix(path: Path) -> None:
+    format, _ = _parts(path)
+    if format not in _READERS:
+        expected = f"one of {', '.join(_READERS)}. Convert the file."
+        raise ConfigError(f"{path}: the suffix is unknown; expected {expected}")
+
+
+def _reached_files(target: Path) -> list[Path]:
+    """Return the files in a folder, or those that a glob matches, sorted.
+
+    A file that links to folders reach by several paths is returned once, by the first of them.
+    """
+    roots = [target] if target.is_dir() else _matches(target)
+    reached: set[Path] = set()
+    for root in roots:
+        reached.update(_walk(root) if root.is_dir() else [root])
+    first_paths: dict[tuple[str, str], Path] = {}
+    for path in sorted(reached):
+        place = (os.path.realpath(path.parent), path.name)
+        first_paths.setdefault(place, path)
+    return list(first_paths.values())
+
+
+def _suffixes(path: Path) -> str:
+    return "".join(path.suffixes[-2:]) or "no suffix"
+
+
+def _refuse_no_files(part: str, skipped: Counter[str], text_field: str) -> NoReturn:
+    found = f"files:{part}, which matches no file"
+    if skipped:
+        found += f" (skipped: {counted(skipped)})"
+    hint = "Check the path."
+    if skipped[".json"]:
+        hint = f"A .json file needs JSON lines with {text_field!r}."
+    raise ConfigError(f"source is {found}; expected the suffixes {', '.join(_READERS)}. {hint}")
 
 
 def counted(left_out: dict[str, int]) -> str:
@@ -122,6 +160,8 @@ def _parts(path: Path) -> tuple[str, str]:
 def _is_read(path: Path, text_field: str) -> bool:
     """Return True if a file in a folder is read; .json must have JSON lines with the text field."""
     format, _ = _parts(path)
+    if not path.is_file():
+        return False
     if format != ".json":
         return format in _READERS
     try:
@@ -306,25 +346,35 @@ class _ZstdFile(io.RawIOBase):
         library = needs("zstandard", str(path))
         self._new = lambda: library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
         self._frame: Any = None
-        self._file, self._out = path.open("rb"), memoryview(b"")
+        self._file = path.open("rb")
+        self._out = memoryview(b"")  # decompressed bytes that were not read yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._out:
-            left = b"" if self._frame is None else self._frame.unused_data
-            ended = self._frame is None or self._frame.eof
-            data = left if ended and left else self._file.read(1 << 17)
-            if not data and not ended:
-                raise EOFError("it ends inside a frame")
+            data = self._next_input()
             if not data:
                 return 0
-            self._frame = self._new() if ended else self._frame
             self._out = memoryview(self._frame.decompress(data))
         n = min(len(buffer), len(self._out))
-        buffer[:n], self._out = self._out[:n], self._out[n:]
+        buffer[:n] = self._out[:n]
+        self._out = self._out[n:]
         return n
+
+    def _next_input(self) -> bytes:
+        """Return compressed bytes for the current frame, after opening a new one where one has ended."""
+        if self._frame is not None and not self._frame.eof:
+            data = self._file.read(_ZSTD_INPUT)
+            if not data:
+                raise EOFError("it ends inside a frame")
+            return data
+        left = b"" if self._frame is None else self._frame.unused_data
+        data = left or self._file.read(_ZSTD_INPUT)
+        if data:
+            self._frame = self._new()
+        return data
 
     def close(self) -> None:
         self._file.close()
@@ -356,35 +406,63 @@ _READERS: dict[str, Callable[[FileReader, Path, Slice], Iterator[Document]]] = {
 
 
 def file_states(paths: Sequence[Path], known: FileStates) -> FileStates:
-    """Return size, modification time and hash of each file; the hash of a `known` file of equal size and time."""
-    times = {str(path): file_times(path) for path in paths}
-    new = [name for name, state in times.items() if not state.items() <= known.get(name, {}).items()]
+    """Return size, modification time and hash of each file.
+
+    A `known` file of equal size and time keeps its hash.
+    """
+    states: FileStates = {}
+    to_hash: list[str] = []
+    for path in paths:
+        name = str(path)
+        times = file_times(path)
+        before = known.get(name, {})
+        if times.items() <= before.items():
+            states[name] = {**times, "sha256": before["sha256"]}
+        else:
+            states[name] = times
+            to_hash.append(name)
+
     with ThreadPoolExecutor() as pool:
-        hashes = dict(zip(new, pool.map(file_sha256, map(Path, new)), strict=True))
-    return {name: state | {"sha256": hashes.get(name) or known[name]["sha256"]} for name, state in times.items()}
+        hashes = pool.map(file_sha256, map(Path, to_hash))
+        for name, digest in zip(to_hash, hashes, strict=True):
+            states[name]["sha256"] = digest
+    return states
 
 
 def changed_text(manifest: Manifest) -> str:
-    """Return a phrase that names files that were added, removed or changed since the preparation; empty for none.
+    """Return a phrase that names files that were added, removed or changed since the preparation.
 
-    Only sources of files are compared, if this user can find any of their files.
+    It is empty without changes. Only sources of files are compared, if this user can find any of
+    their files.
     """
     then = manifest.sources
     if not then:
         return ""
-    try:
-        found = source_files(CorpusConfig(**manifest.settings))[0]
-    except (TypeError, ValueError, OSError):  # some text no longer exists, or this user may not read its folder
-        found = [Path(name) for name in then if os.path.isfile(name)]  # noqa: PTH113 (Path.is_file would raise)
-    now = {str(path): path for path in found}
+    now = {str(path): path for path in _files_now(manifest)}
+    if not now:
+        return ""
     phrases = []
-    for name in sorted(then.keys() | now.keys()) if now else ():
-        if name not in then or name not in now:
-            phrases.append(f"{name} is {'new' if name in now else 'gone'}")
+    for name in sorted(then.keys() | now.keys()):
+        if name not in then:
+            phrases.append(f"{name} is new")
+        elif name not in now:
+            phrases.append(f"{name} is gone")
         elif not _same(now[name], then[name]):
             phrases.append(f"{name} has changed")
-    more = f", and {len(phrases) - 3:,} more" if len(phrases) > 3 else ""
-    return ", ".join(phrases[:3]) + more
+    text = ", ".join(phrases[:3])
+    if len(phrases) > 3:
+        text += f", and {len(phrases) - 3:,} more"
+    return text
+
+
+def _files_now(manifest: Manifest) -> list[Path]:
+    """Return the files that the settings of a corpus name now, as far as this user can find them."""
+    try:
+        files, _ = source_files(CorpusConfig(**manifest.settings))
+        return files
+    except (TypeError, ValueError, OSError):  # some text is gone, or this user may not read its folder
+        # Path.is_file would raise
+        return [Path(name) for name in manifest.sources or () if os.path.isfile(name)]  # noqa: PTH113
 
 
 def _same(path: Path, then: dict[str, Any]) -> bool:

@@ -73,9 +73,8 @@ class PythonReader:
 
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
-    root = Path(sysconfig.get_path("stdlib"))
-    found = (path for path in sorted(root.rglob("*.py")) if path.is_file())
-    paths = [path for path in found if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
+    """Return the files of Python and of distributions, their versions, and their licences."""
+    paths = _library_files(Path(sysconfig.get_path("stdlib")))
     packages = {"python": platform.python_version()}
     licences = {"python": "PSF-2.0"}
     for name in names:
@@ -83,19 +82,42 @@ def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dic
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        files = [Path(str(file.locate())) for file in distribution.files or () if file.suffix == ".py"]
-        paths += sorted(path for path in files if path.is_file())
+        paths += _distribution_files(distribution)
         packages[name] = distribution.version
         licences[name] = _licence(distribution)
     return paths, packages, licences
 
 
+def _library_files(root: Path) -> list[Path]:
+    """Return the Python files of the standard library, without installed packages."""
+    paths = []
+    for path in sorted(root.rglob("*.py")):
+        is_skipped = _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+        if path.is_file() and not is_skipped:
+            paths.append(path)
+    return paths
+
+
+def _distribution_files(distribution: metadata.Distribution) -> list[Path]:
+    paths = []
+    for file in distribution.files or ():
+        path = Path(str(file.locate()))
+        if file.suffix == ".py" and path.is_file():
+            paths.append(path)
+    return sorted(paths)
+
+
 def _licence(distribution: metadata.Distribution) -> str:
     """Return the licence that a distribution declares, if short: some put the full text in the field."""
     fields = distribution.metadata
-    declared = (fields[key] for key in ("License-Expression", "License") if key in fields)
-    text = next(declared, "").strip()
-    if text and len(text) <= 120 and "\n" not in text:
-        return text
-    classifiers = [line for line in fields.get_all("Classifier") or [] if line.startswith("License ::")]
-    return classifiers[0].split(" :: ")[-1] if classifiers else "see its own licence file"
+    for key in ("License-Expression", "License"):
+        if key in fields:
+            text = fields[key].strip()
+            is_short = len(text) <= 120 and "\n" not in text
+            if text and is_short:
+                return text
+            break
+    for line in fields.get_all("Classifier") or []:
+        if line.startswith("License ::"):
+            return line.split(" :: ")[-1]
+    return "see its own licence file"
