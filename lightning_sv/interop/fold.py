@@ -1,8 +1,11 @@
-"""Folding and its inverse: the same function with as few scale vectors as possible (paper, Section 2.1).
+"""Folding and its inverse: the same function with as few scale vectors as possible.
 
-A gamma next to a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). If the output is
-normalized (`dnp`), gamma_out follows the norm and can only move into the next matrix, if the operations in
-between are linear in it: attention averages v's channels, the gate multiplies up's.
+See the paper, Section 2.1.
+
+A gamma next to a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). If the
+output is normalized (`dnp`), gamma_out follows the norm and can only move into the next matrix, if
+the operations in between are linear in it: attention averages v's channels, the gate multiplies
+up's.
 """
 
 from collections.abc import Mapping
@@ -13,12 +16,24 @@ from torch import Tensor
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import Backbone, meta_backbone
-from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms, scaled_linears
+from lightning_sv.scale import (
+    BranchGroup,
+    RMSNorm,
+    ScaleOptions,
+    ScaleVector,
+    output_norms,
+    scaled_linears,
+)
 from lightning_sv.scale.vector import HeadShared
 
 #: branch -> the matrix, outside its group, that reads it through sums and products only
-_READERS = {"v_proj": "o_proj"} | {f"{kind}up_proj": f"{kind}down_proj" for kind in ("", "shared_", "expert_")}
-_SCORES = "after their norm, queries and keys are rotated and multiplied with each other, not with a matrix"
+_READERS = {"v_proj": "o_proj"} | {
+    f"{kind}up_proj": f"{kind}down_proj" for kind in ("", "shared_", "expert_")
+}
+_SCORES = (
+    "after their norm, queries and keys are rotated and multiplied with each other, "
+    "not with a matrix"
+)
 _RESIDUAL = "after its norm, it is added to the residual stream, without a matrix"
 _SILU = "its norm is followed by SiLU, which is not linear"
 #: reason why the vector after a norm cannot be folded, by the last part of the norm's path
@@ -34,7 +49,8 @@ class Folding(NamedTuple):
     """Result of folding one scale vector.
 
     Attributes:
-        vector: site and side, 'layers.0.attn.qkv.q_proj.scale_out'; a shared vector has a row per branch
+        vector: site and side, 'layers.0.attn.qkv.q_proj.scale_out'; a shared vector has a row per
+            branch
         into: path of the matrix that absorbs it; None if it stays
         why: reason why it stays; '' if it folds
     """
@@ -53,8 +69,15 @@ def foldable(model: Backbone) -> list[Folding]:
             rows.append(Folding(f"{site}.scale_in", site))
         if scale_out is not None:
             into = site if branch.norm_width is None else _reader(site)
-            rows.append(Folding(f"{site}.scale_out", into, "" if into else _STAYS[site.rpartition(".")[2]]))
-    return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in output_norms(model)]
+            why = "" if into else _STAYS[_last_part(site)]
+            rows.append(Folding(f"{site}.scale_out", into, why))
+    for path, _ in output_norms(model):
+        rows.append(Folding(f"{path}.scale", None, _STAYS[_last_part(path)]))
+    return rows
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 class Folded(NamedTuple):
@@ -62,8 +85,8 @@ class Folded(NamedTuple):
 
     weights: dict[str, Tensor]  #: weights other than scale vectors, by name in the state dict
     norms: dict[str, Tensor | None]  #: path of each RMSNorm -> gamma, or None for 1
-    #: path of each branch with a normalized output -> the gamma after it, or None for 1; (d_head,) if all heads
-    #: share it
+    #: path of each branch with a normalized output -> the gamma after it, or None for 1; (d_head,)
+    #: if all heads share it
     outputs: dict[str, Tensor | None]
 
 
@@ -75,55 +98,61 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     """
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
     vectors = _vector_prefixes(model)
-    weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
+    state = model.state_dict().items()
+    weights = {name: value.clone() for name, value in state if not name.startswith(vectors)}
     before_branches = [group.norm for group in _groups(model).values()]
     kept = [norm.scale for norm in before_branches] if into_norms else []
-    norms: dict[str, Tensor | None] = {
-        path: None if norm.scale is None or (norm in before_branches and not into_norms) else norm.scale()
-        for path, norm in model.named_modules()
-        if isinstance(norm, RMSNorm)
-    }
+
+    norms: dict[str, Tensor | None] = {}
+    for path, norm in model.named_modules():
+        if isinstance(norm, RMSNorm):
+            folds = norm in before_branches and not into_norms
+            norms[path] = None if norm.scale is None or folds else norm.scale()
+
     outputs: dict[str, Tensor | None] = {}
     for path, branch, (scale_in, scale_out) in scaled_linears(model):
-        weight, gamma = weights[f"{path}.weight"], None if scale_out is None else scale_out()
+        weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
         if scale_in is not None and scale_in not in kept:
             weight *= scale_in().unsqueeze(-2)
-        if branch.norm_width is None:
-            weight *= 1 if gamma is None else gamma.unsqueeze(-1)
-            continue
-        if gamma is not None and (reader := _reader(path)) is not None:
-            columns = weights[f"{reader}.weight"]
-            # grouped-query attention: several query heads share a head of v
-            shared = columns.shape[-1] // gamma.shape[-1]
-            heads = gamma.unflatten(-1, (-1, branch.norm_width))
-            columns *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
-            gamma = None
-        elif isinstance(scale_out, HeadShared):
-            gamma = scale_out.vector()
-        outputs[path] = gamma
+        if branch.norm_width is not None:
+            outputs[path] = _fold_behind_norm(path, branch.norm_width, scale_out, weights)
+        elif scale_out is not None:
+            weight *= scale_out().unsqueeze(-1)
     return Folded(weights, norms, outputs)
+
+
+def _fold_behind_norm(
+    path: str, width: int, scale: ScaleVector | None, weights: dict[str, Tensor]
+) -> Tensor | None:
+    """Fold the vector after a normalized output into the next matrix; return it if it stays."""
+    if scale is None:
+        return None
+    reader = _reader(path)
+    if reader is None:
+        return scale.vector() if isinstance(scale, HeadShared) else scale()
+    gamma = scale()
+    columns = weights[f"{reader}.weight"]
+    # grouped-query attention: several query heads share a head of v
+    shared = columns.shape[-1] // gamma.shape[-1]
+    heads = gamma.unflatten(-1, (-1, width))  # (*batch_dims, heads, width)
+    columns *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
+    return None
 
 
 @torch.no_grad()
 def fold(model: Backbone) -> Backbone:
     """Return a backbone with the same logits and as few scale vectors as possible.
 
-    Without `dnp`, Q/K-norm and Post-Norm the result is `nop`: scale vectors around a matrix add no expressivity. With
-    them, norms and the remaining vectors of `foldable` are kept, as exceptions of `placement_at`.
+    Without `dnp`, Q/K-norm and Post-Norm the result is `nop`: scale vectors around a matrix add no
+    expressivity. With them, norms and the remaining vectors of `foldable` are kept, as exceptions
+    of `placement_at`.
 
     Args:
         model: backbone with any strategy; it is not changed
     """
     weights, norms, outputs = fold_weights(model)
     alone = [path for path, _ in output_norms(model)]
-    sites = {name for group in _groups(model).values() for name in group.names}
-    shared = {path.rpartition(".")[2] for path, _, (_, out) in scaled_linears(model) if isinstance(out, HeadShared)}
-    left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}
-    options = ScaleOptions(
-        # Norms without branches have a vector if the strategy has any.
-        placement_at={site: left.get(site, "nop") for site in sorted(sites)} if alone else left,
-        share_heads=[name for name in left if left[name] == "anp" and name in shared],
-    )
+    options = _options_of_outputs(model, outputs, has_norms=bool(alone))
     folded = meta_backbone(model.config, "llama" if alone else "nop", options)
     folded.to(model.embed.weight.dtype).to_empty(device=model.embed.weight.device)
     folded.load_state_dict(weights, strict=False)
@@ -134,12 +163,38 @@ def fold(model: Backbone) -> Backbone:
     return folded
 
 
+def _options_of_outputs(
+    model: Backbone, outputs: Mapping[str, Tensor | None], *, has_norms: bool
+) -> ScaleOptions:
+    """Return the exceptions for branches with normalized outputs.
+
+    Norms without branches have a vector if the strategy has any, so all other branches are `nop`.
+    """
+    left = {_last_part(path): "np" if gamma is None else "anp" for path, gamma in outputs.items()}
+    placements = left
+    if has_norms:
+        names: set[str] = set()
+        for group in _groups(model).values():
+            names.update(group.names)
+        placements = {name: left.get(name, "nop") for name in sorted(names)}
+    shared = set()
+    for path, _, (_, scale_out) in scaled_linears(model):
+        if isinstance(scale_out, HeadShared):
+            shared.add(_last_part(path))
+    heads = [name for name, placement in left.items() if placement == "anp" and name in shared]
+    return ScaleOptions(placement_at=placements, share_heads=heads)
+
+
 def _groups(model: Backbone) -> dict[str, BranchGroup]:
-    return {path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)}
+    return {
+        path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)
+    }
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    return tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
+    return tuple(
+        f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector)
+    )
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
@@ -157,8 +212,9 @@ def _reader(branch: str) -> str | None:
 def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> None:
     """Load matrices and norm gammas into a backbone, preserving their function.
 
-    The gamma of a norm goes to the input-side vectors behind it, or into the matrices if the strategy has none there
-    (`nop`, `ap`). Output-side vectors keep their initial value, by which the matrix before them is divided.
+    The gamma of a norm goes to the input-side vectors behind it, or into the matrices if the
+    strategy has none there (`nop`, `ap`). Output-side vectors keep their initial value, by which
+    the matrix before them is divided.
 
     Args:
         model: an initialized backbone that passed `check_no_norm`
@@ -167,35 +223,50 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
     """
     groups = _groups(model)
     for path, group in groups.items():
-        gamma = norms[f"{path}.norm"]
-        signs_of: dict[ScaleVector, Tensor | None] = {}  # vector -> signs that it cannot represent
-        for name in group.names:
-            vector = group.vectors(name)[0]
-            if vector is not None and vector not in signs_of:
-                signs_of[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
-            columns = gamma if vector is None else signs_of[vector]
-            if columns is not None:
-                weights[f"{path}.{name}.weight"].mul_(columns)
+        _unfold_group(group, path, weights, norms[f"{path}.norm"])
     for path, gamma in norms.items():
-        if path.removesuffix(".norm") in groups:
-            continue
-        norm: Any = model.get_submodule(path)  # no matrix behind it absorbs gamma
-        left = gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
-        found = f"{str(model.strategy)!r}, which cannot represent the imported {path}"
-        expect(left is None or bool((left == 1).all()), "the strategy", found, "a different one, e.g. hg+dp+or+iwd.")
+        if path.removesuffix(".norm") not in groups:
+            norm: Any = model.get_submodule(path)  # no matrix behind it absorbs gamma
+            _unfold_norm(norm.scale, gamma, path, str(model.strategy))
     for path, _, (_, scale_out) in scaled_linears(model):
         if scale_out is not None:
             weights[f"{path}.weight"].div_(scale_out().unsqueeze(-1))  # `initial_gamma_out`
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)
+    of_vectors = all(name.startswith(_vector_prefixes(model)) for name in missing)
+    assert of_vectors and not unexpected, (missing, unexpected)
+
+
+def _unfold_group(
+    group: BranchGroup, path: str, weights: Mapping[str, Tensor], gamma: Tensor
+) -> None:
+    """Give the gamma of a norm to the vectors behind it, and what they cannot hold to matrices."""
+    columns_of: dict[ScaleVector, Tensor | None] = {}
+    for name in group.names:
+        vector = group.vectors(name)[0]
+        if vector is not None and vector not in columns_of:
+            columns_of[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
+        columns = gamma if vector is None else columns_of[vector]
+        if columns is not None:
+            weights[f"{path}.{name}.weight"].mul_(columns)
+
+
+def _unfold_norm(scale: ScaleVector | None, gamma: Tensor, path: str, strategy: str) -> None:
+    """Set the vector of a norm without matrices, which must represent gamma."""
+    left = gamma if scale is None else _set_with_signs(scale, gamma, path)
+    if left is not None and not bool((left == 1).all()):
+        found = f"{strategy!r}, which cannot represent the imported {path}"
+        wanted = "a different one, e.g. hg+dp+or+iwd."
+        raise ConfigError(f"the strategy is {found}; expected {wanted}")
 
 
 def check_no_norm(model: Backbone) -> None:
-    """Check that the strategy normalizes no outputs, and so preserves the function of a plain model."""
+    """Check that the strategy normalizes no outputs, and so preserves the function of a model."""
     for path, branch, _ in scaled_linears(model):
-        value = f"{str(model.strategy)!r}, which normalizes the output of {path} and changes the imported function"
-        keeps = branch.norm_width is None
-        expect(keeps, "the strategy", value, "one without dnp, for instance hg+dp+or+iwd.")
+        if branch.norm_width is not None:
+            effect = f"normalizes the output of {path} and changes the imported function"
+            found = f"{str(model.strategy)!r}, which {effect}"
+            wanted = "one without dnp, for instance hg+dp+or+iwd."
+            raise ConfigError(f"the strategy is {found}; expected {wanted}")
 
 
 def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:

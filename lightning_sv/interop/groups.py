@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -27,70 +26,95 @@ def param_groups(
     example: Any = None,
     roles: Roles | None = None,
 ) -> list[dict[str, Any]]:
-    """Return optimizer groups: the trained parameters that decay under `policy`, and the others, if there are any.
+    """Return optimizer groups: the trained parameters that decay under `policy`, and the others.
 
-    Matrices, routers, heads and embeddings decay. Scale vectors decay if the policy includes their role ('iwd': the
-    input side only), multipliers like the output side. Biases and the rest never decay.
+    Matrices, routers, heads and embeddings decay. Scale vectors decay if the policy includes their
+    role ('iwd': the input side only), multipliers like the output side. Biases and the rest never
+    decay.
 
     Args:
         model: any module
         lr: learning rate of both groups
         weight_decay: weight decay of the first group; the second has none
-        policy: 'wd', 'iwd', 'owd' or 'nowd'; None for that of the strategy that `apply_strategy` applied, and for
-            'iwd', the paper's choice, without a strategy
+        policy: 'wd', 'iwd', 'owd' or 'nowd'; None for that of the strategy that `apply_strategy`
+            applied, and for 'iwd', the paper's choice, without a strategy
         example: example inputs of the model, see `weight_decay_roles`
-        roles: result of `weight_decay_roles`, made after `apply_strategy` or `fold_applied` and before wrapping; also
-            on fake tensors, or with given roles
+        roles: result of `weight_decay_roles`, made after `apply_strategy` or `fold_applied` and
+            before wrapping; also on fake tensors, or with given roles
 
     Raises:
-        ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is negative or not finite
+        ConfigError: as `weight_decay_roles`; `roles` belong to a different model; or a number is
+            negative or not finite
 
     Warns:
         UserWarning: scale vectors, also those of a plain model's norms, have 16 bits
     """
-    for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
-        usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
-        expect(bool(usable), name, f"{value!r:.40}", "a finite number of at least 0.")
+    _check_number("lr", lr)
+    _check_number("weight_decay", weight_decay)
     decayed = set(decayed_names(model, policy, example, roles))
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    with_decay: list[nn.Parameter] = []
+    without: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            group = with_decay if name in decayed else without
+            group.append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in trained if name in decayed], "lr": lr, "weight_decay": weight_decay},
-        {"params": [p for name, p in trained if name not in decayed], "lr": lr, "weight_decay": 0.0},
+        {"params": with_decay, "lr": lr, "weight_decay": weight_decay},
+        {"params": without, "lr": lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _check_number(name: str, value: float) -> None:
+    usable = isinstance(value, Real | Tensor) and 0 <= value < math.inf
+    expect(bool(usable), name, f"{value!r:.40}", "a finite number of at least 0.")
 
 
 def decayed_names(
     model: nn.Module, policy: str | None = None, example: Any = None, roles: Roles | None = None
 ) -> list[str]:
-    """Return the names of the trained parameters that decay; arguments, errors and warnings as in `param_groups`.
+    """Return the names of the trained parameters that decay.
+
+    Arguments, errors and warnings are those of `param_groups`.
 
     Raises:
         ConfigError: as `param_groups`
     """
-    policy = _applied_policy(model) if policy is None else policy
-    wanted = "a word such as 'iwd'. Give the model's inputs as example=."
-    expect(isinstance(policy, str), "policy", type(policy).__name__, wanted)
+    if policy is None:
+        policy = _applied_policy(model)
+    if not isinstance(policy, str):
+        wanted = "a word such as 'iwd'. Give the model's inputs as example=."
+        raise ConfigError(f"policy is {type(policy).__name__}; expected {wanted}")
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
-    expect(roles is None or isinstance(roles, Roles), "roles", repr(roles), "the result of weight_decay_roles.")
+    if not isinstance(roles, Roles | None):
+        raise ConfigError(f"roles is {roles!r}; expected the result of weight_decay_roles.")
     parameters = trained_parameters(model, example, roles)
     _warn_of_short_vectors(model, parameters)
     return [name for name, parameter in parameters.items() if parameter.decays(policy)]
 
 
 def _warn_of_short_vectors(model: nn.Module, parameters: Mapping[str, ModelParameter]) -> None:
-    """Warn if scale vectors have 16 bits or less: their entries are about 1, and steps are smaller than the gaps."""
+    """Warn if scale vectors have 16 bits or less.
+
+    Their entries are about 1, and steps are smaller than the gaps between numbers.
+    """
     for name, parameter in parameters.items():
         dtype = model.get_parameter(name).dtype
         if parameter.role in ("input", "output") and dtype.itemsize < 4:
-            gap = f"numbers above 1 are {torch.finfo(dtype).eps:.1g} apart, so most steps of an optimizer are lost"
+            gap = f"numbers above 1 are {torch.finfo(dtype).eps:.1g} apart"
+            lost = f"{gap}, so most steps of an optimizer are lost"
             hint = "Use float32 weights with bf16-mixed."
-            warnings.warn(f"scale vectors such as {name} are in {dtype}, whose {gap}. {hint}", stacklevel=3)
+            text = f"scale vectors such as {name} are in {dtype}, whose {lost}. {hint}"
+            warnings.warn(text, stacklevel=3)
             return
 
 
-def trained_parameters(model: nn.Module, example: Any = None, roles: Roles | None = None) -> dict[str, ModelParameter]:
-    """Return the trained parameters of `model`, by their names in it; arguments and errors as in `param_groups`.
+def trained_parameters(
+    model: nn.Module, example: Any = None, roles: Roles | None = None
+) -> dict[str, ModelParameter]:
+    """Return the trained parameters of `model`, by their names in it.
+
+    Arguments and errors are those of `param_groups`.
 
     Raises:
         ConfigError: as `param_groups`
@@ -102,49 +126,63 @@ def trained_parameters(model: nn.Module, example: Any = None, roles: Roles | Non
     missing = [name for name in trained if name not in found]
     if missing:
         what = f"{missing[0]} ({len(missing)} of {len(trained)} names are missing)"
-        hint = "Call weight_decay_roles(model) before wrapping it, and after apply_strategy or fold_applied."
+        when = "before wrapping it, and after apply_strategy or fold_applied"
+        hint = f"Call weight_decay_roles(model) {when}."
         raise ConfigError(f"roles has no {what}; expected the roles of this model. {hint}")
     return {name: found[name] for name in trained}
 
 
 def _applied_policy(model: nn.Module) -> str:
-    """Return the decay of the applied strategies of trained models in a module; 'iwd' without any."""
+    """Return the decay of the applied strategies of trained models, by default 'iwd'."""
     found: dict[str, None] = {}
     for module in model.modules():
-        strategy = getattr(vars(module).get("applied_strategy"), "strategy", None)  # of interop.apply.applied.Applied
-        if isinstance(strategy, ScaleStrategy) and any(parameter.requires_grad for parameter in module.parameters()):
+        applied = vars(module).get("applied_strategy")  # of interop.apply.applied.Applied
+        strategy = getattr(applied, "strategy", None)
+        trains = any(parameter.requires_grad for parameter in module.parameters())
+        if isinstance(strategy, ScaleStrategy) and trains:
             found[strategy.decay] = None
-    expect(len(found) <= 1, "policy", None, f"one of {' '.join(found)}, because the strategies inside differ.")
+    wanted = f"one of {' '.join(found)}, because the strategies inside differ."
+    expect(len(found) <= 1, "policy", None, wanted)
     return next(iter(found), "iwd")
 
 
 def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters of `names`, as far as these match names in `roles`, those of the model inside.
+    """Return the parameters of `names`, as far as these match names in `roles`.
 
-    Name parts of wrappers are removed. A module that contains the model, such as a LightningModule, adds a prefix to
-    all names.
+    Those are names in the model inside. Name parts of wrappers are removed. A module that contains
+    the model, such as a LightningModule, adds a prefix to all names.
     """
     known = _without_wrappers(roles)
     inner = {name: unwrapped(name) for name in names}
     own = {name: known[short] for name, short in inner.items() if short in known}
-    own |= {parameter.name: parameter for parameter in roles.parameters if parameter.name in inner}
+    for parameter in roles.parameters:
+        if parameter.name in inner:
+            own[parameter.name] = parameter
     if len(own) == len(names):
         return own
-    words = next(iter(inner.values()), "").split(".")
-    for i in range(1, len(words)):
-        prefix = ".".join(words[:i]) + "."
-        shorter = {name: short.removeprefix(prefix) for name, short in inner.items() if short.startswith(prefix)}
-        if len(shorter) == len(names) and all(short in known for short in shorter.values()):
+    first = next(iter(inner.values()), "").split(".")
+    for i in range(1, len(first)):
+        prefix = ".".join(first[:i]) + "."
+        shorter = {name: short.removeprefix(prefix) for name, short in inner.items()}
+        has_prefix = all(short.startswith(prefix) for short in inner.values())
+        if has_prefix and known.keys() >= set(shorter.values()):
             return {name: known[short] for name, short in shorter.items()}
     return own
 
 
 def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:
-    """Return the parameters by their names without wrappers; names that two roles share are left out."""
-    alike: dict[str, list[ModelParameter]] = defaultdict(list)
+    """Return the parameters by their names without wrappers.
+
+    Names that two roles share are left out.
+    """
+    found: dict[str, ModelParameter] = {}
+    ambiguous: set[str] = set()
     for parameter in roles.parameters:
-        alike[unwrapped(parameter.name)].append(parameter)
-    return {name: found[0] for name, found in alike.items() if len({parameter.role for parameter in found}) == 1}
+        name = unwrapped(parameter.name)
+        first = found.setdefault(name, parameter)
+        if first.role != parameter.role:
+            ambiguous.add(name)
+    return {name: found[name] for name in found.keys() - ambiguous}
 
 
 def unwrapped(name: str) -> str:

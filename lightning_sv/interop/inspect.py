@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lightning_sv.atomic import reading, regular
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
+from lightning_sv.interop.apply.matrices import SiteMatrix
+from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.nn import Backbone
@@ -269,7 +270,7 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
                 if matrix.weight not in sums:
                     sums[matrix.weight] = _sums(matrix, shape, pieces, weights)
                 matrices |= sums[matrix.weight]
-        why = "" if row.redundant else site.stays or "not only matrices read it"
+        why = "" if row.redundant else str(site.stays or "not only matrices read it")
         vectors.append(StoredVector(site.vector, row.role, stored, site.origin or 0.0, why, matrices, shared=True))
     return FoundVectors(type(model).__name__, vectors, [name for name, parts in sums.items() if not parts])
 

@@ -21,7 +21,7 @@ from lightning_sv.callbacks import branch_norms
 from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, fake_model, fold_applied, weight_decay_roles
-from lightning_sv.interop.apply.apply import _difference
+from lightning_sv.interop.apply.outputs import relative_difference
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledWeight
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.roles.example_inputs import example_of
@@ -346,12 +346,12 @@ def test_apply_strategy_refused_model_unchanged(case: str) -> None:
 
 
 def test_difference_of_outputs_that_are_nan_is_infinite() -> None:
-    assert _difference([torch.ones(2)], [torch.tensor([1.0, torch.nan])]) == torch.inf
+    assert relative_difference([torch.ones(2)], [torch.tensor([1.0, torch.nan])]) == torch.inf
 
 
 def test_apply_strategy_failed_check_model_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model = named("qwen2-tied", 0.05)
-    monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
+    monkeypatch.setattr("lightning_sv.interop.apply.apply.relative_difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
         with unchanged(model), pytest.raises(ValueError, match="Qwen2ForCausalLM"):
             apply_strategy(model, strategy)

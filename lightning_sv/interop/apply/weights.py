@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 from lightning_sv.errors import ConfigError, RunError
@@ -13,25 +14,49 @@ from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.definitions import effective_weight
 
+#: `zero_`, `normal_`, ...; `+=` and `weight[i] =`
+_CHANGES = re.compile(
+    r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_"
+    r"|__(i(add|sub|mul|truediv|floordiv|mod|pow)|setitem)__"
+)
+_VIEWS = frozenset(
+    {
+        "__getitem__", "chunk", "flatten", "narrow", "reshape", "select", "split", "t", "transpose",
+        "unbind", "view",
+    }
+)  # fmt: skip
+
 
 class ComputedTensor(Tensor):
-    """A computed weight, which rejects changes in place, also of its views, and assignments to `data`.
+    """A computed weight, which rejects changes in place, also of its views, and of `data`.
 
-    Tools such as LoRA's merge and initializations change weights, and the next computation would silently undo that.
-    Results of functions are plain tensors. `detach()` is plain too, so that `nn.Parameter(weight.detach())` works.
+    Tools such as LoRA's merge and initializations change weights, and the next computation would
+    silently undo that. Results of functions are plain tensors. `detach()` is plain too, so that
+    `nn.Parameter(weight.detach())` works.
     """
 
-    # Functions get the tensor itself, because autograd refers to it (checkpoints, hooks, retain_grad).
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function on the tensor itself, because autograd refers to it; refuse changes."""
+        kwargs = kwargs or {}
+        name = func.__name__
+        changes = func == _SET_DATA or _CHANGES.fullmatch(name)
+        first = next(iter((*args, *kwargs.values())))  # nn.init passes a keyword
+        if changes and isinstance(first, cls):
+            hint = "Call fold_applied(model) before LoRA's merge and other changes of weights."
+            what = "because it is computed from a matrix and scale vectors"
+            raise RunError(f"cannot assign to this weight, {what}. {hint}")
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        if func == _GET_DATA:
+            return _computed(out)
+        return tree_map_only(Tensor, _computed_view, out) if name in _VIEWS else out
 
-    @property
-    def data(self) -> Tensor:  # type: ignore[override]
-        """Return the values, without gradient."""
-        return _computed(Tensor.data.__get__(self))  # type: ignore[attr-defined]
 
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        _refuse()
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _computed(weight: Tensor) -> Tensor:
@@ -41,30 +66,12 @@ def _computed(weight: Tensor) -> Tensor:
     return weight.as_subclass(ComputedTensor)
 
 
-def _refuse(*args: Any, **kwargs: Any) -> None:
-    hint = "Call fold_applied(model) before LoRA's merge and other changes of weights."
-    raise RunError(f"cannot assign to this weight, because it is computed from a matrix and scale vectors. {hint}")
+def _computed_view(result: Tensor) -> Tensor:
+    """Return a view of more than one number that rejects changes; copies stay plain."""
+    return _computed(result) if result.ndim and result._is_view() else result
 
 
-def _view(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method whose results reject changes if they are views of more than one number."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = method(*args, **kwargs)
-        return tree_map_only(Tensor, lambda each: _computed(each) if each.ndim and each._is_view() else each, out)
-
-    return call
-
-
-#: `zero_`, `normal_`, ...; `+=` and `weight[i] =`
-_CHANGES = r"(?!requires_grad_|detach_|share_memory_)[a-z]\w*_|__(i(add|sub|mul|truediv|floordiv|mod|pow)|setitem)__"
-for _name in dir(Tensor):
-    if re.fullmatch(_CHANGES, _name):
-        setattr(ComputedTensor, _name, _refuse)
-for _name in (
-    "__getitem__", "chunk", "flatten", "narrow", "reshape", "select", "split", "t", "transpose", "unbind", "view",
-):  # fmt: skip
-    setattr(ComputedTensor, _name, _view(getattr(Tensor, _name)))
+_OF_EVERY_CLASS = ("__dict__", "__weakref__")
 
 
 class Scaled(nn.Module):
@@ -83,18 +90,23 @@ class ScaledPart(nn.Module):
     """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if a different part owns the vector
+        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if a different
+            part owns the vector
         scale_out: source of gamma_out, (*batch_dims, d_out); None for 1
     """
 
-    def __init__(self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None):
+    def __init__(
+        self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None
+    ):
         super().__init__()
-        self.scale_in, self.scale_out = scale_in, scale_out
+        self.scale_in = scale_in
+        self.scale_out = scale_out
 
     def forward(self, weight: Tensor) -> Tensor:
         """(*batch_dims, d_out, d_in) -> the same shape, in the vectors' dtype if that is wider."""
         gamma_in = None if self.scale_in is None else self.scale_in()
-        return effective_weight(weight, gamma_in, None if self.scale_out is None else self.scale_out())
+        gamma_out = None if self.scale_out is None else self.scale_out()
+        return effective_weight(weight, gamma_in, gamma_out)
 
 
 class ScaledWeight(Scaled):
@@ -104,29 +116,39 @@ class ScaledWeight(Scaled):
         parts: scale vectors of each matrix
         widths: d_out of each matrix, in the weight's order
         transposed: if True, the weight is stored as (*batch_dims, d_in, d_out)
-        role: role of the weight without the strategy; behind the norm of `dnp` a head would look like a matrix
+        role: role of the weight without the strategy; behind the norm of `dnp` a head would look
+            like a matrix
     """
 
-    def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool, role: ModelRole):
+    def __init__(
+        self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool, role: ModelRole
+    ):
         super().__init__()
-        self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
+        self.parts = nn.ModuleList(parts)
+        self.widths = widths
+        self.transposed = transposed
         self.role_of_original = role
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
-        # FlopCounterMode cannot track views of a parameter made under no_grad. torch.jit.trace compares both modes.
+        # FlopCounterMode cannot track views of a parameter made under no_grad. torch.jit.trace
+        # compares both modes.
         if not torch.is_grad_enabled() and not torch.jit.is_tracing():  # type: ignore[attr-defined]
             weight = weight.detach()
-        rows = (weight.mT if self.transposed else weight).split(self.widths, -2)
-        scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
+        rows = weight.mT if self.transposed else weight  # (*batch_dims, sum of widths, d_in)
+        blocks = rows.split(self.widths, -2)
+        scaled = [part(block) for part, block in zip(self.parts, blocks, strict=True)]
         out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
-        return _computed((out.mT.contiguous() if self.transposed else out).to(weight.dtype))
+        if self.transposed:
+            out = out.mT.contiguous()  # (*batch_dims, d_in, sum of widths)
+        return _computed(out.to(weight.dtype))
 
 
 def register_unscaled(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
     """Register a parameter, as nn.Module.register_parameter, unless it replaces a computed weight.
 
-    Tensor parallelism and quantization do that, and would fail with torch's words on names with dots.
+    Tensor parallelism and quantization do that, and would fail with torch's words on names with
+    dots.
 
     Raises:
         ConfigError: the weight is computed
@@ -134,17 +156,19 @@ def register_unscaled(module: nn.Module, name: str, parameter: nn.Parameter | No
     computed: Any = module._modules["parametrizations"]
     parts = name.split(".")
     if name in computed or parts[0] == "parametrizations":
+        why = "a weight is computed from a matrix and scale vectors"
         hint = "Call fold_applied(model) before tensor parallelism and quantization."
-        raise ConfigError(f"{name} cannot be replaced: a weight is computed from a matrix and scale vectors. {hint}")
+        raise ConfigError(f"{name} cannot be replaced: {why}. {hint}")
     nn.Module.register_parameter(module, name, parameter)
 
 
 class ScaledGamma(Scaled):
-    """Parametrization that replaces a norm's vector by gamma - `origin`, the constant that the norm adds to it."""
+    """Parametrization that replaces a norm's vector by gamma - `origin`, which the norm adds."""
 
     def __init__(self, vector: ScaleVector, origin: float):
         super().__init__()
-        self.vector, self.origin = vector, origin
+        self.vector = vector
+        self.origin = origin
 
     def forward(self, stored: Tensor) -> Tensor:
         """Return gamma - origin, in the shape and dtype of the stored vector."""
@@ -152,16 +176,20 @@ class ScaledGamma(Scaled):
 
 
 class OutputNorm(Scaled):
-    """gamma * Norm(y) of a linear layer's output y, in heads of `width` channels (`dnp`), as a forward hook."""
+    """gamma * Norm(y) of a linear layer's output y, in heads of `width` channels (`dnp`)."""
 
     def __init__(self, scale: ScaleVector | None, width: int, eps: float):
         super().__init__()
-        self.scale, self.width, self.eps = scale, width, eps
+        self.scale = scale
+        self.width = width
+        self.eps = eps
 
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
-        heads = y.unflatten(-1, (-1, self.width))
-        gamma = None if self.scale is None else self.scale().unflatten(-1, (-1, self.width))
+        heads = y.unflatten(-1, (-1, self.width))  # (..., d_out / width, width)
+        gamma: Tensor | None = None
+        if self.scale is not None:
+            gamma = self.scale().unflatten(-1, (-1, self.width))
         return normalize(heads, self.eps, gamma).flatten(-2)
 
 
@@ -169,3 +197,25 @@ def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Any:
     """Apply a linear layer's submodule `output_norm`, as a forward hook."""
     norm: Any = module.output_norm  # of this module: the hook is copied with it
     return norm(output)
+
+
+def remove_parametrization(
+    owner: nn.Module, attribute: str, order: tuple[str, ...], *, keep: bool
+) -> None:
+    """Remove a parametrization, and restore the order of the module's parameters.
+
+    The parameter is then the computed weight (`keep`) or the original one.
+
+    torch gives a parametrized module a class of its own, with a property for the weight, and
+    deletes this property from the class. Deep copies share the class, and would lose their weight
+    with it. So the module first gets a copy of the class; torch has no public way to do that.
+    """
+    if not parametrize.is_parametrized(owner, attribute):
+        return
+    shared = type(owner)
+    members = {key: value for key, value in vars(shared).items() if key not in _OF_EVERY_CLASS}
+    owner.__class__ = type(shared.__name__, shared.__bases__, members)
+    parametrize.remove_parametrizations(owner, attribute, leave_parametrized=keep)
+    for name in order:
+        if name in owner._parameters:
+            owner._parameters[name] = owner._parameters.pop(name)

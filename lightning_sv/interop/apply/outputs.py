@@ -1,0 +1,113 @@
+"""Outputs of a model before and after a strategy, which must be equal but for rounding."""
+
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop.apply.weights import OutputNorm, Scaled
+from lightning_sv.roles.api import TracedModel
+from lightning_sv.roles.forward import copied, logits_of, tracing_state
+from lightning_sv.roles.graph import DATA, PARAM
+from lightning_sv.scale import ScaleStrategy
+
+#: largest relative difference of outputs attributed to rounding; of shorter dtypes 0.1
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
+_ROUNDING_SHORT = 0.1
+_READABLE = "layers that read a weight as an attribute in forward, such as self.weight."
+
+
+def outputs_of(traced: TracedModel) -> list[Tensor]:
+    """Return the model's logits in eval mode, or all its outputs if none are called logits.
+
+    Raises:
+        ConfigError: it returns no finite numbers
+    """
+    model = traced.model
+    args, kwargs = copied(traced.inputs)
+    with tracing_state(model), torch.no_grad():
+        out = model(*args, **kwargs)
+    leaves = tree_leaves(logits_of(out))
+    numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not any(leaf.isfinite().any() for leaf in numbers):
+        found = f"{type(model).__name__} returns {type(out).__name__}"
+        wanted = "finite floating-point numbers, to check that its function is preserved"
+        kinds = "a tensor, or a tuple, dict or dataclass of them"
+        hint = f"Load the weights first, and let forward return {kinds}."
+        raise ConfigError(f"{found}; expected {wanted}. {hint}")
+    return numbers
+
+
+def outputs_of_vectors(traced: TracedModel, strategy: ScaleStrategy) -> list[Tensor]:
+    """Return the outputs without the norms of `dnp`.
+
+    Raises:
+        ConfigError: the pass fails, or reads a weight by a reference that has no vectors
+    """
+    model = traced.model
+    called: set[str] = set()
+
+    def note_call(module: Any, args: Any, out: Tensor) -> Any:
+        called.add(module.site)
+        return args[0] if isinstance(module, OutputNorm) else out  # the input of a norm
+
+    added = [module for module in model.modules() if isinstance(module, Scaled)]
+    with ExitStack() as hooks:
+        for module in added:
+            hooks.enter_context(module.register_forward_hook(note_call))
+        try:
+            outputs = outputs_of(traced)
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            why = f"fails with scale vectors ({type(error).__name__}: {error})"
+            raise ConfigError(f"{type(model).__name__} {why}; expected {_READABLE}") from error
+    for module in added:
+        if module.site not in called:
+            _check_unread(module, traced, strategy)
+    return outputs
+
+
+def _check_unread(module: Scaled, traced: TracedModel, strategy: ScaleStrategy) -> None:
+    """Refuse a weight that the trace has reached, and whose vectors the pass does not read."""
+    site = module.site
+    if isinstance(module, OutputNorm) and f"{site}.weight" in traced.products:
+        what = f"{strategy.placement} normalizes the output of {site}"
+        hint = f"Use dp, or dp_at=({site.rpartition('.')[2]!r},)."
+        raise ConfigError(f"{what}, but this model uses its weight without calling it. {hint}")
+    if site in traced.products or site in traced.scaled:
+        what = f"{site} is read by a stored reference, without its scale vectors"
+        raise ConfigError(f"{what}; expected {_READABLE}")
+
+
+def rounding_of(traced: TracedModel) -> float:
+    """Return the largest difference attributed to rounding, by the narrowest dtype of the pass."""
+    nodes = traced.flow.graph.nodes
+    dtypes = {node.dtype for node in nodes if node.kind in (PARAM, DATA)}
+    numbers = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
+    return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in numbers)
+
+
+def relative_difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """Return max |after - before| / max |before|, the largest of all outputs.
+
+    Masked values, such as logits of -inf or the lowest number, must be equal, or the difference is
+    infinite.
+    """
+    pairs = zip(before, after, strict=True)
+    return max((_difference(b, a) for b, a in pairs), default=0.0)
+
+
+def _difference(before: Tensor, after: Tensor) -> float:
+    lowest = torch.finfo(before.dtype).max / 2
+    number = before.isfinite() & (before.abs() < lowest)
+    if not torch.allclose(before[~number], after[~number], rtol=0, atol=0, equal_nan=True):
+        return math.inf
+    if not number.any():
+        return 0.0
+    b = before[number].double()
+    a = after[number].double()
+    size = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+    return size if math.isfinite(size) else math.inf  # max() of a number and nan is the number

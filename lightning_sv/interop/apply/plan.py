@@ -1,0 +1,238 @@
+"""What a strategy changes at each norm of a model, decided before anything is changed.
+
+A norm's vector gamma and the matrices behind it, under the placements of a strategy:
+
+    kept       gamma * xhat -> W           the norm keeps it, in the strategy's parameterization
+    moved      xhat -> W diag(gamma_in)    each matrix has a vector of its own with its value
+    folded     xhat -> (W diag(gamma))     the strategy has no vectors before matrices
+    constant   gamma * xhat -> W           the same, but matrices cannot absorb it
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from torch import nn
+
+from lightning_sv.errors import expect
+from lightning_sv.interop.apply.matrices import SiteMatrix
+from lightning_sv.interop.apply.site import Site
+from lightning_sv.scale import ScaleStrategy
+
+
+class Gamma(Enum):
+    """What becomes of the vector of a norm."""
+
+    ABSENT = auto()
+    KEPT = auto()
+    MOVED = auto()
+    FOLDED = auto()
+    CONSTANT = auto()
+
+
+@dataclass(frozen=True)
+class BranchPlan:
+    """A matrix and its new vectors.
+
+    Attributes:
+        matrix: the matrix
+        scale_in: whether it gets a vector before it
+        scale_out: whether it gets one after it
+        norm: whether its output is normalized
+    """
+
+    matrix: SiteMatrix
+    scale_in: bool
+    scale_out: bool
+    norm: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is added."""
+        return not (self.scale_in or self.scale_out or self.norm)
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """A norm, what becomes of its vector, and the matrices behind it that change.
+
+    Attributes:
+        site: the norm
+        gamma: what becomes of its vector
+        branches: matrices with their new vectors
+        shares: whether the matrices share one vector before them, which the norm does not have
+    """
+
+    site: Site
+    gamma: Gamma
+    branches: tuple[BranchPlan, ...]
+    shares: bool
+
+
+class Plan:
+    """Changes of all sites of a model for a strategy.
+
+    `dp_at` has the last parts of the names of matrices with `dp` instead of `dnp`.
+
+    Attributes:
+        sites: norms that change
+        notes: (name, deviation from the strategy and its reason)
+
+    Raises:
+        ConfigError: `dp_at` names no matrix
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: ScaleStrategy,
+        dp_at: Collection[str],
+        sites: list[Site],
+    ):
+        self.model = model
+        self.strategy = strategy
+        self.dp_at = dp_at
+        self.row = strategy.placement_row
+        self.named = dict(model.named_parameters())
+        self.notes: list[tuple[str, str]] = []
+        self._changed: set[str] = set()
+        # a value stays linear in its vector through a norm by hand, up to matrices of that norm
+        self._behind: set[str] = set()
+        for site in sites:
+            if site.role == "input":
+                self._behind.update(site.readers)
+        self._check_dp_at(sites)
+        self.sites = list(self._plans(sites))
+
+    def _check_dp_at(self, sites: list[Site]) -> None:
+        words: dict[str, None] = {}
+        if self.row.norm_out:
+            for site in sites:
+                words.update(dict.fromkeys(matrix.word for matrix in site.matrices))
+        wanted = f"one of {' '.join(words)}." if words else "none without dnp."
+        for word in self.dp_at:
+            expect(word in words, "dp_at", repr(word), wanted)
+
+    def _plans(self, sites: list[Site]) -> Iterator[SitePlan]:
+        for site in sites:
+            if site.origin in (0.0, 1.0):
+                yield self._plan(site)
+            else:
+                why = "because its norm multiplies by neither w nor 1 + w"
+                self._note(site.vector, f"unchanged, {why}")
+
+    def _note(self, name: str, what: str) -> None:
+        if (name, what) not in self.notes:  # several norms can share a tied matrix
+            self.notes.append((name, what))
+
+    def _plan(self, site: Site) -> SitePlan:
+        self._note_matrices(site)
+        gamma = self._gamma(site) if site.vector else Gamma.ABSENT
+        is_new = gamma is Gamma.ABSENT and self.row.scale_in
+        branches = []
+        for matrix in site.matrices:
+            branch = self._branch(matrix, scale_in=is_new or gamma is Gamma.MOVED)
+            if matrix.weight not in self._changed and not branch.is_plain:
+                branches.append(branch)
+                self._changed.add(matrix.weight)
+        shares = is_new and not self.strategy.per_branch
+        return SitePlan(site, gamma, tuple(branches), shares=shares)
+
+    def _note_matrices(self, site: Site) -> None:
+        """Note which matrices have no vectors of their own, and why."""
+        lacks = "no vector after it" if site.vector else "no own vector"
+        if self.row.scale_out or (self.row.scale_in and not site.vector):
+            for name in site.tied:
+                why = "because it is tied; to have one, untie it first"
+                self._note(name, f"{lacks}, {why}")
+            for name in site.unfit if site.role == "input" else ():
+                why = "because it also reads other values, or is not a plain matrix"
+                self._note(name, f"{lacks}, {why}")
+        for matrix in site.matrices:
+            if matrix.mixed and self.strategy.per_branch:
+                why = "several interleaved matrices that share their vectors: hg is partial"
+                self._note(matrix.weight, f"contains {why}")
+
+    def _gamma(self, site: Site) -> Gamma:
+        """Decide what becomes of a norm's vector."""
+        self._note_remaining(site)
+        if not site.matrices or (self.row.scale_in and not self._is_heterogeneous(site)):
+            return self._kept(site)
+        if site.stays is None:
+            return Gamma.MOVED if self.row.scale_in else Gamma.FOLDED
+        if self.row.scale_in:
+            kept = self._kept(site)
+            self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
+            return kept
+        self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
+        return Gamma.CONSTANT
+
+    def _kept(self, site: Site) -> Gamma:
+        if site.is_tied:
+            self._note(site.vector, f"unchanged: {site.stays}")
+        return Gamma.KEPT
+
+    def _is_heterogeneous(self, site: Site) -> bool:
+        """Return True if the strategy has a vector per matrix, and there are several."""
+        branches = len(site.tied) + len(site.unfit)
+        for matrix in site.matrices:
+            n_expert = math.prod(self.named[matrix.weight].shape[:-2])
+            branches += len(matrix.parts) * n_expert
+        return self.strategy.per_branch and branches != 1
+
+    def _note_remaining(self, site: Site) -> None:
+        """Note a vector that should move and has no matrices to move to."""
+        if not self._should_move(site):
+            return
+        why = ""
+        if site.role == "output" and not self._behind.issuperset(site.unfit):
+            others = "operations other than matrices also read it"
+            why = f"{others}, so matrices that read it get no vectors"
+        elif site.role == "input" and site.stays is not None and not site.matrices:
+            why = str(site.stays)
+        if why:
+            self._note(site.vector, f"remains one vector of its norm: {why}")
+
+    def _should_move(self, site: Site) -> bool:
+        if not self.row.scale_in:
+            return True
+        # of a tied matrix, `_note_matrices` reports the missing vector after it
+        return not site.tied and (self.strategy.per_branch or self.row.scale_out)
+
+    def _branch(self, matrix: SiteMatrix, *, scale_in: bool) -> BranchPlan:
+        """Decide the vectors of a matrix.
+
+        With a norm and no vector the weight keeps its value; its new name and type show that it is
+        no plain weight.
+        """
+        scale_out = self.row.scale_out
+        norm = False
+        if self._takes_norm(matrix):
+            norm = not matrix.normalized and self._allows_norm(matrix)
+            scale_out = scale_out and not norm and not matrix.normalized
+        return BranchPlan(matrix, scale_in, scale_out, norm)
+
+    def _takes_norm(self, matrix: SiteMatrix) -> bool:
+        is_spared = matrix.role == "router" or matrix.word in self.dp_at
+        is_changed = matrix.weight in self._changed
+        return self.row.norm_out and not is_spared and not is_changed
+
+    def _allows_norm(self, matrix: SiteMatrix) -> bool:
+        why = self._reason_against_norm(matrix)
+        if why is not None:
+            self._note(matrix.weight, f"dp instead of dnp, because {why}")
+        return why is None
+
+    def _reason_against_norm(self, matrix: SiteMatrix) -> str | None:
+        weight = self.named[matrix.weight]
+        if matrix.mixed or len(matrix.parts) > 1 or weight.ndim != 2:
+            return "it holds several matrices"
+        layer = type(self.model.get_submodule(matrix.weight.rpartition(".")[0]))
+        if layer is not nn.Linear:
+            return f"its layer is a {layer.__name__.removeprefix('Parametrized')}, not an nn.Linear"
+        if matrix.head_width == 0:
+            return "the channels of a head are not adjacent"
+        if len(weight) == 1:
+            return "the norm of a single output is its sign"
+        return None

@@ -1,0 +1,76 @@
+"""What `apply_strategy` reports."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lightning_sv.interop.apply.site import Site
+from lightning_sv.roles.api import TracedModel
+from lightning_sv.scale import ScaleStrategy
+
+
+class Report(NamedTuple):
+    """Result of `apply_strategy`.
+
+    Attributes:
+        strategy: the strategy
+        vectors: module names of the added scale vectors; not those that a norm keeps in its own
+            form
+        notes: (name, deviation from the strategy and its reason)
+        difference: largest difference of the outputs before and after, relative to the largest
+            output
+        same_function: True if the strategy preserves the function (all but `dnp`) and `difference`
+            is rounding
+        stacked: vectors of stacked experts: their parameters have several axes, like those of
+            matrices
+    """
+
+    strategy: ScaleStrategy
+    vectors: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...]
+    difference: float
+    same_function: bool
+    stacked: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        effect = "the function is preserved" if self.same_function else "the function changes"
+        counts = f"{self.strategy}: {len(self.vectors)} scale vectors"
+        rows = [f"{counts}; {effect}, outputs differ by {self.difference:.1e}"]
+        names: dict[str, list[str]] = {}
+        for name, note in self.notes:
+            names.setdefault(note, []).append(name)
+        for note, alike in names.items():
+            rows.append(f"  {_first_of(alike)}: {note}")
+        if self.stacked:
+            what = "a row per expert, and so two axes; choose what decays, and what Muon updates"
+            rows.append(f"  {_first_of(self.stacked)}: {what}, by role")
+        return "\n".join(rows)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return the first name, and the number of the others."""
+    first, *others = names
+    return f"{first} and {len(others)} more" if others else first
+
+
+def notes_on_model(
+    traced: TracedModel, strategy: ScaleStrategy, sites: list[Site]
+) -> Iterator[tuple[str, str]]:
+    """Yield notes on layers without norms, and on parameters that the pass did not reach."""
+    adds_vectors = strategy.per_branch or strategy.placement_row.scale_out
+    if adds_vectors and _lacks_norms(traced, sites):
+        why = "none of the others follows a norm whose output only matrices read"
+        yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
+    for row in traced.roles.parameters:
+        is_known = row.name in traced.known
+        if row.name in traced.uses or row.name in traced.scaled:
+            continue
+        if is_known and row.role in ("matrix", "router", "head"):
+            yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
+        elif row.role == "other" and row.trained and not is_known:
+            yield row.name, "unchanged, because the forward pass did not reach it"
+
+
+def _lacks_norms(traced: TracedModel, sites: list[Site]) -> bool:
+    """Return True if no layer's matrix is behind a norm, as in OLMo 2."""
+    layers = {row.name for row in traced.roles.parameters if row.role == "matrix"}
+    return bool(layers) and all(layers.isdisjoint(site.readers) for site in sites)

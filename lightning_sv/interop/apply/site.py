@@ -1,0 +1,65 @@
+"""A scale vector in a model, and why it stays in its norm."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lightning_sv.interop.apply.matrices import SiteMatrix
+
+
+class Reason(Enum):
+    """Why matrices cannot absorb a vector; {} is a matrix or a number."""
+
+    TIED = "it is tied to a different parameter"
+    OTHERS_ADDED = "something other than one bias of its shape is added after it"
+    DIFFERENT_BIASES = "different biases are added after it"
+    MATRIX_TIED = "{} is tied and read elsewhere"
+    SHAPE = "its shape has {} axes"
+    WIDTH = "{} reads it with a different width"
+    UNFIT = "it is read by a convolution, a function of a matrix or a different kind of product"
+    NEEDED = "matrices cannot absorb it"
+
+
+@dataclass(frozen=True)
+class Stays:
+    """A vector stays in its norm; as text a sentence."""
+
+    reason: Reason
+    subject: object = ""
+
+    def __str__(self) -> str:
+        return self.reason.value.format(self.subject)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A scale vector of the model, or a norm without one.
+
+    Attributes:
+        vector: name of the parameter; '' for a norm without one
+        origin: gamma is the parameter plus this, 0 or 1; None if it is neither
+        role: 'input' or 'output'
+        bias: name of the bias that its norm adds
+        matrices: matrices that read it; empty for an output vector
+        tied: names of matrices that read it and are tied to a different parameter
+        stays: why it cannot be folded into the matrices; None if it can
+        unfit: names of matrices that read it and cannot have vectors; of an output vector, all
+    """
+
+    vector: str
+    origin: float | None
+    role: str
+    bias: str | None = None
+    matrices: tuple[SiteMatrix, ...] = ()
+    tied: tuple[str, ...] = ()
+    stays: Stays | None = None
+    unfit: tuple[str, ...] = ()
+
+    @property
+    def is_tied(self) -> bool:
+        """True if other modules have the same vector."""
+        return self.stays is not None and self.stays.reason is Reason.TIED
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of all matrices that read it."""
+        return (*(matrix.weight for matrix in self.matrices), *self.tied, *self.unfit)
