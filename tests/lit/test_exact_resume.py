@@ -82,6 +82,20 @@ def test_resume_equals_uninterrupted_bit_for_bit(name: str, short_args: list[str
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] >= 3
 
 
+def test_resume_with_a_different_micro_batch_reads_the_same_steps(short_args: list[str], tmp_path: Path) -> None:
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    with leaving(resumed, STOP):
+        train(short_args, uninterrupted)
+    train(short_args, resumed, "--data.micro_batch", "8")
+    before, after = load(uninterrupted), load(resumed)
+    assert after["global_step"] == STEPS and after["TokenDataModule"] == before["TokenDataModule"]
+    for name, value in before["state_dict"].items():
+        assert (after["state_dict"][name] - value).norm() < 1e-3 * value.norm(), name
+    curves = [read_run(run).curve("train/loss") for run in (uninterrupted, resumed)]
+    assert curves[0].tokens.tolist() == curves[1].tokens.tolist()
+    assert curves[1].values == pytest.approx(curves[0].values, rel=1e-4)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("validations", [1, 2, 10])
 def test_resume_around_an_epoch_equals_uninterrupted(validations: int, short_args: list[str], tmp_path: Path) -> None:

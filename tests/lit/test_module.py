@@ -460,3 +460,15 @@ def test_own_arguments_are_restored(data: TokenDataModule, tmp_path: Path, caplo
     trainer(tmp_path / "more", max_steps=5).fit(restored, data, ckpt_path=keep.best_model_path, weights_only=True)
     assert torch.equal(restored.net.embed.weight, made.net.embed.weight)
     assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
+
+
+def test_validation_weights_batches_by_their_tokens(tmp_path: Path) -> None:
+    tokens = torch.cat([blocks(7), torch.zeros(1, 9, dtype=torch.long)])  # the last is easy for a trained model
+    made, run = module(), trainer(tmp_path, max_steps=20, val_check_interval=None)
+    run.fit(made, DataLoader(tokens[7:].expand(4, -1), batch_size=4))  # type: ignore[arg-type]
+    unequal = DataLoader(tokens, batch_sampler=[list(range(7)), [7]])  # type: ignore[arg-type]
+    logged = run.validate(made, unequal, verbose=False)[0]["val/loss"]
+    with torch.no_grad():
+        losses = [made.loss(tokens[:7])[0].item(), made.loss(tokens[7:])[0].item()]
+    assert logged == pytest.approx((7 * losses[0] + losses[1]) / 8, rel=1e-5)
+    assert abs(logged - sum(losses) / 2) > 0.1

@@ -1,16 +1,19 @@
 """Every field of a config has an effect on what is built from it."""
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_sv import BackboneConfig, PretrainModule, TokenDataModule
-from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus import CorpusConfig, TokenLoader
 from lightning_sv.nn import Backbone, MixtureOfExperts, RouterConfig, router_loss
 from lightning_sv.nn.config import RopeScalingConfig
 from lightning_sv.optim import OptimConfig, role_groups
@@ -136,23 +139,53 @@ def seeded(module: PretrainModule, seed: int) -> Backbone:
     return Backbone(module.settings.backbone, seed=seed)
 
 
+TOKENS = torch.arange(34).view(2, 17) % 32
+
+
+def rate(module: PretrainModule) -> float:
+    """Return the largest change of an entry in the first step of AdamW, which is the learning rate."""
+    before = module.net.embed.weight.detach().clone()
+    L.Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, DataLoader(TOKENS, batch_size=2))  # type: ignore[arg-type]  # fmt: skip
+    return float((module.net.embed.weight.detach() - before).abs().max())
+
+
+def passes(module: PretrainModule) -> int:
+    """Return how often a step computes a block."""
+    calls: list[nn.Module] = []
+    module.net.layers[0].register_forward_pre_hook(lambda block, inputs: calls.append(block))
+    module.loss(TOKENS)[0].backward()
+    return len(calls)
+
+
+def residual_dtype(module: PretrainModule) -> torch.dtype:
+    """Return the dtype of the residual stream in mixed precision."""
+    dtypes: list[torch.dtype] = []
+    module.net.layers[1].register_forward_pre_hook(lambda block, inputs: dtypes.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        module.loss(TOKENS)
+    return dtypes[0]
+
+
 #: (field, value, what is read of the built module, what it is by default, what it is with the value)
 MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ("scale", "hg+dp", lambda module: module.net.strategy.per_branch, False, True),
     ("scale_options", ScaleOptions(placement_at={"lm_head": "dp"}),
      lambda module: module.net.head.lm_head.scale_out is None, True, False),
-    ("optim", OptimConfig(lr=0.5), lambda module: module.lr, 0.1, 0.5),
+    ("optim", OptimConfig(lr=0.5), rate, pytest.approx(0.1, rel=0.05), pytest.approx(0.5, rel=0.05)),
     ("tokens_per_param", 50.0, lambda module: module.settings.steps_for_budget(module.settings.n_activated), 100, 50),
-    ("activation_checkpointing", True, lambda module: module.net.activation_checkpointing, False, True),
-    ("residual", "narrow", lambda module: module.net.narrow_residual, False, True),
-    ("nonfinite", "skip", lambda module: module.nonfinite.skip, False, True),
+    ("activation_checkpointing", True, passes, 1, 2),
+    ("residual", "narrow", residual_dtype, torch.float32, torch.bfloat16),
     ("compile", "model", lambda module: module.net._compiled_call_impl is None, True, False),
     ("seed", 7, lambda module: torch.equal(module.net.embed.weight, seeded(module, 7).embed.weight), False, True),
 ]  # fmt: skip
 #: fields that other tests change: their effect needs a Trainer or a file
-MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from"}
+MODULE_ELSEWHERE = {"backbone", "schedule", "mask_documents", "init_from", "nonfinite"}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # a fit without validation, workers or a logger
 @pytest.mark.parametrize(("key", "value", "read", "default", "expected"), MODULE)
 def test_module_setting_is_found_in_the_module(
     key: str, value: Any, read: Callable[[PretrainModule], Any], default: Any, expected: Any, config: BackboneConfig
@@ -164,13 +197,38 @@ def test_module_setting_is_found_in_the_module(
         assert read(module) == wanted
 
 
+def data_module(data: DataConfig) -> TokenDataModule:
+    """Return the data module of a config on one device."""
+    module = TokenDataModule.from_batches(data)
+    module.setup("fit")
+    return module
+
+
+def train_loader(data: DataConfig) -> TokenLoader:
+    """Return the training loader on one device."""
+    return data_module(data).train_dataloader()
+
+
+def first_batch(data: DataConfig) -> Tensor:
+    """Return the first micro-batch of training."""
+    return next(iter(train_loader(data)))
+
+
+def workers(data: DataConfig) -> int:
+    """Return the number of processes that read."""
+    before = len(multiprocessing.active_children())
+    batches = iter(train_loader(data))
+    next(batches)
+    return len(multiprocessing.active_children()) - before
+
+
 #: (field, value, what is read of the config or its loader, what it is with the value)
 DATA: list[tuple[str, Any, Callable[[DataConfig], Any], Any]] = [
-    ("seq_len", 16, lambda data: data.held_out(1).shape[1], 17),
-    ("global_batch", 8, lambda data: data.share(1).global_batch, 8),
-    ("micro_batch", 2, lambda data: data.share(1).micro_batch, 2),
-    ("num_workers", 1, lambda data: TokenDataModule.from_batches(data).train_dataloader().num_workers, 1),
-    ("val_sequences", 5, lambda data: data.validation_sequences, 5),
+    ("seq_len", 16, lambda data: first_batch(data).shape[1], 17),
+    ("global_batch", 8, lambda data: len(train_loader(data).order.sequences(0, 0)), 8),
+    ("micro_batch", 2, lambda data: first_batch(data).shape[0], 2),
+    ("num_workers", 1, workers, 1),
+    ("val_sequences", 5, lambda data: len(torch.cat(list(data_module(data).val_dataloader()))), 5),
     ("full_last_validation", False, lambda data: data.last_validation_sequences == data.validation_sequences, True),
 ]
 #: fields that other tests change: the folder that every row reads, the schedule of validations, the order of a fit
