@@ -175,14 +175,15 @@ class StopSignals:
 
     def _follow(self, environment: ClusterEnvironment) -> None:
         """Set the signals that requeue the job to those of the Trainer's plugin, if there is one."""
+        if isinstance(environment, SLURMEnvironment):
+            chosen = environment.requeue_signal
+            if chosen not in (None, signal.SIGUSR1):  # SIGUSR1 is Lightning's default
+                self._requeueing = {int(chosen)}
+            if not environment.auto_requeue:
+                self._requeueing.clear()
+                return
         if os.environ.get(REQUEUE_ON_SIGTERM):
             self._requeueing.add(signal.SIGTERM)
-        if not isinstance(environment, SLURMEnvironment):
-            return
-        if environment.requeue_signal is not None:
-            self._requeueing.add(environment.requeue_signal)
-        if not environment.auto_requeue:
-            self._requeueing.clear()
 
     def leave(self) -> None:
         """Restore the previous handlers."""

@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -112,6 +114,7 @@ ALARM = "{class_path: lightning.fabric.plugins.environments.SLURMEnvironment, in
         (signal.SIGTERM, SRUN, None, STOPPED),
         (signal.SIGUSR1, SRUN, KEEP, STOPPED),
         (signal.SIGALRM, SRUN, ALARM, 0),
+        (signal.SIGUSR1, SRUN, ALARM, STOPPED),
     ],
 )
 def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
@@ -120,6 +123,12 @@ def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
 ) -> None:  # fmt: skip
     """SLURM queues the job again, unless its plugin forbids that."""
     run, asked = tmp_path / "run", list[list[str]]()
+    run_program = subprocess.run
+
+    def noted(words: list[str], **options: Any) -> Any:
+        if words[0] != "scontrol":
+            return run_program(words, **options)
+        return asked.append(words)
 
     def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
         if self.global_step == 1:
@@ -128,7 +137,7 @@ def test_fit_signal_of_a_scheduler_leaves_a_checkpoint(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(PretrainModule, "on_train_batch_start", send)
-    monkeypatch.setattr("lightning_sv.lit.distributed.subprocess.run", lambda words, **_: asked.append(words))
+    monkeypatch.setattr(subprocess, "run", noted)
     fit = ["fit", *short_args, "--trainer.max_steps", "5", "--run_dir", str(run)]
     assert main([*fit, "--trainer.plugins", f"[{plugin}]"] if plugin else fit) == code
     assert load(run)["global_step"] == 2
