@@ -32,7 +32,7 @@ from lightning_sv.lit.guards.exact_resume import ExactResume
 from lightning_sv.lit.guards.expert_bias import ExpertBias
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.init_from import Start
-from lightning_sv.lit.supported import check_supported
+from lightning_sv.lit.supported import check_initial_weights, check_supported
 from lightning_sv.nn import Backbone, BackboneConfig, Routing, router_loss
 from lightning_sv.nn.backbone import compile_backbone
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
@@ -153,6 +153,10 @@ class PretrainModule(L.LightningModule):
         if self.trainer.state.fn == "fit":
             check_supported(self)  # here, because Lightning calls no other hook before those of other callbacks
         return [self.nonfinite, self.expert_bias, self.exact_resume]
+
+    def on_fit_start(self) -> None:
+        """Check the initial weights, which exist by now."""
+        check_initial_weights(self)
 
     # The model
 

@@ -8,7 +8,7 @@ from lightning_sv.settings.trainer import REFUSED_EVERYWHERE, check_precision
 
 
 def check_supported(module: Any) -> None:
-    """Check callbacks, precision, strategy and initial weights of a fit, before it changes anything.
+    """Check callbacks, precision and strategy of a fit, before it changes anything.
 
     Raises:
         ConfigError: names the tool and what to use instead
@@ -21,6 +21,17 @@ def check_supported(module: Any) -> None:
             raise ConfigError(f"a callback is {names[0]}; expected none, because it {REFUSED_EVERYWHERE[refused]}.")
     check_precision(trainer.precision)
     check_strategy(trainer.strategy)
+
+
+def check_initial_weights(module: Any) -> None:
+    """Check at the start of a fit that the weights of `init_from` were loaded.
+
+    Not earlier: a resumed run has the weights of its checkpoint, and under FSDP2 they follow later.
+
+    Raises:
+        ConfigError: the module is in a Trainer that reads no `init_from`
+    """
     start = module.settings.init_from
-    if start is not None and not module.has_loaded_weights and trainer.ckpt_path is None:
+    is_resumed = module.trainer.ckpt_path is not None
+    if start is not None and not module.has_loaded_weights and not is_resumed:
         raise ConfigError(f"init_from is {start}; expected None in your own Trainer. Use load_state_dict.")
