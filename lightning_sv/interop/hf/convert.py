@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_sv.errors import expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.roles.fake import transformers
@@ -73,32 +73,52 @@ class Target(NamedTuple):
 
 def target(config: BackboneConfig, folded: Folded) -> Target:
     """Choose the family, with a plain model if one has the remaining norms."""
+    _check_supported(config)
     normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
-    usable = "loss or none, which transformers' mixtures of experts support."
-    expect(config.router.balance != "bias", "model.backbone.router.balance", "bias", usable)
     if config.post_norm:
-        wanted = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
-        expect(config.qk_norm and not config.n_expert, "model.backbone.post_norm", True, wanted)
         return Target("Gemma3", normalized)
-    fits = not (config.qk_norm and config.n_expert and config.n_expert_shared)
-    expect(fits, "model.backbone.qk_norm", True, "false, or true with n_expert_shared 0, as in Qwen3-MoE.")
-    experts = "Moe" if config.n_expert else ""
+    qwen3 = "Qwen3Moe" if config.n_expert else "Qwen3"
     if config.qk_norm:
-        return Target(f"Qwen3{experts}", normalized)
-    plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
-    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in folded.outputs.values()):
-        return Target(f"Qwen3{experts}", qk_of_outputs=True)
-    wanted = f"a multiple of n_head, {config.n_head}, which transformers' Llama requires."
-    expect(bool(experts) or config.d_model % config.n_head == 0, "model.backbone.d_model", config.d_model, wanted)
-    return Target("Qwen2Moe" if experts else "Llama", normalized)
+        return Target(qwen3, normalized)
+    if _is_qk_norm(config, folded, normalized):
+        return Target(qwen3, qk_of_outputs=True)
+    if config.n_expert:
+        return Target("Qwen2Moe", normalized)
+    if config.d_model % config.n_head:
+        expected = f"a multiple of n_head, {config.n_head}, which transformers' Llama requires."
+        raise ConfigError(f"model.backbone.d_model is {config.d_model}; expected {expected}")
+    return Target("Llama", normalized)
+
+
+def _check_supported(config: BackboneConfig) -> None:
+    """Refuse the parts that no model of transformers has."""
+    if config.router.balance == "bias":
+        expected = "loss or none, which transformers' mixtures of experts support."
+        raise ConfigError(f"model.backbone.router.balance is bias; expected {expected}")
+    if config.post_norm and (not config.qk_norm or config.n_expert):
+        expected = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
+        raise ConfigError(f"model.backbone.post_norm is True; expected {expected}")
+    if config.qk_norm and config.n_expert and config.n_expert_shared:
+        expected = "false, or true with n_expert_shared 0, as in Qwen3-MoE."
+        raise ConfigError(f"model.backbone.qk_norm is True; expected {expected}")
+
+
+def _is_qk_norm(config: BackboneConfig, folded: Folded, normalized: frozenset[str]) -> bool:
+    """Return True if the remaining norms are those of Qwen 3: after q and k, a gamma per head."""
+    has_shared_expert = bool(config.n_expert and config.n_expert_shared)
+    if normalized != {"q_proj", "k_proj"} or has_shared_expert:
+        return False
+    gammas = folded.outputs.values()
+    return all(gamma is None or len(gamma) == config.head_width for gamma in gammas)
 
 
 def their_names(family: str, n_layer: int) -> dict[str, str]:
     """Return our names -> their names for all parts of a model; a norm's key stands for its gamma."""
-    layers = range(n_layer)
-    return _OUTSIDE | {
-        f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for i in layers for ours, theirs in LAYERS[family].items()
-    }
+    names = dict(_OUTSIDE)
+    for i in range(n_layer):
+        for ours, theirs in LAYERS[family].items():
+            names[f"layers.{i}.{ours}"] = f"model.layers.{i}.{theirs}"
+    return names
 
 
 def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None = None) -> dict[str, Any]:
@@ -234,16 +254,9 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
 
 
 def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: float) -> dict[str, Tensor]:
-    ours, like = dict(folded.weights), folded.weights["embed.weight"]
-    width = {"q_norm": config.head_width, "k_norm": config.head_width}
-    norms = dict(folded.norms)
-    if to.qk_of_outputs:
-        for path, gamma in folded.outputs.items():
-            norms[path.replace("qkv.", "").replace("proj", "norm")] = gamma
-    for path, gamma in norms.items():
-        one = like.new_ones(width.get(path.rpartition(".")[2], config.d_model))
-        ours[path] = (one if gamma is None else gamma) - (1 if to.family == "Gemma3" else 0)  # theirs is 1 + w
-    ours["embed.weight"] = like / embed_scale
+    """Return the state dict of the transformers model."""
+    ours = folded.weights | _norm_weights(config, folded, to)
+    ours["embed.weight"] = ours["embed.weight"] / embed_scale
     if config.n_expert:
         _complete_experts(config, ours, shared=to.family == "Qwen2Moe")
     names = their_names(to.family, config.n_layer)
@@ -252,6 +265,22 @@ def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: floa
         for path, gamma in folded.outputs.items():
             _add_output_norm(state, names, path, gamma)
     return state
+
+
+def _norm_weights(config: BackboneConfig, folded: Folded, to: Target) -> dict[str, Tensor]:
+    """Return the weight of each norm in their form: gamma, or gamma - 1 in Gemma."""
+    gammas = dict(folded.norms)
+    if to.qk_of_outputs:
+        for path, gamma in folded.outputs.items():
+            gammas[path.replace("qkv.", "").replace("proj", "norm")] = gamma
+    like = folded.weights["embed.weight"]
+    weights = {}
+    for path, gamma in gammas.items():
+        per_head = path.endswith(("q_norm", "k_norm"))
+        width = config.head_width if per_head else config.d_model
+        weight = like.new_ones(width) if gamma is None else gamma
+        weights[path] = weight - 1 if to.family == "Gemma3" else weight
+    return weights
 
 
 def _add_output_norm(state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None) -> None:
