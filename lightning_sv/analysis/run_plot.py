@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from lightning_sv.analysis import style
 from lightning_sv.errors import NotTestableError
-from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
+from lightning_sv.runs.events import Curve, Run
+from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
 
 _PROJECTIONS = {
     "q_proj": ("Q", style.BLUE, "-"),

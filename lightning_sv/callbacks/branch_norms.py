@@ -1,5 +1,7 @@
 """Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
+from typing import ClassVar
+
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -56,6 +58,9 @@ class BranchNorms(BranchCallback):
     Raises:
         ConfigError: every_n_steps is below 1
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("branch_norm",)
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
         super().__init__("every_n_steps of BranchNorms", every_n_steps, model)

@@ -3,6 +3,8 @@
 Source: arXiv:2209.11895.
 """
 
+from typing import ClassVar
+
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from lightning_sv.callbacks.run_state import data_of, model_of
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.nn import document_ids
+from lightning_sv.runs.tags import COPYING
 from lightning_sv.scale.shapes import Bool, Float, Int
 
 #: Tokens per forward pass; the float32 logits of a pass are kept in memory.
@@ -139,6 +142,9 @@ class CopyingMonitor(HeldOutProbe):
             data.seq_len
     """
 
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("copying",)
+
     def __init__(
         self,
         points: int = 24,
@@ -160,7 +166,7 @@ class CopyingMonitor(HeldOutProbe):
         }
         page = {}
         for name, keys in charts.items():
-            page[name] = ["Multiline", [f"copying/{key}" for key in keys]]
+            page[name] = ["Multiline", [f"{COPYING}{key}" for key in keys]]
         return {"copying": page}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -188,4 +194,4 @@ class CopyingMonitor(HeldOutProbe):
     ) -> dict[str, float]:
         """Return `copying_losses`."""
         losses = copying_losses(model, block, self.repeat_length or block.shape[1] // 2, eot)
-        return {f"copying/{key}": value for key, value in losses.items()}
+        return {f"{COPYING}{key}": value for key, value in losses.items()}

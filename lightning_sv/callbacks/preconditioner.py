@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -213,6 +213,9 @@ class Preconditioner(BranchCallback):
     Raises:
         ConfigError: a value out of range
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("preconditioner",)
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
         expect(histograms >= 2, "histograms of Preconditioner", histograms, "at least 2.")

@@ -1,7 +1,7 @@
 """Relative size of an optimizer step, per role and per branch."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -81,6 +81,9 @@ class RelativeSteps(BranchCallback):
     Raises:
         ConfigError: every_n_steps is below 1
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("relative_step",)
 
     def __init__(self, every_n_steps: int = 100, model: str | None = None):
         super().__init__("every_n_steps of RelativeSteps", every_n_steps, model)

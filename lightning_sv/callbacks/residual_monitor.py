@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -100,6 +100,9 @@ class ResidualMonitor(HeldOutProbe):
     Raises:
         ConfigError: a value below 1, or a model without blocks of a `Backbone`
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("residual",)
 
     def __init__(self, points: int = 24, sequences: int = 32, model: str | None = None):
         super().__init__(points, sequences, model)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -34,6 +34,9 @@ class RouterMonitor(MetricAccumulator):
     Raises:
         ConfigError: every_n_steps is below 1
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("moe",)
 
     def __init__(self, every_n_steps: int = 50, model: str | None = None):
         super().__init__(every_n_steps)

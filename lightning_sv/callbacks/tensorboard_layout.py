@@ -6,15 +6,17 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
+
 #: page -> chart -> ["Multiline", tags or patterns of tags]
 Pages = dict[str, dict[str, list[Any]]]
 
 #: first page
 LOSS_PAGE: Pages = {
     "loss": {
-        "validation": ["Multiline", ["val/loss"]],
-        "training": ["Multiline", ["train/loss"]],
-        "training and validation": ["Multiline", ["train/loss", "val/loss"]],
+        "validation": ["Multiline", [VAL_LOSS]],
+        "training": ["Multiline", [TRAIN_LOSS]],
+        "training and validation": ["Multiline", [TRAIN_LOSS, VAL_LOSS]],
     }
 }
 #: page -> branches whose norms share its charts

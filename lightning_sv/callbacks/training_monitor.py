@@ -1,7 +1,7 @@
 """The callback `TrainingMonitor`: loss, learning rate, gradient norm, speed and memory."""
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -18,6 +18,7 @@ from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
 from lightning_sv.callbacks.run_state import data_of, settings_of, was_skipped
 from lightning_sv.callbacks.tensorboard_layout import Pages, lay_out
 from lightning_sv.optim.groups import matrix_rate
+from lightning_sv.runs.tags import MFU, TRAIN_LOSS, VAL_LOSS
 
 
 class TrainingMonitor(MetricAccumulator, ThroughputClock):
@@ -38,6 +39,9 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
     Raises:
         ConfigError: every_n_steps is below 1
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("clipped_steps", "grad_norm", "lr", "memory", "throughput")
 
     def __init__(self, every_n_steps: int = 10):
         super().__init__(every_n_steps)
@@ -131,7 +135,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         scalars["memory/peak_gib"] = peak_memory(module.device) / 2**30
         if n:  # not if every step was skipped, or without a loss
             self.last_loss = sums["loss"].item() / n
-            scalars["train/loss"] = self.last_loss
+            scalars[TRAIN_LOSS] = self.last_loss
         # a subclass may clip without setting grad_norm
         if n and "clipped" in sums and module.grad_norm is not None:
             scalars["clipped_steps"] = (sums["clipped"] / sums["steps"]).item()
@@ -152,7 +156,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         self.tokens_per_s = self._batches * self._tokens / seconds
         speeds = {"throughput/tokens_per_s": self.tokens_per_s}
         if self._peak:
-            speeds["throughput/mfu"] = self.tokens_per_s * self._flops / self._peak
+            speeds[MFU] = self.tokens_per_s * self._flops / self._peak
         return speeds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -164,14 +168,14 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         self.idle += time.perf_counter() - self._validation_began
         metrics = trainer.callback_metrics
         is_fit = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if not is_fit or "val/loss" not in metrics:
+        if not is_fit or VAL_LOSS not in metrics:
             return
-        loss = metrics["val/loss"]
+        loss = metrics[VAL_LOSS]
         self.val_loss = float(loss)
         # other modules, and subclasses with a validation_step of their own, log their own losses
         if settings_of(pl_module) is not None and "val/perplexity" in metrics:
             perplexity = float(loss.exp())
-            write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": perplexity})
+            write_scalars(trainer, {VAL_LOSS: self.val_loss, "val/perplexity": perplexity})
 
 
 def mean_loss(trainer: L.Trainer, module: L.LightningModule, outputs: Any) -> Tensor | None:

@@ -14,7 +14,8 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import config_value, run_of
-from lightning_sv.runs.events import VAL_LOSS, Run, read_run
+from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.settings.plain_parser import PlainParser
 
 

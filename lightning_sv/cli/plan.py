@@ -14,6 +14,7 @@ from lightning_sv.plan.gpu_memory import USABLE
 from lightning_sv.plan.parallel import STRATEGIES
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
+from lightning_sv.runs.tags import MFU
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser, number
 
@@ -36,7 +37,7 @@ def run(argv: list[str]) -> int:
     if options.mfu is not None:
         mfus, source = (options.mfu,), "given"
     elif options.run is not None:
-        logged = read_run(options.run, complete=False).curves.get("throughput/mfu")
+        logged = read_run(options.run, complete=False).curves.get(MFU)
         mfus, source = (measured_mfu(logged),), f"measured in {options.run}"
     module, data, trainer = parse_run(resolve_names(rest).now, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.errors import NotTestableError
-from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+from lightning_sv.runs.events import Curve, Run
+from lightning_sv.runs.tags import VAL_LOSS
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec

@@ -14,7 +14,7 @@ from lightning_sv.experiments.kinds.base import Panel
 from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.runs.events import VAL_LOSS
+from lightning_sv.runs.tags import VAL_LOSS
 
 # kinds of claims about more than the last loss of a run
 _OF_CURVES = ("widens", "keeps", "efficiency")

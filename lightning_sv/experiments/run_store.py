@@ -18,9 +18,10 @@ from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_diverged, read_config, read_stop
-from lightning_sv.runs.events import VAL_LOSS, Curve, Run, read_run
+from lightning_sv.runs.events import Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
+from lightning_sv.runs.tags import VAL_LOSS
 from lightning_sv.runs.trust import modules_of_settings
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__

@@ -93,13 +93,6 @@ FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its commen
 yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value), yaml.SafeDumper)
 
 
-#: first words of the values that our callbacks write and that can be monitored
-MEASURED = (
-    "branch_norm", "clipped_steps", "copying", "grad_norm", "lr", "memory", "moe", "preconditioner", "relative_step",
-    "residual", "sharpness", "throughput",
-)  # fmt: skip
-
-
 #: settings of a resumed run that its checkpoint does not have
 _KEPT = (
     "seed_everything", "model.seed", "data.seed", "data.val_sequences", "data.full_last_validation",
@@ -300,13 +293,17 @@ class PretrainCLI(LightningCLI):
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         classes = [type(self.model), *map(type, callbacks)]
         ours = all(kind.__module__.startswith(("lightning.", "lightning_sv.")) for kind in classes)
-        if ours and LearningRateMonitor not in classes:
-            for callback in callbacks:
-                if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                    key = f"monitor of trainer.callbacks: {type(callback).__name__}"
-                    measured = str(callback.monitor).partition("/")[0] in MEASURED
-                    known = measured or callback.monitor in (None, "epoch", "step", *LOSSES)
-                    expect(known, key, callback.monitor, f"one of: {' '.join(LOSSES)}.")
+        if not ours or LearningRateMonitor in classes:
+            return
+        logged: set[str] = set()
+        for callback in callbacks:
+            logged |= set(getattr(callback, "tags", ()))
+        for callback in callbacks:
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                key = f"monitor of trainer.callbacks: {type(callback).__name__}"
+                is_logged = str(callback.monitor).partition("/")[0] in logged
+                known = is_logged or callback.monitor in (None, "epoch", "step", *LOSSES)
+                expect(known, key, callback.monitor, f"one of: {' '.join(LOSSES)}.")
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""

@@ -11,6 +11,8 @@ from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
+from lightning_sv.runs.tags import VAL_LOSS
+
 
 class RunLogger(TensorBoardLogger):
     """TensorBoard logger with training tokens as the axis.
@@ -48,7 +50,7 @@ class RunLogger(TensorBoardLogger):
         from torch.utils.tensorboard.summary import hparams  # takes a second to import
 
         self.hparams.update(params)
-        for summary in hparams(params, {"val/loss": 0.0}):  # only the metric's name is used
+        for summary in hparams(params, {VAL_LOSS: 0.0}):  # only the metric's name is used
             self.experiment._get_file_writer().add_summary(summary)
 
     def mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:

@@ -26,15 +26,12 @@ from lightning_sv.runs.directory import (
     read_summary,
 )
 from lightning_sv.runs.event_files import read_points
+from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
 
 log = logging.getLogger(__name__)
 
-VAL_LOSS = "val/loss"
-TRAIN_LOSS = "train/loss"
 #: column of results.csv with `Run.late_train_loss`
 LATE_TRAIN_LOSS = "train_loss_last_tenth"
-#: prefix of the tags of `callbacks.CopyingMonitor`
-COPYING = "copying/"
 
 
 class Curve(NamedTuple):
@@ -95,7 +92,7 @@ class Run:
 
     @property
     def late_train_loss(self) -> float | None:
-        """Mean training loss of the last tenth of the steps, in nats per token; None if it was not logged."""
+        """Mean training loss of the last tenth of the steps; None if it was not logged."""
         if TRAIN_LOSS not in self.curves:
             return self.summary.get(LATE_TRAIN_LOSS)
         curve = self.curves[TRAIN_LOSS]

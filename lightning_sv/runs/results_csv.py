@@ -16,7 +16,8 @@ import numpy as np
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
-from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Curve, Run, contradiction
+from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
+from lightning_sv.runs.tags import COPYING, VAL_LOSS
 
 log = logging.getLogger(__name__)
 

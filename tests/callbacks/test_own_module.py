@@ -178,6 +178,8 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
     wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
     wanted |= {"moe/layer0/load_max"} if kind == "mixture" else set()
     assert wanted <= logged, wanted - logged
+    stated = {"train", "loss", "epoch", "step"}.union(*(callback.tags for callback in callbacks))
+    assert {tag.partition("/")[0] for tag in logged} <= stated  # what EarlyStopping may monitor
     quiet = Foreign(foreign(kind))
     quiet.load_state_dict(before)
     trainer(tmp_path / "quiet", accumulate_grad_batches=2).fit(quiet, loader())

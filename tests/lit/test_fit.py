@@ -177,6 +177,8 @@ WRONG = [
     *((["--trainer.devices", value], "error: trainer: ") for value in ("-1", "x", "0.5", "true")),
     (["--trainer.overfit_batches", "1"], "Prepare a corpus of the text to repeat"),
     (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"], "is val_loss; expected"),
+    # of a callback that the run does not have
+    (["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor", "copying/seen"], "is copying/seen; expected"),
     (["--trainer.gradient_clip_algorithm", "value"], "As in the paper, trainer.gradient_clip_val"),
     (["--trainer.enable_progress_bar", "false"], "Use --quiet"),
     (["--trainer.logger", "false"], "trainer.logger is False"),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import lightning as L
@@ -82,6 +82,9 @@ class Sharpness(L.Callback):
     Raises:
         ConfigError: a value out of range, an unknown subset, or no loss for other modules or data
     """
+
+    #: first parts of the tags that it writes
+    tags: ClassVar[tuple[str, ...]] = ("sharpness",)
 
     def __init__(  # noqa: PLR0913
         self,

@@ -15,7 +15,8 @@ import numpy as np
 from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
-from lightning_sv.runs.events import VAL_LOSS, Run
+from lightning_sv.runs.events import Run
+from lightning_sv.runs.tags import VAL_LOSS
 
 #: keys of a summary that define the unit of losses
 CORPUS_KEYS = ("corpus_hash", "tokenizer_sha256")

@@ -7,7 +7,8 @@ import numpy as np
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, tokens_to_reach
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import Panel, TextTable, baseline_first
-from lightning_sv.runs.events import COPYING, Run
+from lightning_sv.runs.events import Run
+from lightning_sv.runs.tags import COPYING
 
 #: kinds of tokens in `callbacks.copying.token_kinds`
 TOKEN_KINDS = ("repeat", "seen", "unseen")

@@ -19,8 +19,9 @@ from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.json_text import json_text
-from lightning_sv.runs.events import COPYING, LATE_TRAIN_LOSS, VAL_LOSS, Run
+from lightning_sv.runs.events import LATE_TRAIN_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text, plain_cell, read_csv
+from lightning_sv.runs.tags import COPYING, VAL_LOSS
 
 PAPER_TOKENS_PER_PARAM = 100
 #: files of the report

@@ -18,7 +18,8 @@ from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in
-from lightning_sv.runs.events import VAL_LOSS, Run, read_run
+from lightning_sv.runs.events import Run, read_run
+from lightning_sv.runs.tags import VAL_LOSS
 
 #: results of `compare`, in its output directory
 COMPARISON = "comparison.json"
