@@ -188,7 +188,7 @@ WRONG = [
     (["--trainer.devices=2", "--trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn"),
     (["--ckpt_path", "last.ckpt"], "checkpoint is last.ckpt"),
     (["--ckpt_path", "."], "which is not a file; expected a file such as RUN/checkpoints/last.ckpt"),
-    (["--model.backbone.name", "mine"], "set model.optim.lr"),
+    (["--model.backbone.name", "mine"], "model.optim.lr is not set"),
     (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
     (["--samples.tokens", "-1"], "tokens of TextSamples is -1"),
     (["--checkpoint.keep", "0"], "checkpoint.keep is 0"),
