@@ -22,8 +22,8 @@ from lightning_sv.optim.build import OPTIMIZERS
 from lightning_sv.optim.schedule import SCHEDULES
 from lightning_sv.roles.ops import PRODUCTS, TRANSPOSED
 from lightning_sv.scale import ScaleVector
-from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
+from lightning_sv.scale.validate import check_parameterization
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL)
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from lightning_sv import __version__
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import tuned_lr
 from lightning_sv.plan.parameters import PAPER_NUMBERS, count_parameters
 from lightning_sv.scale.strategy import ScaleStrategy
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, config_args, named, thinned
 from tests.test_makefile import NEEDS_MAKE, make
 from tests.test_results_pages import table
@@ -102,7 +102,7 @@ def test_page_runs_have_a_tuned_learning_rate(command: str) -> None:
     for scale in [chosen.get("SCALE"), chosen.get("A"), *chosen.get("B", "").split()]:
         named = ["--model.scale", scale] if scale else []
         module, *_ = parse_run([*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False)
-        assert module.lr > 0
+        assert module.plan.lr > 0
 
 
 @pytest.mark.long

@@ -69,7 +69,9 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
     with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):
         module.configure_model()
     module.net.to(device).train()
-    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
+    optimizer = build_optimizer(
+        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+    )
     block = draw_tokens(size, batch, device)
 
     def loss() -> Tensor:
@@ -78,7 +80,7 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
 
     tokens = batch * size.seq_len
     step = step_of(loss, module.net, optimizer, device)
-    return Trainee(arm, step, module.settings.flops_per_token(size.seq_len) * tokens, tokens, module.net)
+    return Trainee(arm, step, module.settings.plan.flops_per_token(size.seq_len) * tokens, tokens, module.net)
 
 
 def step_of(

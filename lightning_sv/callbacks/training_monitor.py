@@ -81,7 +81,7 @@ class TrainingMonitor(MetricAccumulator, ThroughputClock):
         if data is not None:
             self._tokens = data.tokens_per_step / trainer.accumulate_grad_batches
         if data is not None and settings is not None:
-            self._flops = settings.flops_per_token(data.seq_len)
+            self._flops = settings.plan.flops_per_token(data.seq_len)
             of_one_device = peak_flops(pl_module.device, trainer.precision) or 0.0
             self._peak = of_one_device * trainer.world_size
 

@@ -25,10 +25,10 @@ from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
-from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.paths import find_config
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import parse_overrides, read_leaves

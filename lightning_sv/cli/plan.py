@@ -10,12 +10,12 @@ from rich.table import Column, Table
 from lightning_sv.cli.names import resolve_names
 from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.gpu_memory import USABLE
 from lightning_sv.plan.parallel import STRATEGIES
 from lightning_sv.plan.plan import MFUS, Plan, make_plan, measured_mfu
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.tags import MFU
-from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser, number
 
 

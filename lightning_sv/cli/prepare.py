@@ -12,7 +12,8 @@ from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
-from lightning_sv.settings.parse import Parser, check_run, ignore_keys
+from lightning_sv.lit.run_arguments import check_run
+from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.plain_parser import underscored
 
 

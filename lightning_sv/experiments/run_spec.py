@@ -16,10 +16,10 @@ from lightning_sv.atomic import file_sha256
 from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Tuned, load_tuned, rounded
 from lightning_sv.gpus import find_gpu
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
-from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.yaml_file import read_yaml, to_args
 
 #: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
@@ -133,7 +133,7 @@ class RunResolver:
         shared = panel.tuned_as not in ("", "own")
         module, _, _ = parse_run([*args, "--model.scale", panel.tuned_as if shared else arm.scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
-        strategy = module.strategy if exceptions else module.canonical  # as `_resolve` names the arm
+        strategy = module.strategy if exceptions else module.plan.canonical  # as `_resolve` names the arm
         label = f"{strategy}{exceptions}"
         values, note = tuned_keys(tuned, strategy, label, module.backbone.d_model)
         return values, f"All arms have the learning rate and the initial std of {label}." if shared else note
@@ -159,8 +159,8 @@ class RunResolver:
         for key, seed in (("model.seed", module.seed), ("data.seed", data.seed)):
             expect(seed is None, key, seed, "null, because runs of different seeds would share weights or batches.")
         exceptions = any(k.startswith("model.scale_options") for k in changes)
-        strategy = str(module.strategy if exceptions else module.canonical)
-        settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
+        strategy = str(module.strategy if exceptions else module.plan.canonical)
+        settled = {"model.optim.lr": module.plan.lr, "model.scale": strategy, "trainer.max_steps": steps}
         for key, value in {**changes, **settled}.items():
             OmegaConf.update(layered, key, value, merge=False, force_add=True)
         identity = OmegaConf.to_container(layered)
@@ -179,7 +179,7 @@ class RunResolver:
         tokens = steps * data.tokens_per_step
         if self.budget.gpu is not None:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
-            cost = train_hours(tokens, module.flops_per_token(data.seq_len), 1, peak, MFU)
+            cost = train_hours(tokens, module.plan.flops_per_token(data.seq_len), 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
             hint = "add those of one core for 1,000 steps of llama."
             raise ConfigError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; {hint}")
@@ -188,7 +188,7 @@ class RunResolver:
             cost = model.seconds_per_1000_steps * steps / 1000
             cost *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
         strategy = f"{strategy}{module.scale_options.label()}"
-        details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
+        details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.plan.lr:g}", *told, *probes])
         return RunSpec(
             model=module.backbone.name,
             strategy=strategy,
@@ -197,7 +197,7 @@ class RunResolver:
             identity=json.dumps(identity, sort_keys=True),
             steps=steps,
             tokens=tokens,
-            parameters=module.n_activated,
+            parameters=module.plan.n_activated,
             cost=cost,
             title=f"{module.backbone.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
@@ -252,7 +252,7 @@ class PretrainCLI(LightningCLI):
         if self.command == "fit":
             kwargs["log_every_n_steps"] = self.config["scalars"]["every_n_steps"]  # of values that others log
             if given["max_steps"] == -1:
-                kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
+                kwargs["max_steps"] = model.plan.steps_for_budget(data.tokens_per_step)
             begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self.config_init["progress"].stream = sys.stderr if self.config["json"] else sys.stdout
@@ -306,69 +306,101 @@ class PretrainCLI(LightningCLI):
                 expect(known, key, callback.monitor, f"one of: {' '.join(LOSSES)}.")
 
     def before_fit(self) -> None:
-        """Check corpus and checkpoint before anything is written, lock the directory, and print the parameters."""
-        ckpt_path, may_jump = (self.config[key] for key in ("ckpt_path", "allow_lr_jump"))
-        trainer, model, data = self.trainer, self.model.settings, self.batches
-        checksums = trainer.local_rank == 0
-        sharded_graph = model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy)
-        expect(not sharded_graph, "model.compile", "model", "block or none for a sharded model.")
+        """Check, plan and open the run: nothing is written before all of it fits."""
+        self._start = (self.config["ckpt_path"], 0)
+        self._check_run()
+        checkpoint = self._check_resumed()
+        messages = [*self._read_start(), *self._plan_steps(checkpoint)]
+        self._open(messages)
+
+    def _check_run(self) -> None:
+        """Check monitors, sharding and corpus."""
+        trainer = self.trainer
+        model = self.model.settings
+        if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
+            raise ConfigError("model.compile is model; expected block or none for a sharded model.")
         self._check_monitors()
-        data.check(model.backbone.vocab_size, checksums=checksums)
-        data.share(trainer.world_size)
-        data.check_validation(trainer.world_size)
-        said: list[str] = []
-        self._start = (ckpt_path, 0)
-        if ckpt_path is not None:
-            checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
-            self._start = (ckpt_path, checkpoint["global_step"])
-            own_groups, built_by = has_own_groups(self.model), self.model.built_by
-            check_settings(checkpoint, model, data, training=True, own_groups=own_groups, built_by=built_by)
-            before = leaves(read_config(folder)) if (folder := run_of(Path(ckpt_path))) else {}
-            for key in _KEPT:
-                if key not in before:  # as newer keys in a run of an older version
-                    continue
-                then, now = before[key], self.config[key]
-                wanted = f"{then}, as in the run of the checkpoint. Resume with the same settings, or start a new run."
-                expect(then == now, key, now, wanted)
-        elif model.init_from is not None:
-            start = read_start(model.init_from, model, data)
-            self.model.start_from(start)
-            said.append(start.text)
-        said += [chosen] if (chosen := self._choose_micro_batch()) else []
-        # the number of devices is known from here on
-        accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
+        self.batches.check(model.backbone.vocab_size, checksums=trainer.local_rank == 0)
+        self.batches.share(trainer.world_size)
+        self.batches.check_validation(trainer.world_size)
+
+    def _check_resumed(self) -> dict[str, Any] | None:
+        """Return the checkpoint that the run resumes, after checking that it has the same settings."""
+        path = self.config["ckpt_path"]
+        if path is None:
+            return None
+        checkpoint = check_checkpoint(path, checksums=self.trainer.local_rank == 0)
+        self._start = (path, checkpoint["global_step"])
+        model = self.model
+        own_groups = has_own_groups(model)
+        check_settings(
+            checkpoint, model.settings, self.batches, training=True, own_groups=own_groups, built_by=model.built_by
+        )
+        folder = run_of(Path(path))
+        recorded = {} if folder is None else leaves(read_config(folder))
+        for key in _KEPT:
+            now = self.config[key]
+            then = recorded.get(key, now)  # the run of an older version lacks newer keys
+            if then != now:
+                hint = "Resume with the same settings, or start a new run."
+                raise ConfigError(f"{key} is {now}; expected {then}, as in the run of the checkpoint. {hint}")
+        return checkpoint
+
+    def _read_start(self) -> Iterator[str]:
+        """Read the initial weights of a new run, if they are given; yield a sentence about them."""
+        init_from = self.model.settings.init_from
+        if init_from is None or self.config["ckpt_path"] is not None:
+            return
+        start = read_start(init_from, self.model.settings, self.batches)
+        self.model.start_from(start)
+        yield start.text
+
+    def _plan_steps(self, checkpoint: dict[str, Any] | None) -> Iterator[str]:
+        """Set accumulation, steps and validations, now that the devices are known; yield sentences about choices."""
+        trainer = self.trainer
+        choice = self._choose_micro_batch()
+        if choice is not None:
+            yield choice
+        accumulate = self.batches.share(trainer.world_size).accumulate
+        trainer.accumulate_grad_batches = accumulate
         trainer.fit_loop.epoch_loop.max_steps = self._count_steps(accumulate)
-        if ckpt_path is not None and not may_jump and not self.model.own_optimizer:
-            check_learning_rate(checkpoint, model, trainer.max_steps)
-        every = math.ceil(trainer.max_steps / data.validations)
+        if checkpoint is not None and not self.config["allow_lr_jump"] and not self.model.own_optimizer:
+            check_learning_rate(checkpoint, self.model.settings, trainer.max_steps)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
+            steps_between = math.ceil(trainer.max_steps / self.batches.validations)
+            trainer.val_check_interval = steps_between * accumulate  # type: ignore[attr-defined]
+
+    def _open(self, messages: Sequence[str]) -> None:
+        """Lock the run directory, print the plan, and set the loggers and the checkpoint of the run."""
+        trainer = self.trainer
         self._cleanup.callback(self._signals.leave)
         if trainer.is_global_zero:
-            self.run_dir = self._resolve(create=True)
-            if self.config["run_dir"] is None:
-                self._cleanup.callback(remove_unused, self.run_dir)
-            self._cleanup.callback(acquire(self.run_dir, ckpt_path, again=self._again).release)
+            self._lock_run_dir()
             console = Console(stderr=self.config["json"])
-            print_groups(console, self.model, trainer.max_steps, data)
-            for line in said:
+            print_groups(console, self.model, trainer.max_steps, self.batches)
+            for line in messages:
                 console.print(line, highlight=False, soft_wrap=True)
         self.config_init["checkpoint"].path = self.run_dir / LAST
         folder = self.run_dir.absolute()
         # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
-        self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
-        ours = RunLogger(
-            folder.parent,
-            name="",
-            version=folder.name,
-            default_hp_metric=False,
-            filename_suffix=segment_suffix(folder),
-        )
-        ours.tokens_per_step = data.tokens_per_step
+        trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         given = [] if trainer.fast_dev_run else _several(self.config_init["trainer"]["logger"])  # type: ignore[attr-defined]
-        trainer.loggers = [ours, *given]
+        trainer.loggers = [self._run_logger(folder), *given]
         self._signals.listen(trainer)
         self.datamodule.shared = self._shared_values()
+
+    def _lock_run_dir(self) -> None:
+        self.run_dir = self._resolve(create=True)
+        if self.config["run_dir"] is None:
+            self._cleanup.callback(remove_unused, self.run_dir)
+        lock = acquire(self.run_dir, self.config["ckpt_path"], again=self._again)
+        self._cleanup.callback(lock.release)
+
+    def _run_logger(self, folder: Path) -> RunLogger:
+        suffix = segment_suffix(folder)
+        logger = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False, filename_suffix=suffix)
+        logger.tokens_per_step = self.batches.tokens_per_step
+        return logger
 
     def _shared_values(self) -> dict[str, Any]:
         """Return the config and the checkpoint, which all ranks must share."""
@@ -413,9 +445,14 @@ class PretrainCLI(LightningCLI):
             logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.batches))
 
     def _choose_micro_batch(self) -> str | None:
-        trainer, keys = self.trainer, self.config["trainer"].as_dict()
-        device, devices = trainer.strategy.root_device, trainer.world_size
-        return choose_micro_batch(self.model.settings, self.batches, keys, device, devices)
+        """Set the micro-batch of a run that gives none; return a sentence about the choice."""
+        trainer = self.trainer
+        keys = self.config["trainer"].as_dict()
+        self.batches, choice = choose_micro_batch(
+            self.model.settings, self.batches, keys, trainer.strategy.root_device, trainer.world_size
+        )
+        self.datamodule.read(self.batches)
+        return choice
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""

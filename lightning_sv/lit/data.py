@@ -91,8 +91,12 @@ class TokenDataModule(L.LightningDataModule):
     def from_batches(cls, batches: DataConfig) -> Self:
         """Create the module for the command line, which sets the global batch and later the micro-batch."""
         module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
-        module.batches = batches
+        module.read(batches)
         return module
+
+    def read(self, batches: DataConfig) -> None:
+        """Read these batches from the next loader on."""
+        self.batches = batches
 
     def _save_arguments(self) -> None:
         """Save the arguments as plain values, for load_from_checkpoint."""
@@ -112,18 +116,8 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def batch_size(self) -> int:
-        """Sequences per forward pass on one device; settable, as Lightning's BatchSizeFinder requires."""
+        """Sequences per forward pass on one device."""
         return self.batches.micro_batch or self.batches.global_batch
-
-    @batch_size.setter
-    def batch_size(self, size: int) -> None:
-        batch = self.batches.global_batch if self._is_fixed else size
-        self.batches = replace(self.batches, micro_batch=size, global_batch=batch)
-        self._save_arguments()
-        if self.trainer is not None and self.trainer.state.fn is not None:
-            self.setup(self.trainer.state.fn.value)
-        else:
-            self._share = self.batches.share(1)
 
     def setup(self, stage: str) -> None:
         """Set this device's part of a step from the Trainer's devices and accumulation.
@@ -149,12 +143,11 @@ class TokenDataModule(L.LightningDataModule):
 
     def _split_without_trainer(self) -> None:
         """Split the batch over the processes of torch.distributed, as in a loop with Fabric."""
-        batches = self.batches
         devices = self._devices
         if not self._is_fixed:
-            batches.global_batch = self.batch_size * devices
+            self.batches = replace(self.batches, global_batch=self.batch_size * devices)
         rank = distributed.get_rank() if devices > 1 else 0
-        self._share = batches.share(devices, rank)
+        self._share = self.batches.share(devices, rank)
 
     @property
     def _devices(self) -> int:
@@ -176,11 +169,11 @@ class TokenDataModule(L.LightningDataModule):
 
     def _split_over_devices(self, trainer: L.Trainer, stage: str) -> None:
         """Set this device's part of a step from the Trainer's devices and accumulation."""
-        batches = self.batches
         accumulate = int(trainer.accumulate_grad_batches)
         devices = trainer.world_size
-        if not self._is_fixed and batches.micro_batch is not None:
-            batches.global_batch = batches.micro_batch * accumulate * devices
+        if not self._is_fixed:
+            self.batches = replace(self.batches, global_batch=self.batch_size * accumulate * devices)
+        batches = self.batches
         share = batches.share(devices, trainer.global_rank)
         if stage == "fit" and share.accumulate != accumulate:
             why = f"global_batch is {batches.global_batch} on {devices} devices of batch_size {share.micro_batch}."

@@ -45,7 +45,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         # 0.2 seconds of imports
         from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
 
-        check_start(module.meta(), init_from)
+        check_start(module.plan.meta(), init_from)
         check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
         text = f"starts from the weights of {init_from}, a model of transformers"
         return Start(partial(load_hugging_face, folder=init_from), text)

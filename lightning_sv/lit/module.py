@@ -74,7 +74,7 @@ class PretrainModule(L.LightningModule):
         lr: peak learning rate, overriding optim.lr
 
     Attributes:
-        settings: these arguments and derived values (number of parameters, groups, FLOPs)
+        settings: these arguments; `settings.plan` has the number of parameters, groups, FLOPs and the learning rate
 
     Raises:
         ConfigError: a strategy, option or optimizer that does not fit the model, or no known learning rate
@@ -110,6 +110,7 @@ class PretrainModule(L.LightningModule):
             activation_checkpointing, residual, nonfinite, seed, init_from,
         )  # fmt: skip
         self.save_hyperparameters(asdict(self.settings))
+        _ = self.settings.plan  # refuses settings that do not fit each other
 
         self.backbone: Backbone | None = None
         self.expert_loads: Tensor | None = None
@@ -163,7 +164,7 @@ class PretrainModule(L.LightningModule):
     @property
     def lr(self) -> float:
         """Peak learning rate."""
-        return self.settings.lr
+        return self.settings.plan.lr
 
     @property
     def grad_norm(self) -> float | None:
@@ -308,7 +309,7 @@ class PretrainModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its per-step schedule."""
         settings = self.settings
-        optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
+        optimizer = build_optimizer(settings.plan.parameter_groups(self.net), settings.optim, settings.plan.lr)
         warn_untrained(self, optimizer)
 
         steps = total_steps(self.trainer)

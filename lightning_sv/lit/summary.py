@@ -39,7 +39,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
     segments = module.exact_resume.segments_so_far(trainer, module)
     return {
         "label": module.settings.label,
-        "meaning": str(module.settings.canonical),
+        "meaning": str(module.settings.plan.canonical),
         "model": module.settings.backbone.name,
         "seed": module.init_seed,
         "steps": trainer.global_step,
@@ -47,8 +47,8 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "tokens": tokens_seen(trainer),
         "epochs": data.epochs(tokens_seen(trainer)),
         "parameters": sum(p.numel() for p in module.net.parameters()),
-        "activated_parameters": module.settings.n_activated,
-        "lr": None if module.own_optimizer else module.settings.lr,
+        "activated_parameters": module.settings.plan.n_activated,
+        "lr": None if module.own_optimizer else module.settings.plan.lr,
         **data.manifest.loss_metrics(float(trainer.callback_metrics["val/loss"])),
         "seconds": sum(segment["seconds"] for segment in segments),
         "legs": segments,
@@ -80,7 +80,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "seed": module.init_seed,
         "optimizer": own or module.settings.optim.name,
         "schedule": module.settings.schedule.name,
-        "lr": "" if own else module.settings.lr,
+        "lr": "" if own else module.settings.plan.lr,
         "weight_decay": "" if own else module.settings.optim.weight_decay,
         "init_std": module.settings.backbone.init_std,
         "steps": trainer.max_steps,
@@ -88,7 +88,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "batch": data.global_batch,
         "seq_len": data.seq_len,
         "corpus": f"{Path(data.corpus.dir).name} {data.manifest.corpus_hash[:8]}",
-        "parameters": module.settings.n_params,
+        "parameters": module.settings.plan.n_params,
         "init_from": module.settings.init_from or "",
         "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
     }
@@ -101,8 +101,10 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """
     if module.own_optimizer or module.built_by:
         return
-    meta = module.settings.meta()
-    optimizer = build_optimizer(module.settings.parameter_groups(meta), module.settings.optim, module.settings.lr)
+    meta = module.settings.plan.meta()
+    optimizer = build_optimizer(
+        module.settings.plan.parameter_groups(meta), module.settings.optim, module.settings.plan.lr
+    )
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
     rows += parameter_table(meta, optimizer)
     write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
@@ -112,13 +114,13 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     """Print the budget and the parameter groups before training."""
     settings = module.settings
     tokens = steps * data.tokens_per_step
-    sparse = settings.n_activated < settings.n_params
+    sparse = settings.plan.n_activated < settings.plan.n_params
     name = f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]"
     console.print(
-        f"{name}: {settings.n_params:,} parameters"
-        f"{f' ({settings.n_activated:,} activated per token)' if sparse else ''}, "
+        f"{name}: {settings.plan.n_params:,} parameters"
+        f"{f' ({settings.plan.n_activated:,} activated per token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / settings.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
+        f"({tokens / settings.plan.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
     if module.built_by:
         console.print(f"the model is that of {module.built_by}; these numbers are those of PretrainModule")
@@ -129,7 +131,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
     table = Table("role", *first, "optimizer", *last)
-    for row in group_table(build_optimizer(settings.parameter_groups(settings.meta()), settings.optim, settings.lr)):
+    for row in group_table(
+        build_optimizer(settings.plan.parameter_groups(settings.plan.meta()), settings.optim, settings.plan.lr)
+    ):
         table.add_row(*row)
     console.print(table)
 

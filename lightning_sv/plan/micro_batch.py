@@ -3,6 +3,7 @@
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,7 +40,7 @@ class RunMemory:
         self.precision = precision
         self.devices = devices
         self.share = data.global_batch // devices
-        self._blocks = run.meta().layers
+        self._blocks = run.plan.meta().layers
         self.step = cache(self._step)
 
     def _step(self, micro_batch: int) -> StepMemory:
@@ -133,27 +134,28 @@ def choose_micro_batch(
     trainer: dict[str, Any],
     device: torch.device,
     devices: int,
-) -> str | None:
-    """Set data.micro_batch, if null, to the largest value that fits.
+) -> tuple[DataConfig, str | None]:
+    """Return `data` with the largest micro-batch that fits, and a description of the choice.
 
-    It is the largest for a GPU, or for a CPU with a large per-device batch. Otherwise the batch is
-    one micro-batch. Only the order of sums and the experts' balance loss depend on it, so a resumed
-    run may change it. Returns a description of the choice, or None if nothing was chosen.
+    It is chosen for a GPU, or for a CPU with a large per-device batch. Otherwise the batch is one
+    micro-batch, and the description is None. Only the order of sums and the experts' balance loss
+    depend on it, so a resumed run may change it.
     """
     share = data.share(devices).micro_batch
     if data.micro_batch is not None:
-        return None
+        return data, None
     memory = _total_memory(device)
     logits = 4 * share * data.seq_len * run.backbone.vocab_size
     is_small = 4 * logits <= memory
     if device.type != "cuda" and is_small:
-        return None
-    data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
-    batch = f"{data.micro_batch} x {data.seq_len:,} tokens"
-    return (
+        return data, None
+    micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
+    batch = f"{micro_batch} x {data.seq_len:,} tokens"
+    text = (
         f"micro-batches of {batch}, the largest that divides a device's {share} sequences "
         f"and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"
     )
+    return replace(data, micro_batch=micro_batch), text
 
 
 def _total_memory(device: torch.device) -> int:

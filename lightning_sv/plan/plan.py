@@ -86,7 +86,7 @@ def make_plan(
     parallel = _parallel(strategy, trainer, gpus)
 
     tokens = steps * data.tokens_per_step
-    flops = run.flops_per_token(data.seq_len)
+    flops = run.plan.flops_per_token(data.seq_len)
     hours = []
     for mfu in mfus:
         time = train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)
@@ -100,7 +100,7 @@ def make_plan(
     return Plan(
         model=run.backbone.name,
         label=run.label,
-        parameters=run.n_params,
+        parameters=run.plan.n_params,
         gpu=gpu.name,
         gpu_memory=gpu.memory,
         gpus=gpus,
@@ -144,7 +144,7 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
 
     max_steps = str(trainer.get("max_steps", -1))  # text on the command line
     if max_steps == "-1":
-        return run.steps_for_budget(data.tokens_per_step)
+        return run.plan.steps_for_budget(data.tokens_per_step)
     if not max_steps.isdecimal() or int(max_steps) < 1:
         expected = "at least 1, or -1 to follow model.tokens_per_param."
         raise ConfigError(f"trainer.max_steps is {max_steps}; expected {expected}")

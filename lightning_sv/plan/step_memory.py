@@ -75,7 +75,7 @@ def step_memory(
     buffer has a fixed size. `precision` is '32-true' or 'bf16-mixed'.
     """
     counter = AllocatedBytes()
-    net = run.meta()  # outside the mode, in which parameters could not change their device
+    net = run.plan.meta()  # outside the mode, in which parameters could not change their device
     with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked():
         net = net.to_empty(device="cpu")
         net.activation_checkpointing = run.activation_checkpointing
@@ -100,7 +100,7 @@ def step_memory(
 
 def _stepped_optimizer(net: Backbone, run: PretrainConfig) -> Optimizer:
     """Return the optimizer after a step, so that its state and all gradients exist."""
-    optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
+    optimizer = build_optimizer(run.plan.parameter_groups(net), run.optim, run.plan.lr)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)

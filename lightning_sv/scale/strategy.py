@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from lightning_sv.errors import ConfigError, expect_known
 from lightning_sv.own_code import import_name
-from lightning_sv.scale.contract import check_parameterization
+from lightning_sv.scale.validate import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,

@@ -1,1 +1,1 @@
-"""Settings of a run, from YAML and the command line; without Lightning, so that plans and reports start fast."""
+"""Data classes, YAML and paths of a run's config, without Lightning."""

@@ -19,7 +19,7 @@ from lightning_sv.errors import expect
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Settings of the tokens in an optimizer step; `lit.data.TokenDataModule` streams them.
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from lightning_sv.atomic import regular
-from lightning_sv.errors import expect, expect_known
+from lightning_sv.errors import ConfigError, expect, expect_known
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.optim.schedule import SCHEDULES
@@ -15,9 +16,9 @@ from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.paths import find_config
 
 
-@dataclass
+@dataclass(frozen=True)
 class PretrainConfig:
-    """Settings of `lit.module.PretrainModule`, which documents them."""
+    """Settings of `lit.module.PretrainModule`, which documents them; `plan` has what follows from them."""
 
     backbone: BackboneConfig
     scale: str = "llama"
@@ -35,45 +36,80 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, kind = getattr(self, each.name), each.type
-            if get_origin(kind) is Literal:
-                expect_known(f"model.{each.name}", value, get_args(kind))
-            elif isinstance(kind, type) and is_dataclass(kind):
-                wanted = f"{kind.__name__}(...), or a dictionary of its arguments."
-                expect(isinstance(value, kind), f"model.{each.name}", repr(value), wanted)
+            value = getattr(self, each.name)
+            if get_origin(each.type) is Literal:
+                expect_known(f"model.{each.name}", value, get_args(each.type))
+            elif is_dataclass(each.type) and not isinstance(value, each.type):  # type: ignore[arg-type]
+                expected = f"{each.type.__name__}(...), or a dictionary of its arguments."  # type: ignore[union-attr]
+                raise ConfigError(f"model.{each.name} is {value!r}; expected {expected}")
         expect(self.seed is None or 0 <= self.seed < 2**63, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
         expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
-        scale, self.scale_options = expand_preset(self.scale, self.scale_options)
-        self.strategy = ScaleStrategy.parse(scale)
-        self.scale = str(scale)  # which a checkpoint holds, not an object
-        self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
-        meta = self.meta()
-        self.n_params = sum(p.numel() for p in meta.parameters())
-        self.n_activated = activated_parameters(meta, self.backbone)
-        self.canonical = meta.canonical
-        find(SCHEDULES, self.schedule.name, "model.schedule.name")
-        configured_groups(self.parameter_groups(meta), self.optim, self.lr)  # a check; building imports torch._dynamo
+        # A checkpoint and a run's name hold the words and options of a preset, which may change later.
+        scale, options = expand_preset(self.scale, self.scale_options)
+        object.__setattr__(self, "scale", str(scale))
+        object.__setattr__(self, "scale_options", options)
+
+    @property
+    def strategy(self) -> ScaleStrategy:
+        """The strategy that `scale` names."""
+        return ScaleStrategy.parse(self.scale)
 
     @property
     def label(self) -> str:
         """Strategy and options, as in run names and figures."""
         return f"{self.strategy}{self.scale_options.label()}"
 
+    @cached_property
+    def plan(self) -> "ModelPlan":
+        """What follows from the settings; raises `ConfigError` if they do not fit each other."""
+        return ModelPlan(self)
+
+
+class ModelPlan:
+    """Parameters, groups, FLOPs and learning rate of a model that is not built yet.
+
+    Args:
+        config: settings of the model
+
+    Attributes:
+        lr: peak learning rate
+        n_params: number of parameters
+        n_activated: number of parameters that process a token
+        canonical: strategy without words that have no effect on this model
+
+    Raises:
+        ConfigError: a strategy, option or optimizer that does not fit the model, or no known learning rate
+    """
+
+    def __init__(self, config: PretrainConfig):
+        self._config = config
+        strategy = config.strategy
+        rate_names = config.backbone.name, config.optim.name, config.schedule.name
+        self.lr = config.optim.lr or tuned_lr(*rate_names, strategy)
+        meta = self.meta()
+        self.n_params = sum(parameter.numel() for parameter in meta.parameters())
+        self.n_activated = activated_parameters(meta, config.backbone)
+        self.canonical = meta.canonical
+        find(SCHEDULES, config.schedule.name, "model.schedule.name")
+        configured_groups(self.parameter_groups(meta), config.optim, self.lr)  # a check; building imports torch._dynamo
+
     def meta(self) -> Backbone:
         """Return the backbone on the meta device, for names, sizes and roles."""
-        return meta_backbone(self.backbone, self.strategy, self.scale_options)
+        config = self._config
+        return meta_backbone(config.backbone, config.strategy, config.scale_options)
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
         """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
-        return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
+        tokens = self._config.tokens_per_param * self.n_activated
+        return max(1, -int(-tokens // tokens_per_step))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the floating-point operations of forward and backward per token."""
-        return flops_per_token(self.n_activated, self.backbone, seq_len)
+        return flops_per_token(self.n_activated, self._config.backbone, seq_len)
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, the built backbone or `meta()`, by role."""
-        return role_groups(model, self.strategy.decayed_roles)
+        return role_groups(model, self._config.strategy.decayed_roles)
 
 
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:

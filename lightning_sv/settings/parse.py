@@ -2,11 +2,9 @@
 
 import math
 import re
-import warnings
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -19,10 +17,9 @@ from omegaconf.errors import InterpolationKeyError
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of, trainer_keys
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, Plain, class_name, entries_of
 from lightning_sv.settings.yaml_file import CALLBACKS, SECTIONS, parse_yaml, read_yaml, without_empty
 
 #: name of a type -> its values
@@ -229,40 +226,6 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
     parser.add_class_arguments(DataConfig, "data")
 
 
-def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
-    """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys."""
-    parser = _parser()
-    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-        config = parser.parse_args(args)
-        start = config.get("model.init_from")
-        if start is not None and is_of_transformers(start):
-            why = "because only fit takes its sizes from there. Set --model.init_from null."
-            raise ConfigError(f"model.init_from is {start}, a model of transformers; expected null, {why}")
-        run = parser.instantiate(config)
-    trainer: dict[str, Any] = run.trainer.as_dict()
-    if isinstance(strategy := trainer["strategy"], dict):
-        # Arguments on the command line are merged into init_args here, because the class is not imported.
-        other = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
-        arguments = strategy.get("init_args", {}) | other
-        if "class_path" not in strategy:
-            keys = " ".join(f"init_args.{key}" for key in arguments)
-            raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
-        strategy["init_args"] = arguments
-    trainer["callbacks"] = _callbacks(trainer["callbacks"], args)
-    if check_corpus:
-        run.data.check(run.model.backbone.vocab_size)
-    return run.model, run.data, trainer
-
-
-def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
-    """Return the callbacks that the trainer's key and the command line name.
-
-    Arguments of a callback on the command line replace it in `value`, because the class is not imported.
-    """
-    named = re.findall(r"--trainer\.callbacks\+?[= ]([\w.]+)", " ".join(args))
-    return [entry for entry in entries_of(value) if class_name(entry)] + named
-
-
 def config_files(words: Iterable[str]) -> list[Path]:
     """Return the config files on a command line of `fit` or of `parse_run`."""
     words = list(words)
@@ -291,28 +254,3 @@ def dropped_entries(files: Iterable[Path], trainer: Mapping[str, Any]) -> Iterat
                 f"{', '.join(dropped)} in trainer.{key} of {file} is dropped, because a later list replaces it; "
                 f"write {key}+ in the later file to keep both"
             )
-
-
-def check_run(args: list[str]) -> None:
-    """Check arguments of `fit` without its corpus and checkpoint: keys, values, and the model.
-
-    Raises:
-        ConfigError: an argument is unknown or has a wrong value
-    """
-    parser = _parser()
-    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
-        config = parser.parse_args(args)
-        start = config.get("model.init_from")
-        if start is None or not is_of_transformers(start):  # else the model has the sizes of `start`
-            parser.instantiate(config)
-
-
-@cache
-def _parser() -> Parser:
-    """Return the parser of a run; building it takes as long as parsing, and a figure's plan parses a hundred runs."""
-    parser = Parser(parser_mode="omegaconf+")
-    parser.add_argument("--config", action="config")
-    parser.add_argument("--seed_everything", type=bool | int, default=0)
-    add_run(parser, PretrainConfig, trainer_keys())
-    ignore_keys(parser)
-    return parser

@@ -1,20 +1,11 @@
 """Keys of `lightning.Trainer`: types, our defaults, and rejected values."""
 
-import ast
-import builtins
 import logging
 import os
-import re
-import typing
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, make_dataclass
-from datetime import timedelta
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -26,29 +17,6 @@ log = logging.getLogger(__name__)
 #: type of a value that is read but not used to build an object. With `Any`, jsonargparse imports and instantiates
 #: whatever class the value names.
 Plain = None | bool | int | float | dict | str
-
-
-@cache
-def trainer_keys() -> type:
-    """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults.
-
-    They are read from its source, because importing Lightning takes several seconds. Its own classes become `Plain`.
-    """
-    (root,) = map(Path, find_spec("lightning").submodule_search_locations)  # type: ignore[union-attr,arg-type]
-    known = {"timedelta": timedelta, "_PATH": str | Path, "_LITERAL_WARN": Literal["warn"], "Strategy": dict}
-    names = defaultdict[str, Any](lambda: Plain, vars(builtins) | vars(typing) | known)
-
-    def evaluate(node: ast.expr) -> Any:
-        return eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
-
-    for node in ast.parse((root / "fabric/plugins/precision/precision.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
-            names[name.id] = evaluate(node.value)
-    text = (root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8")
-    (header,) = re.findall(r"def __init__\(.*?\) -> None:", text, re.DOTALL)
-    init = ast.parse(f"{header} ...").body[0].args  # type: ignore[attr-defined]
-    given: Any = zip(init.kwonlyargs, init.kw_defaults, strict=True)
-    return make_dataclass("TrainerKeys", [(arg.arg, evaluate(arg.annotation), evaluate(value)) for arg, value in given])
 
 
 #: our defaults that differ from Lightning's

@@ -110,7 +110,7 @@ def test_sharpness_resumed_keeps_its_batch(data: TokenDataModule) -> None:
 def test_sharpness_loss_is_that_of_training_in_float32(data: TokenDataModule, tmp_path: Path) -> None:
     sizes, block = replace(SIZES, init_std=1.0), data.batches.held_out(8)
     frequent = int(block.flatten().mode().values)  # so that short sequences have several documents
-    data.batches.manifest = replace(data.batches.manifest, eot=frequent)
+    vars(data.batches)["manifest"] = replace(data.batches.manifest, eot=frequent)
     probe = Sharpness(("scale_input",), 2, sequences=8, lanczos_steps=1)
     run = trainer(tmp_path, probe, precision="bf16-mixed", max_steps=1, val_check_interval=None)
     run.fit(module(backbone=sizes, mask_documents=True), data)

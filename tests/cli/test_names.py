@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.names import resolve_names
-from lightning_sv.settings.parse import parse_run
+from lightning_sv.lit.run_arguments import parse_run
 from tests.conftest import ROOT, Refused
 
 BASE = ["base", "optim/adamw", "schedule/cos", "trainer/cpu"]

@@ -20,8 +20,8 @@ from lightning_sv import atomic
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, prepare
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, Told
 from tests.corpus.conftest import shard_ids
 

@@ -34,8 +34,8 @@ from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
 from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.experiments.spec import load_budget, load_figure
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.lit.summary import has_baseline, print_summary
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -372,7 +372,7 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 def test_compare_command_all_arms_have_the_tokens_of_a(
     run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
+    sizes = {s: parse_run([*run_args, "--model.scale", s])[0].plan.n_activated for s in ("llama", "unified")}
     steps = math.ceil(sizes["llama"] / 128)
     assert math.ceil(sizes["unified"] / 128) > steps  # its own tokens would be different
     budget = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]

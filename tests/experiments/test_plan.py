@@ -13,10 +13,10 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver, tuned_keys
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import Tuned, budget_names, figure_names, load_budget, load_figure
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script
 from lightning_sv.scale.strategy import ScaleStrategy
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, config_args, thinned
 
 
@@ -301,13 +301,13 @@ def test_recipe_of_the_paper_is_parsed(
 ) -> None:
     layers = ("base", f"optim/{optim}", f"schedule/{schedule}", "trainer/gpu", "data/fineweb-edu", f"model/{model}")
     module, data, trainer = parse_run([*config_args(*layers), "--model.scale", scale], check_corpus=False)
-    assert (module.lr, data.seq_len, data.global_batch) == (lr, seq_len, 480)
+    assert (module.plan.lr, data.seq_len, data.global_batch) == (lr, seq_len, 480)
     optimizer = module.optim
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.muon_momentum) == (0.9, 0.95, 0.1, 0.95)
     assert module.schedule.final == {"cos": 0.05, "wsd": 0.0}[schedule]
     if billions is None:
         assert trainer.get("max_steps", -1) == -1
-        tokens = module.steps_for_budget(data.tokens_per_step) * data.tokens_per_step
-        assert tokens == pytest.approx(100 * module.n_activated, rel=1e-3)
+        tokens = module.plan.steps_for_budget(data.tokens_per_step) * data.tokens_per_step
+        assert tokens == pytest.approx(100 * module.plan.n_activated, rel=1e-3)
     else:
         assert trainer["max_steps"] * data.tokens_per_step == pytest.approx(billions * 1e9, rel=0.02)

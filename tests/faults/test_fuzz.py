@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, open_split, prepare
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
-from lightning_sv.settings.parse import parse_run
 from tests.faults.conftest import Tally
 
 #: values that a key of JSON or YAML did not expect

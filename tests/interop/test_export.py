@@ -25,8 +25,8 @@ from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.interop import foldable, to_hugging_face
 from lightning_sv.interop.hf import save
 from lightning_sv.interop.hf.save import fast_tokenizer, model_card
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.checkpoint import load_backbone
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import GEMMA, MOE, Answer, Refused, write_run_args
 
 

@@ -103,7 +103,7 @@ def the_table_is_what_is_trained(module: PretrainModule) -> None:
     optimizer = module.trainer.optimizers[0]
     here = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
     made = module.settings
-    planned = build_optimizer(made.parameter_groups(made.meta()), made.optim, made.lr)
+    planned = build_optimizer(made.plan.parameter_groups(made.plan.meta()), made.optim, made.plan.lr)
     assert here == [[tuple(p.shape) for p in group["params"]] for group in planned.param_groups]
     for key in ("weight_decay", "initial_lr"):
         assert [g[key] for g in optimizer.param_groups] == [g.get(key, g["lr"]) for g in planned.param_groups]

@@ -19,15 +19,15 @@ from torch import Tensor
 from lightning_sv import PretrainCLI, PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.errors import ConfigError, StoppedError
+from lightning_sv.lit.run_arguments import run_parser, trainer_keys
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.parse import _keys, _parser
+from lightning_sv.settings.parse import _keys
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
     TRAINER_ARGUMENTS,
     TRAINER_DEFAULTS,
     check_trainer_keys,
-    trainer_keys,
 )
 from lightning_sv.settings.yaml_file import SECTIONS
 from tests.conftest import ROOT, Refused, Told
@@ -48,7 +48,7 @@ def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monke
     listed = set(re.findall(r"--([\w.]+)", full))
     only_short = {"dry_run"}  # it is read before the parser, which has the keys of a run
     assert set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE)) - only_short <= listed
-    assert {key for key in _keys(_parser()) if "." in key} - SECTIONS <= listed
+    assert {key for key in _keys(run_parser()) if "." in key} - SECTIONS <= listed
 
 
 def test_fit_stopped_by_slurm_is_requeued_once(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_validation_of_devices_with_unequal_shares_has_equal_batches(
     data: TokenDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 1)
-    data.batches.val_sequences = 3
+    data.batches = replace(data.batches, val_sequences=3)
     shares = []
     for rank in range(2):
         data._share = RankShare(2, 1, rank, 2)
@@ -194,7 +195,8 @@ def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
         limit_val_batches=limit,
     )
     fit.strategy._lightning_module = kind(SIZES, lr=0.01) if issubclass(kind, PretrainModule) else kind()
-    data.trainer, data.batches.val_sequences, data.batches.full_last_validation = fit, sequences, False
+    data.trainer = fit
+    data.batches = replace(data.batches, val_sequences=sequences, full_last_validation=False)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         data.setup(stage)

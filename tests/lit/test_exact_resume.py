@@ -170,7 +170,7 @@ def test_learning_rate_jump_is_refused(schedule: ScheduleConfig, step: int, then
     }
     says = pytest.raises(ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes")
     with says if refused else nullcontext():
-        check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
+        check_learning_rate(checkpoint, SimpleNamespace(plan=SimpleNamespace(lr=0.01), schedule=schedule), now)
 
 
 @pytest.mark.parametrize("schedule", thinned(["wsd", "cos"], ["wsd"]))

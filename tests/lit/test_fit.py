@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,12 @@ import torch
 from lightning_sv.__main__ import main
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import router_loss
 from lightning_sv.plan.micro_batch import choose_micro_batch
 from lightning_sv.plan.plan import make_plan
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import Refused, Told, thinned, write_run_args
 from tests.lit.runs import LAST, contents, load
 
@@ -285,8 +286,8 @@ def test_choose_micro_batch_of_gpu_is_largest_that_fits(run_args: list[str], mon
         properties = SimpleNamespace(total_memory=memory)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         run, data, trainer = parse_run(args)
-        data.micro_batch = micro_batch
-        said = choose_micro_batch(run, data, trainer | {"precision": precision}, gpu, devices)
+        data = replace(data, micro_batch=micro_batch)
+        data, said = choose_micro_batch(run, data, trainer | {"precision": precision}, gpu, devices)
         assert (said is None) == (micro_batch is not None) and data.micro_batch is not None
         return data.micro_batch
 
@@ -295,7 +296,7 @@ def test_choose_micro_batch_of_gpu_is_largest_that_fits(run_args: list[str], mon
     assert (chosen(h200.memory), plan.micro_batch, plan.micro_batches) == (60, 60, 1)
     assert chosen(h200.memory, devices=4) == 15
     # the peak of 12 sequences, and nothing left over; 15 is the next divisor
-    data.micro_batch = 12
+    data = replace(data, micro_batch=12)
     twelve = make_plan(run, data, trainer, h200, 1).memory.peak
     assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
     with pytest.raises(ValueError, match="tiny does not fit"):

@@ -68,7 +68,7 @@ def test_from_preset_conf_of_a_different_project_is_not_read(tmp_path: Path, mon
 def test_from_preset_changes_apply_and_unknown_ones_are_refused() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
     config = made.settings.backbone
-    assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
+    assert (config.d_model, config.n_layer, made.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
     for name, changes in (("tinny", {}), ("tiny", {"width": 3})):
         with pytest.raises(ConfigError, match="mean 'tiny'|width"):
             PretrainModule.from_preset(name, **changes)

@@ -44,7 +44,7 @@ def test_module_checkpoint_of_a_trainer_restores_it(data: TokenDataModule, tmp_p
     assert {"lr-AdamW/input", "lr-AdamW/matrix"} <= rates.lrs.keys()
     assert run.callback_metrics["val/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
     restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
-    assert restored.settings.strategy == made.settings.strategy and restored.settings.lr == 0.01
+    assert restored.settings.strategy == made.settings.strategy and restored.lr == 0.01
     state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
     tokens = blocks()[:, :-1]
     made.load_state_dict(state)
@@ -67,7 +67,7 @@ def test_load_from_checkpoint_arguments_keep_the_function(tmp_path: Path) -> Non
     for changes in (more, {"lr": 0.1, "scale": "hg+dp+or+nowd", **start}):
         restored = load(**changes)
         assert differences(restored.state_dict(), made.state_dict()) == []
-    assert restored.settings.lr == 0.1
+    assert restored.lr == 0.1
     logged = load(hparams_file=next(tmp_path.rglob("hparams.yaml")))
     assert logged.settings == made.settings
     for key, changed in (
@@ -156,7 +156,7 @@ def test_module_without_weights_is_not_exported() -> None:
 
 def test_predict_masked_documents_give_the_logged_loss(data: TokenDataModule, tmp_path: Path) -> None:
     made, run = module(mask_documents=True, backbone=replace(SIZES, init_std=1.0)), trainer(tmp_path)
-    data.batches.full_last_validation = False  # `predict` reads val_sequences
+    data.batches = replace(data.batches, full_last_validation=False)  # `predict` reads val_sequences
     (logged,) = run.test(made, data, verbose=False)
     logits: Any = run.predict(made, data)
     targets = torch.cat(list(data.predict_dataloader()))[:, 1:]
@@ -459,7 +459,7 @@ def test_own_arguments_are_restored(data: TokenDataModule, tmp_path: Path, caplo
     restored = Wider.load_from_checkpoint(keep.best_model_path, weights_only=True)
     trainer(tmp_path / "more", max_steps=5).fit(restored, data, ckpt_path=keep.best_model_path, weights_only=True)
     assert torch.equal(restored.net.embed.weight, made.net.embed.weight)
-    assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.settings.lr == 0.01
+    assert restored.extra.in_features == 3 and restored.settings.backbone == SIZES and restored.lr == 0.01
 
 
 def test_validation_weights_batches_by_their_tokens(tmp_path: Path) -> None:

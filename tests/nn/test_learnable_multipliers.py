@@ -7,10 +7,10 @@ import torch
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import fold
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.settings.parse import parse_run
 
 SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
 

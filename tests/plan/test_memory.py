@@ -58,7 +58,9 @@ def make(name: str, again: bool = False) -> PretrainModule:
 def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> PretrainModule:
     """Lightning's automatic optimization, written out."""
     module.configure_model()
-    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
+    optimizer = build_optimizer(
+        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+    )
     for _ in range(2):
         for index in range(micro_batches):
             block = torch.randint(module.settings.backbone.vocab_size, (B, T + 1))

@@ -18,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.gpus import find_gpu
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.plan.gpu_memory import gpu_memory
 from lightning_sv.plan.micro_batch import largest_micro_batch
@@ -25,7 +26,6 @@ from lightning_sv.plan.parallel import Parallel, find_strategy
 from lightning_sv.plan.parameters import PAPER_NUMBERS
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.plan.step_memory import Held, StepMemory
-from lightning_sv.settings.parse import parse_run
 from tests.conftest import ROOT, Answer, Refused, Told, thinned
 from tests.plan.test_memory import allocated
 

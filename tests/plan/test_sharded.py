@@ -39,7 +39,9 @@ def measure(d_model: int, n_layer: int, vocab: int, sequences: int, tokens: int,
     module = make(d_model, n_layer, vocab)
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep)
-    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
+    optimizer = build_optimizer(
+        module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
+    )
 
     def step() -> PretrainModule:
         optimizer.zero_grad()

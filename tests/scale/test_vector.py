@@ -18,8 +18,8 @@ from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.optim.groups import role_groups
 from lightning_sv.scale import DirectScale, ExponentialScale, OriginalSpaceScale, ScaleStrategy, ScaleVector
-from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
+from lightning_sv.scale.validate import check_parameterization
 from lightning_sv.scale.vector import HeadShared
 from tests.conftest import Refused
 

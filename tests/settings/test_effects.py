@@ -19,7 +19,7 @@ from lightning_sv.nn.config import RopeScalingConfig
 from lightning_sv.optim import OptimConfig, role_groups
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
+from lightning_sv.settings.model import ModelPlan, PretrainConfig
 from tests.conftest import MOE
 
 EXPERTS = MOE | {"router": RouterConfig()}
@@ -134,6 +134,10 @@ def test_scale_option_changes_the_model(key: str, value: Any, effect: str, scale
     check_effect(facts(config, scale), facts(config, scale, options), effect)
 
 
+def _steps(plan: ModelPlan) -> int:
+    return plan.steps_for_budget(plan.n_activated)
+
+
 def seeded(module: PretrainModule, seed: int) -> Backbone:
     """Return the backbone of a module with the weights of a seed."""
     return Backbone(module.settings.backbone, seed=seed)
@@ -175,7 +179,7 @@ MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ("scale_options", ScaleOptions(placement_at={"lm_head": "dp"}),
      lambda module: module.net.head.lm_head.scale_out is None, True, False),
     ("optim", OptimConfig(lr=0.5), rate, pytest.approx(0.1, rel=0.05), pytest.approx(0.5, rel=0.05)),
-    ("tokens_per_param", 50.0, lambda module: module.settings.steps_for_budget(module.settings.n_activated), 100, 50),
+    ("tokens_per_param", 50.0, lambda module: _steps(module.settings.plan), 100, 50),
     ("activation_checkpointing", True, passes, 1, 2),
     ("residual", "narrow", residual_dtype, torch.float32, torch.bfloat16),
     ("compile", "model", lambda module: module.net._compiled_call_impl is None, True, False),

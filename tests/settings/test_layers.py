@@ -12,8 +12,9 @@ from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import load_figure
+from lightning_sv.lit.run_arguments import parse_run, run_parser
 from lightning_sv.runs.directory import CONFIG, read_config
-from lightning_sv.settings.parse import _keys, _parser, config_files, dropped_entries, parse_run
+from lightning_sv.settings.parse import _keys, config_files, dropped_entries
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import SECTIONS, parse_overrides, read_leaves, read_yaml
@@ -28,7 +29,7 @@ def layer(folder: Path, text: str) -> list[str]:
 
 
 def test_sections_are_those_of_the_parser() -> None:
-    keys = {key for key in _keys(_parser()) if "." in key}
+    keys = {key for key in _keys(run_parser()) if "." in key}
     assert {key.rpartition(".")[0] for key in keys} <= SECTIONS
 
 
@@ -104,7 +105,7 @@ def test_experiment_file_equals_its_layers() -> None:
         layers = [read_yaml(CONF / f"{layer}.yaml", layer) for layer in head[1].split(" + ")]
         merged = OmegaConf.merge(*layers, {"model": {"scale": head[2]}})
         assert read_yaml(path, path.name) == OmegaConf.to_container(merged), path.name
-        parse_run(["--config", path.stem], check_corpus=False)[0].meta()  # its strategy fits its model
+        parse_run(["--config", path.stem], check_corpus=False)[0].plan.meta()  # its strategy fits its model
 
 
 def test_config_name_here_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
@@ -159,7 +160,7 @@ def test_parser_every_path_of_a_run_is_expanded(key: str, home: Path) -> None:
     before, given = ("files:", "files:$WORK/x") if key == "data.corpus.source" else ("", "$WORK/x")
     (home / "layer.yaml").write_text(f"{key}: {given}\n")
     for words in ([f"--{key}", given], ["--config", "~/layer.yaml"], ["--config=$HOME/layer.yaml"]):
-        assert _parser().parse_args([*LAYERS, *words])[key] == f"{before}{home}/work/x"
+        assert run_parser().parse_args([*LAYERS, *words])[key] == f"{before}{home}/work/x"
 
 
 def test_source_files_name_with_a_comma_is_one_path(tmp_path: Path) -> None:

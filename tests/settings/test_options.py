@@ -17,11 +17,11 @@ from rich.console import Console
 from lightning_sv.__main__ import main
 from lightning_sv.cli import main as cli
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.run_arguments import parse_run, trainer_keys
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
@@ -30,7 +30,6 @@ from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
     check_plugins,
     check_trainer_keys,
-    trainer_keys,
 )
 from tests.conftest import CONFIG, ROOT, Answer, Refused, Told, thinned
 from tests.test_results_pages import table

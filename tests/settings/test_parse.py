@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.parse import parse_run
+from lightning_sv.lit.run_arguments import parse_run
 from tests.conftest import CONFIG
 
 RUN = ["--model.optim.lr", "0.001"]

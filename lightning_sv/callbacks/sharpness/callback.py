@@ -146,7 +146,7 @@ class Sharpness(L.Callback):
             expected = "a function of the LightningModule."
             hint = "Only a PretrainModule with a TokenDataModule has a default."
             raise ConfigError(f"loss of Sharpness is None; expected {expected} {hint}")
-        self._find(parameter_subsets(settings.meta()))
+        self._find(parameter_subsets(settings.plan.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the trained parameters of the model, which is built by now."""
@@ -294,7 +294,7 @@ class Sharpness(L.Callback):
         assert settings is not None and data is not None
         model = plain_copy(
             model_of(pl_module),
-            settings.meta(),
+            settings.plan.meta(),
             pl_module.device,
             keep=trainer.is_global_zero,
         )

@@ -15,11 +15,12 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
-from lightning_sv.settings.parse import config_files, dropped_entries, parse_run
+from lightning_sv.settings.parse import config_files, dropped_entries
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
 from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves, to_args
@@ -145,6 +146,6 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
         settled.append((label, replace(arm, overrides={**arm.overrides, **more})))
         others += f"; {tokens // own:,} steps of {label}" * (own != size)
-    share = f"{tokens / first.n_activated:.3g} per parameter of {arms[0][0]}"
+    share = f"{tokens / first.plan.n_activated:.3g} per parameter of {arms[0][0]}"
     text = f"every arm trains for {tokens:,} tokens, {share}: {steps:,} steps of {size:,}{others}."
     return settled, text, first, first_data

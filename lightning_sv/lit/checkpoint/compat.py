@@ -38,7 +38,7 @@ def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[s
         "mask_documents": module.mask_documents,
         "residual": module.residual,
         "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
-        "optim": asdict(module.optim) | {"lr": module.lr},
+        "optim": asdict(module.optim) | {"lr": module.plan.lr},
         "schedule": asdict(module.schedule),
         "init_from": None if module.init_from is None else os.path.abspath(module.init_from),  # noqa: PTH100 (with ..)
         "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
@@ -74,7 +74,7 @@ def has_own_groups(module: Any) -> bool:
     if module.backbone is None:
         return False
     trained = [parameter.requires_grad for parameter in module.backbone.parameters()]
-    return trained != [parameter.requires_grad for parameter in module.settings.meta().parameters()]
+    return trained != [parameter.requires_grad for parameter in module.settings.plan.meta().parameters()]
 
 
 def check_settings(
@@ -116,7 +116,7 @@ def check_settings(
         wanted = f"{then}, as in the checkpoint. {hint}"
         expect(then == now, where, now, wanted)
     if training and not own_groups:
-        optimizer = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
+        optimizer = build_optimizer(module.plan.parameter_groups(module.plan.meta()), module.optim, module.plan.lr)
         _check_optimizer_state(checkpoint, optimizer)
 
 
@@ -151,7 +151,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     step, segments = checkpoint["global_step"], Segments()
     segments.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
     then = matrix_rate(checkpoint["optimizer_states"][0]["param_groups"])
-    now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
+    now = module.plan.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
     if isclose(then, now, rel_tol=1e-6):
         return
     length = f" of {segments.length}" if segments.length else ""
