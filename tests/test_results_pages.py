@@ -461,7 +461,8 @@ def test_results_at_the_optimum_of_llama_equal_the_recordings() -> None:
 
 def tuning(path: str, panel: str = "Initial std 0.02", arm: str = "llama") -> pd.Series:
     """Return the losses of the tuning runs per learning rate."""
-    rows = recorded(path, figure="protocol-rates", panel=panel)
+    rows = recorded(path, panel=panel)
+    rows = rows[rows.figure.isin(["protocol-rates", "english"])]
     return rows[rows.arm.str.startswith(arm)].sort_values("seed").groupby("lr").val_loss.apply(list)
 
 
@@ -498,6 +499,7 @@ def test_protocol_rate_has_the_lowest_mean_of_its_tuning_runs(
         ("results", "| rate of `tiny` at std 0.07", ("cpu-100/runs.csv", LARGER)),
         ("results", "| rate of `tiny` without scale vectors", ("cpu-100/runs.csv", "Initial std 0.02", "nop")),
         ("results", "| rate of `mini` at std 0.02", ("gpu-25/results.csv",)),
+        ("cpu-english", "| rate of `tiny` on English", ("cpu-english/results.csv", "Learning rate of llama")),
     ],
 )
 def test_tuning_run_tables_equal_the_recording(name: str, head: str, which: tuple[str, ...]) -> None:
