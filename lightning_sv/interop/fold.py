@@ -8,7 +8,7 @@ the operations in between are linear in it: attention averages v's channels, the
 up's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,12 +102,12 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     weights = {name: value.clone() for name, value in state if not name.startswith(vectors)}
     before_branches = [group.norm for group in _groups(model).values()]
     kept = [norm.scale for norm in before_branches] if into_norms else []
-
-    norms: dict[str, Tensor | None] = {}
-    for path, norm in model.named_modules():
-        if isinstance(norm, RMSNorm):
-            folds = norm in before_branches and not into_norms
-            norms[path] = None if norm.scale is None or folds else norm.scale()
+    folded = [] if into_norms else before_branches
+    norms = {
+        path: _gamma_of(norm, folded)
+        for path, norm in model.named_modules()
+        if isinstance(norm, RMSNorm)
+    }
 
     outputs: dict[str, Tensor | None] = {}
     for path, branch, (scale_in, scale_out) in scaled_linears(model):
@@ -119,6 +119,11 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
         elif scale_out is not None:
             weight *= scale_out().unsqueeze(-1)
     return Folded(weights, norms, outputs)
+
+
+def _gamma_of(norm: RMSNorm, folded: Sequence[RMSNorm]) -> Tensor | None:
+    """Return the gamma of a norm; None for 1, also if it is folded."""
+    return None if norm.scale is None or norm in folded else norm.scale()
 
 
 def _fold_behind_norm(

@@ -163,11 +163,16 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
     first = next(iter(inner.values()), "").split(".")
     for i in range(1, len(first)):
         prefix = ".".join(first[:i]) + "."
-        shorter = {name: short.removeprefix(prefix) for name, short in inner.items()}
-        has_prefix = all(short.startswith(prefix) for short in inner.values())
-        if has_prefix and known.keys() >= set(shorter.values()):
+        shorter = _without_prefix(inner, prefix)
+        if known.keys() >= set(shorter.values()) and len(shorter) == len(names):
             return {name: known[short] for name, short in shorter.items()}
     return own
+
+
+def _without_prefix(inner: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the names that have a prefix -> these names without it."""
+    short = {name: value for name, value in inner.items() if value.startswith(prefix)}
+    return {name: value.removeprefix(prefix) for name, value in short.items()}
 
 
 def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:

@@ -1,7 +1,7 @@
 """Role of every parameter of any module, from one traced forward pass and not from its name."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -203,13 +203,18 @@ class TracedModel:
         operands = [end.matrix for end in ends if end.matrix is not None and end.along_channels]
         if not ends or len(operands) < len(ends) or not all(map(self.flow.is_linear, operands)):
             return False
-
+        products = {end.node for end in ends}
         matrices = frozenset[str]().union(*(self.flow.sources[operand] for operand in operands))
+        return self._products_of(matrices) == products and not self._are_tables(matrices)
+
+    def _products_of(self, matrices: Iterable[str]) -> set[Node]:
         products: set[Node] = set()
         for matrix in matrices:
             products |= {product.node for product in self.products[matrix]}
-        is_tied = any("embedding" in self.uses[matrix] for matrix in matrices)
-        return not is_tied and products == {end.node for end in ends}
+        return products
+
+    def _are_tables(self, matrices: Iterable[str]) -> bool:
+        return any("embedding" in self.uses[matrix] for matrix in matrices)
 
     def _ends_of_gates(self, name: str) -> list[Consumer]:
         """Return the consumers of a vector's values through gates; none if one is unknown."""

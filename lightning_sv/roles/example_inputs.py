@@ -1,7 +1,11 @@
-"""Example inputs of the traced call: given, or token ids, an image or speech made from a configuration."""
+"""Example inputs of the traced call: given, or made from a configuration.
+
+These are token ids, an image or speech.
+"""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -22,14 +26,13 @@ _SAMPLES = 16_000
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of the traced call, from the example or the model's config."""
+    """Return (args, kwargs) of the traced call, from the example or the model's config.
+
+    Raises:
+        ConfigError: the model cannot be traced, or nothing describes its inputs
+    """
     check_module(model)
-    if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
-        raise ConfigError("the model is on the meta device, without a trace; build it with fake_model(lambda: ...).")
-    for name, parameter in model.named_parameters():
-        kind = type(parameter.data)
-        wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
-        expect(kind is Tensor or is_fake(parameter), name, f"a {kind.__name__}", wanted)
+    _check_tensors(model)
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, tuple):
@@ -38,12 +41,27 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return (example,), {}
     model = uncompiled(model)
     if isinstance(model, Backbone):
-        return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
+        ids = token_ids(model.config.vocab_size)
+        return (ids.to(next(model.parameters()).device),), {}
     kwargs = _from_config(model)
     if kwargs is None:
-        hint = "pass example=, the tensor, tuple or dict of keywords of its forward. Commands need a config."
-        raise ConfigError(f"{type(model).__name__} has no config that describes its inputs; {hint}")
+        what = f"{type(model).__name__} has no config that describes its inputs"
+        hint = "pass example=, the tensor, tuple or dict of keywords of its forward."
+        raise ConfigError(f"{what}; {hint} Commands need a config.")
     return (), kwargs
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """Check that all parameters are plain or fake tensors."""
+    kinds = {name: type(parameter.data) for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta and kinds[name] is Tensor:
+            hint = "build it with fake_model(lambda: ...)."
+            raise ConfigError(f"the model is on the meta device, without a trace; {hint}")
+    for name, parameter in model.named_parameters():
+        wanted = "a plain tensor. Find roles and apply strategies before you shard or quantize."
+        is_usable = kinds[name] is Tensor or is_fake(parameter)
+        expect(is_usable, name, f"a {kinds[name].__name__}", wanted)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -54,51 +72,67 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def check_module(model: object) -> None:
-    """Check that `model` is a module with parameters, not its class or its name."""
-    found = model if isinstance(model, str | type) else f"a {type(model).__name__}"
-    expect(isinstance(model, nn.Module), "model", found, "an nn.Module, not its class or its name.")
-    assert isinstance(model, nn.Module)
-    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
-    expect(not scripted, "model", "one with modules of torch.jit.script", "a model in Python.")
+    """Check that `model` is a module with parameters, not its class or its name.
+
+    Raises:
+        ConfigError: it is not, or its modules are lazy, or scripted
+    """
+    name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        found = model if isinstance(model, str | type) else f"a {name}"
+        wanted = "an nn.Module, not its class or its name."
+        raise ConfigError(f"model is {found}; expected {wanted}")
+    for module in model.modules():
+        is_scripted = isinstance(module, torch.jit.ScriptModule)
+        found = "one with modules of torch.jit.script"
+        expect(not is_scripted, "model", found, "a model in Python.")
     parameters = list(model.parameters())
-    lazy = any(isinstance(parameter, UninitializedParameter) for parameter in parameters)
-    wanted = "one without lazy modules. Run a forward pass first."
-    expect(not lazy, "model", f"{type(model).__name__} with lazy modules", wanted)
-    wanted = "a model with parameters. A LightningModule may create them in configure_model(); call it first."
-    expect(bool(parameters), "model", f"{type(model).__name__} without parameters", wanted)
+    for parameter in parameters:
+        is_lazy = isinstance(parameter, UninitializedParameter)
+        wanted = "one without lazy modules. Run a forward pass first."
+        expect(not is_lazy, "model", f"{name} with lazy modules", wanted)
+    if not parameters:
+        hint = "A LightningModule may create them in configure_model(); call it first."
+        wanted = f"a model with parameters. {hint}"
+        raise ConfigError(f"model is {name} without parameters; expected {wanted}")
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:
     """Return keyword arguments for a transformers model; None if its configuration is insufficient.
 
     Raises:
-        ConfigError: the model rejects images of its configuration, or needs a different kind of input
+        ConfigError: the model rejects images of its configuration, or needs a different kind of
+            input
     """
-    unwrap: Any = getattr(model, "get_base_model", lambda: model)  # the forward of PEFT takes anything
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
+    unwrap: Any = getattr(model, "get_base_model", lambda: model)  # PEFT's forward takes anything
     accepted = set(inspect.signature(unwrap().forward).parameters)
     like = next(model.parameters())
-    inputs = _speech(config, accepted, like)
     token = _image_token(config)
     image, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
-    inputs |= image
+    inputs = _speech(config, accepted, like) | image
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
             return None
         placeholders = _placeholders(config, token, n_embeddings)
         inputs["input_ids"] = token_ids(vocabulary, placeholders).to(like.device)
-        if "mm_token_type_ids" in accepted and placeholders:
+        if placeholders and "mm_token_type_ids" in accepted:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).long()
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
         vocabulary = config.get_text_config(decoder=True).vocab_size
         inputs["decoder_input_ids"] = token_ids(vocabulary).to(like.device)
     _check_main_input(model, accepted, inputs)
-    if inputs and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
+    if inputs and _has_cache(config, accepted):
         inputs["use_cache"] = False
     return inputs or None
+
+
+def _has_cache(config: Any, accepted: set[str]) -> bool:
+    takes_option = not accepted.isdisjoint({"use_cache", "kwargs"})
+    return takes_option and hasattr(config.get_text_config(), "use_cache")
 
 
 def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, Any]) -> None:
@@ -133,7 +167,7 @@ def _placeholders(config: Any, token: int | None, n_embeddings: int) -> list[int
 def _accepted_image(
     model: nn.Module, token: int | None, images: Iterator[dict[str, Any]]
 ) -> tuple[dict[str, Any], int]:
-    """Return the first image that the model accepts, and its number of embeddings among the tokens.
+    """Return the first image that the model accepts, and its number of embeddings.
 
     Raises:
         ConfigError: there are images of its configuration, and it accepts none
@@ -153,57 +187,74 @@ def _accepted_image(
             return image, n_embeddings
     if first_error is not None:
         why = f"{type(first_error).__name__}: {' '.join(str(first_error).split())[:200]}"
+        what = f"{type(model).__name__} accepts no image of the size in its config ({why})"
         hint = "Correct vision_config, or pass example= to weight_decay_roles."
-        raise ConfigError(f"{type(model).__name__} accepts no image of the size in its config ({why}). {hint}")
+        raise ConfigError(f"{what}. {hint}")
     return {}, 0
 
 
+def _one(like: Tensor) -> Tensor:
+    """Return a 1 to expand without memory; zeros would be padding."""
+    return torch.ones((), device=like.device, dtype=like.dtype)
+
+
 def _speech(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
-    """Return the input of a speech model, with the device and dtype of `like`; empty for other models."""
-    one = torch.ones((), device=like.device, dtype=like.dtype)  # expanded without memory
+    """Return the input of a speech model, with the device and dtype of `like`."""
+    one = _one(like)
     bins = _first(config, "num_mel_bins")
     features = _first(config, "input_feat_per_channel")
     frames = _first(config, "max_source_positions")
-    if "input_features" in accepted and bins and frames:
-        return {"input_features": one.expand(1, bins, 2 * frames)}  # a convolution of stride 2 follows
-    if "input_features" in accepted and features:
-        return {"input_features": one.expand(1, _FRAMES, features)}
+    if "input_features" in accepted:
+        if bins and frames:  # a convolution of stride 2 follows
+            return {"input_features": one.expand(1, bins, 2 * frames)}
+        if features:
+            return {"input_features": one.expand(1, _FRAMES, features)}
     if "input_values" in accepted and not bins:
         return {"input_values": one.expand(1, _SAMPLES)}
     return {}
 
 
-def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
-    """Return (1, 16 + len(inner)) ids; the 16 differ from `inner` and from 0 to 3, often special tokens."""
-    ids = [i for i in range(4, 4 + TOKENS + len(set(inner or []))) if i not in (inner or [])][:TOKENS]
-    ids = [i % vocabulary for i in ids]
-    return torch.tensor([[*ids[: TOKENS // 2], *(inner or []), *ids[TOKENS // 2 :]]])
+def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:
+    """Return (1, 16 + len(inner)) ids, with `inner` in the middle.
+
+    The 16 differ from `inner` and from 0 to 3, often special tokens.
+    """
+    candidates = (i for i in count(4) if i not in inner)
+    ids = [i % vocabulary for i in islice(candidates, TOKENS)]
+    half = TOKENS // 2
+    return torch.tensor([[*ids[:half], *inner, *ids[half:]]])
 
 
 def _images(config: Any, accepted: set[str], like: Tensor) -> Iterator[dict[str, Any]]:
     """Yield the inputs of an image in different layouts, with the device and dtype of `like`."""
+    vision = getattr(config, "vision_config", config)
+    size = _first(vision, "image_size")
     if "pixel_values" not in accepted:
         return
-    one = torch.ones((), device=like.device, dtype=like.dtype)  # expanded without memory; zeros would be padding
-    vision = getattr(config, "vision_config", config)
-    channels = _first(vision, "num_channels", "in_channels", "in_chans") or 3
-    if "image_grid_thw" in accepted:  # patches, each a row
-        patch = _first(vision, "patch_size") or 14
-        merged = _first(vision, "spatial_merge_size") or 1
-        side, deep = 4 * merged, _first(vision, "temporal_patch_size") or 1
-        for depth in {deep: None, 1: None}:
-            pixels = one.expand(side * side, channels * depth * patch * patch)
-            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]], device=like.device)}
-        return
-    size = _first(vision, "image_size")
-    if size is None:
-        return
-    sizes = {"image_sizes": torch.tensor([[size, size]], device=like.device)}
-    for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # one image, or its tiles
-        image = {"pixel_values": one.expand(*lead, channels, size, size)}
-        yield image
-        if "image_sizes" in accepted:
-            yield image | sizes
+    if "image_grid_thw" in accepted:
+        yield from _patches(vision, like)
+    elif size is not None:
+        sizes = {"image_sizes": torch.tensor([[size, size]], device=like.device)}
+        for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # one image, or its tiles
+            pixels = _one(like).expand(*lead, _channels(vision), size, size)
+            yield {"pixel_values": pixels}
+            if "image_sizes" in accepted:
+                yield {"pixel_values": pixels} | sizes
+
+
+def _patches(vision: Any, like: Tensor) -> Iterator[dict[str, Any]]:
+    """Yield an image as patches, each a row, for models of videos and of images."""
+    patch = _first(vision, "patch_size") or 14
+    side = 4 * (_first(vision, "spatial_merge_size") or 1)
+    frames = _first(vision, "temporal_patch_size") or 1
+    grid = torch.tensor([[1, side, side]], device=like.device)
+    for depth in {frames: None, 1: None}:
+        pixels = _one(like).expand(side * side, _channels(vision) * depth * patch * patch)
+        yield {"pixel_values": pixels, "image_grid_thw": grid}
+
+
+def _channels(vision: Any) -> int:
+    return _first(vision, "num_channels", "in_channels", "in_chans") or 3
 
 
 def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
@@ -218,8 +269,8 @@ def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
     parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
     if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):
         return None
-    count = sum(part.shape[:-1].numel() for part in parts)
-    return count if count <= _MAX_EMBEDDINGS else None
+    n_embeddings = sum(part.shape[:-1].numel() for part in parts)
+    return n_embeddings if n_embeddings <= _MAX_EMBEDDINGS else None
 
 
 def _first(config: Any, *names: str) -> int | None:
