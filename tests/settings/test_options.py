@@ -244,6 +244,8 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
         (["fit", *CONFIG, "--trainer.callbacks+=not_here.Mine"], ["not_here", "PYTHONPATH"]),
         (["fit", *CONFIG, "--trainer.callbacks+=pytorch_lightning.callbacks.Timer"], ["lightning.pytorch."]),
         (["fit", "--config", "no_run/config.yaml"], ["no_run"]),
+        (["fit", *CONFIG, "--trainer.accelerator", "gpu"], ["trainer.accelerator", "cpu", "TRAINER"]),
+        (["generate", "README.md"], ["README.md"]),
     ],
 )  # fmt: skip
 def test_main_usual_mistake_names_the_next_step(
@@ -252,6 +254,26 @@ def test_main_usual_mistake_names_the_next_step(
     monkeypatch.chdir(ROOT)
     said = refused(*words)
     assert all(name in said for name in names) and len(said) < 400
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["compare", "--a", "llama", "--b", "typo"], "typo"),
+        (["compare", "--a", "llama", "--b", "unified", "--b_label", "one", "two"], "--b_label"),
+        (["compare", "--a", "llama", "--b", "unified", "--model.backbone.nope", "3"], "model.backbone.nope"),
+        (["sweep", "--scale", "typo", "--lr", "1e-3", "2e-3", "3e-3"], "typo"),
+        (["sweep", "--scale", "llama"], "--lr"),
+        (["sweep", "--scale", "llama", "--lr", "-1", "2", "3"], "lr"),
+    ],
+)
+def test_comparison_settings_are_checked_before_the_corpus(
+    words: list[str], name: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    missing = str(tmp_path / "no_corpus")
+    said = refused(*words, *CONFIG, "--data.corpus.dir", missing)
+    assert name in said and missing not in said
 
 
 def test_plan_gpu_name_in_capitals_is_known(told: Told) -> None:
