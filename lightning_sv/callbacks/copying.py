@@ -36,9 +36,8 @@ def token_kinds(
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     size = block.max() + 1
-    context = (
-        0 if documents is None else documents[:, :-1] * size
-    )  # equal tokens of two documents differ
+    # equal tokens of two documents differ
+    context = 0 if documents is None else documents[:, :-1] * size
     before = block[:, :-1].long() + context  # B T
     targets = block[:, 1:].long() + context  # B T
     repeat = _occurred(targets * size + block[:, :-1])

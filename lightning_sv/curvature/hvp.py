@@ -2,9 +2,10 @@
 
 The Hessian of N parameters has N^2 entries; a product with it costs about as much as a gradient:
 
-    exact         H v = d/dtheta <grad L(theta), v>                      one backward pass through
-    the gradient's graph differences   H v ~ (grad L(theta + h v) - grad L(theta - h v)) / 2h  two
-    gradients
+    exact         H v = d/dtheta <grad L(theta), v>
+    differences   H v ~ (grad L(theta + h v) - grad L(theta - h v)) / 2h
+
+The first is one backward pass through the gradient's graph, the second is two gradients.
 
 The exact product keeps the graph of the gradient, and needs second derivatives of every operation.
 Differences need neither, and lose digits. Vectors have the shapes of the parameters and are never
@@ -133,9 +134,8 @@ class HessianProduct:
             return tuple(map(torch.zeros_like, self.parameters))
 
         try:
-            with (
-                twice_differentiable()
-            ):  # activation checkpointing computes parts of the loss again
+            # activation checkpointing computes parts of the loss again
+            with twice_differentiable():
                 product = torch.autograd.grad(
                     outputs,
                     self.parameters,

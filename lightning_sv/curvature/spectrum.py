@@ -32,10 +32,9 @@ def lanczos(
     Golub and Van Loan, chapter 10. An eigenvalue of H lies within the error r = ||H y - theta y||
     of the value theta with Ritz vector y (Parlett, The Symmetric Eigenvalue Problem, section 4.5);
     theta is never above lambda_max, and usually much closer to it: r^2 over the gap. It is only
-    likely that the eigenvalue is the largest
-    one: a start vector almost orthogonal to its eigenvector converges to a neighbour first.
-        Stopping therefore requires
-    two accurate steps in a row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps
+    likely that the eigenvalue is the largest one: a start vector almost orthogonal to its
+    eigenvector converges to a neighbour first. Stopping therefore requires two accurate steps in a
+    row. Full reorthogonalization avoids ghost eigenvalues and needs n_steps
     vectors of memory. The error also has the largest difference of q_i^T H q_j and q_j^T H q_i of
     successive vectors in the basis. It is 0 up to rounding if the map is symmetric; P^-1 H is not,
     so use P^-1/2 H P^-1/2, which has the same eigenvalues.

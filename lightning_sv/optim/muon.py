@@ -166,9 +166,8 @@ class CompositeOptimizer(Optimizer):
 
     def _link(self) -> None:
         for group in self.param_groups:
-            if (
-                "betas" in group
-            ):  # LearningRateMonitor reads one name in all groups; older checkpoints lack it
+            # LearningRateMonitor reads one name in all groups; older checkpoints lack it
+            if "betas" in group:
                 group.setdefault("momentum", group["betas"][0])
         groups = iter(self.param_groups)
         for part in self.parts:

@@ -70,7 +70,7 @@ class Sharpness(L.Callback):
             every strategy
         method: exact: products on the graph of the gradient, with the math kernel of attention;
             difference: central differences of gradients, with the fused kernels and less memory
-                (curvature.DifferenceProduct)
+            (curvature.DifferenceProduct)
         lanczos_steps: maximum number of products per lambda_max; it stops once the error is below
             1%
         hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
