@@ -170,7 +170,8 @@ def test_callbacks_leave_custom_training_unchanged(kind: str, name: str | None, 
     probe = Sharpness(("all", "scale_input"), points=3, loss=loss, model=name, method=method)
     probe.time.clock = lambda: 0.0  # its budget would skip the probe in the middle
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
-    callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
+    probes = [BranchNorms(2, model=name), Preconditioner(2, model=name), probe]
+    callbacks: list[Any] = [TrainingMonitor(2), *probes, *monitors]
     trainer(tmp_path / "user", *callbacks, accumulate_grad_batches=2).fit(user, loader())
     logged = tags(tmp_path / "user")
     branch = {"applied": "head/up_proj", "backbone": "layer0/up_proj", "mixture": "layer0/expert_up_proj"}[kind]
