@@ -21,7 +21,7 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_corpora, check_recorded_curves, check_trainable
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
-from lightning_sv.experiments.results import Figure, requests_of
+from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
@@ -144,7 +144,9 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, parallel: int) -> None:
+def print_dry_run(
+    console: Console, figures: Sequence[PlannedFigure], runs: RunStore, budget: Budget, parallel: int
+) -> None:
     """Print all runs, and the time of each figure and of all together, as the budget estimates it."""
     on_cpu, total = budget.gpu is None, requests_of(figures)
     missing = {job.name for job in replace(runs, context=None).missing(total)}
@@ -194,7 +196,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     say("The paper trains with 100 tokens per parameter.")
 
 
-def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
+def _slurm(console: Console, figures: Sequence[PlannedFigure], runs: RunStore, budget: Budget, submitted: bool) -> int:
     missing = runs.missing(requests_of(figures))
     if not missing:
         console.print("all runs are complete; call without --slurm for the verdicts.")

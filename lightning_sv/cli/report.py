@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
@@ -30,7 +29,7 @@ def run(argv: list[str]) -> int:
         check_replaceable(out, [run.dir for panel in figure.panels for arm in panel.arms for run in arm.runs])
     write_report([figure], out, "your own runs")
     console = Console(stderr=options.json)
-    pairs, _ = pairs_of(figure.panels[0])
+    pairs = figure.panels[0].pairs
     print_pairs(console, pairs, figure.warnings)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     if options.json:

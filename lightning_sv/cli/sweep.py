@@ -15,7 +15,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Series
 from lightning_sv.experiments.claims.claim_types import optimum_words
 from lightning_sv.experiments.compare import default_out, free_out, sweep
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
 from lightning_sv.json_text import json_text
@@ -67,7 +67,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     return 0
 
 
-def _arm_json(panel: Panel, series: Series) -> dict[str, Any]:
+def _arm_json(panel: LoadedPanel, series: Series) -> dict[str, Any]:
     best, keys = series.optimum, list(panel.spec.axes)
     return {
         "scale": series.label,

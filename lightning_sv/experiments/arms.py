@@ -1,6 +1,6 @@
-"""Arms of a panel: first planned, then with their runs; and series of arms over settings, sizes or lengths."""
+"""Arms of a panel, as planned and with their runs; series of arms over settings, sizes or lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,17 +22,42 @@ RunRequest = tuple["RunSpec", int]
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
-    """One arm of a panel, or one point of a series, with its runs.
+class PlannedArm:
+    """One arm of a panel, or one point of a series, with the runs that it needs.
 
     Attributes:
-        runs: complete runs, one per seed; empty before they are read
+        label: name in tables and claims
+        run_spec: configuration of the runs
+        seeds: one run per seed
         ours: if True, the arm is not in the paper
-        run_spec: configuration of the runs; None for run directories of a user
-        seeds: seeds of the runs; in a planned panel the same for all arms
         series: name of its series, if the panel is a grid, of sizes or of lengths
         point: values of the axes of a grid; else activated parameters or tokens per parameter
         size: name of the point among sizes or lengths
+    """
+
+    label: str
+    run_spec: "RunSpec"
+    seeds: tuple[int, ...]
+    ours: bool = False
+    baseline: bool = False
+    series: str = ""
+    point: tuple[float, ...] = ()
+    size: str = ""
+
+    @property
+    def requests(self) -> list[RunRequest]:
+        """Requested runs, one per seed."""
+        return [(self.run_spec, seed) for seed in self.seeds]
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One arm of a panel, or one point of a series, with its runs; the other attributes are those of `PlannedArm`.
+
+    Attributes:
+        runs: complete runs, one per seed
+        run_spec: configuration of the runs; None for run directories of a user
+        seeds: seeds of `runs`; 0, 1, ... if they are unknown
         diverged: further runs, whose last loss is NaN
     """
 
@@ -47,15 +72,26 @@ class Arm:
     size: str = ""
     diverged: tuple[Run, ...] = ()
 
+    @classmethod
+    def of(cls, planned: PlannedArm, ended: Mapping[int, Run], diverged: Sequence[Run]) -> "Arm":
+        """Return a planned arm with its runs: seed -> run that ended, and those that diverged."""
+        return cls(
+            planned.label,
+            tuple(ended.values()),
+            planned.ours,
+            planned.baseline,
+            planned.run_spec,
+            tuple(ended),
+            planned.series,
+            planned.point,
+            planned.size,
+            tuple(diverged),
+        )
+
     @property
     def name(self) -> str:
         """Name in legends."""
         return f"{self.label} (ours)" if self.ours else self.label
-
-    @property
-    def requests(self) -> list[RunRequest]:
-        """Requested runs, one per seed."""
-        return [(self.run_spec, seed) for seed in self.seeds] if self.run_spec else []
 
     @property
     def losses(self) -> NDArray[np.float64]:
@@ -69,12 +105,27 @@ class Arm:
 
     @property
     def by_seed(self) -> dict[int, Run]:
-        """Seed -> run; 0, 1, ... if the seeds are unknown."""
+        """Seed -> run."""
         return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """Return the arm with the runs of these seeds."""
+        if tuple(seeds) == tuple(self.by_seed):
+            return self
         return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
+
+
+def baseline_first(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms in their order, the baseline first."""
+    return sorted(arms, key=lambda arm: not arm.baseline)
+
+
+def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return the arms with the runs of the seeds that all of them have; empty if they share none."""
+    if not arms:
+        return ()
+    seeds = [seed for seed in arms[0].by_seed if all(seed in arm.by_seed for arm in arms)]
+    return tuple(arm.on(seeds) for arm in arms) if seeds else ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel, alike
 from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import changed_numerics, schedule_lengths
@@ -90,7 +90,7 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     return warnings
 
 
-def panel_warnings(panel: Panel) -> list[str]:
+def panel_warnings(panel: LoadedPanel) -> list[str]:
     """Return warnings about a panel: those of its plan, unexpected differences of configs, missing runs."""
     if panel.why_not:
         return []
@@ -100,8 +100,8 @@ def panel_warnings(panel: Panel) -> list[str]:
     asked = [key for arm in arms for key in arm.overrides] + list(panel.spec.axes)
     asked += ["model.optim.lr", "model.backbone.init_std"]  # a tuned arm has its own
     asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
-    for alike in panel.alike(panel.arms):
-        runs = {f"{arm.label}, run {i}": run for arm in alike for i, run in enumerate(arm.runs)}
+    for group in alike(panel.arms):
+        runs = {f"{arm.label}, run {i}": run for arm in group for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
             text = comparability_warnings(runs, asked)

@@ -8,64 +8,80 @@ import numpy as np
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.comparability import panel_warnings
-from lightning_sv.experiments.kinds.base import Panel
-from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel, add_to_pool
+from lightning_sv.experiments.results import Figure, PlannedFigure, Verdict
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.job import Job
 
 
-def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
+def evaluate(figures: Sequence[PlannedFigure], runs: RunStore) -> list[Figure]:
     """Load the runs of figures and decide their claims together."""
-    loaded = []
-    for figure in figures:
-        panels = tuple(load_runs(panel, runs) for panel in figure.panels)
-        warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
-        loaded.append(replace(figure, panels=panels, warnings=tuple(warnings)))
-    return evaluate_claims(loaded)
+    return evaluate_claims([load_figure(figure, runs) for figure in figures])
 
 
-def load_runs(panel: Panel, runs: RunStore) -> Panel:
-    """Load the runs of a panel, and keep the arms that its kind can compare."""
-    missing = runs.missing([run for arm in panel.arms for run in arm.requests])
-    unfinished = {job.name for job in missing}
-    every = tuple(_with_runs(arm, runs, unfinished) for arm in panel.arms)
-    lost = _lost_runs(every, missing)
-    panel = replace(panel, every=every)
+def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
+    """Load the runs of a figure, whose panels share their scatter."""
+    panels = load_panels(planned.panels, runs)
+    warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
+    return Figure(
+        planned.spec,
+        panels,
+        warnings=tuple(warnings),
+        tokens_per_param=planned.tokens_per_param,
+        budget=planned.budget,
+        paper_scale=planned.paper_scale,
+    )
+
+
+def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[LoadedPanel, ...]:
+    """Load the runs of the panels of one figure."""
+    pool = Pool()
+    arms_of_panels = []
+    for panel in planned:
+        unfinished = {job.name for job in runs.missing(panel.requests)}
+        arms = tuple(_read_arm(arm, runs, unfinished) for arm in panel.arms)
+        add_to_pool(pool, panel.spec, arms)
+        arms_of_panels.append(arms)
+    return tuple(_load_panel(panel, arms, pool, runs) for panel, arms in zip(planned, arms_of_panels, strict=True))
+
+
+def _load_panel(planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore) -> LoadedPanel:
+    """Keep the arms that the kind of the panel can compare."""
+    arms: tuple[Arm, ...] = ()
+    why_not = planned.why_not
+    lost = _lost_runs(every, runs.missing(planned.requests))
     try:
-        arms = _compared(panel)
+        arms = planned.kind.comparable(every)
     except NotTestableError as error:
-        return replace(panel, arms=(), why_not=str(error))
+        why_not = str(error)
+    if every and not arms and why_not is None:
+        why_not = "; ".join(lost)
+    if why_not is not None:
+        return LoadedPanel(planned.spec, (), every, pool, skipped=planned.skipped, why_not=why_not)
 
-    warnings = list(panel.warnings)
+    warnings = list(planned.warnings)
     if lost:
-        warnings.append(f"{panel.title} lacks runs: {'; '.join(lost)}. {panel.kind.lost_runs}")
-    warnings += _changed_source(panel, runs)
-    panel = replace(panel, warnings=tuple(warnings))
-    if every and not arms:
-        return replace(panel, arms=(), why_not="; ".join(lost))
-
-    table = panel.kind.measure(panel.spec, arms) if panel.why_not is None else None
+        warnings.append(f"{planned.title} lacks runs: {'; '.join(lost)}. {planned.kind.lost_runs}")
+    warnings += _changed_source(planned, runs)
+    table = planned.kind.measure(planned.spec, arms)
     notes = trained(arms)
     if table is not None and table.note:
         notes = (table.note, *notes)
-    return replace(panel, arms=arms, table=table, notes=notes)
-
-
-def _compared(panel: Panel) -> tuple[Arm, ...]:
-    """Return the arms that are compared, with the runs that count; empty if there are none."""
-    if not panel.every:
-        return ()
-    kept = panel.kind.comparable(panel.every)
-    if panel.kind.uses_every_seed:
-        return tuple(kept)
-    planned = panel.arms[0].seeds
-    seeds = [seed for seed in planned if all(seed in arm.seeds for arm in kept)]
-    return tuple(arm.on(seeds) for arm in kept) if seeds else ()
+    return LoadedPanel(
+        planned.spec,
+        arms,
+        every,
+        pool,
+        table,
+        planned.skipped,
+        warnings=tuple(warnings),
+        notes=notes,
+    )
 
 
 def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
@@ -80,24 +96,29 @@ def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
     return lost
 
 
-def _changed_source(panel: Panel, runs: RunStore) -> list[str]:
+def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
     """Warn about own modules whose source is not that of the runs."""
     unknown: set[str] = set()
-    for arm in panel.every:
-        for run_spec, seed in arm.requests:
-            unknown |= runs.unknown_modules(run_spec, seed)
+    for run_spec, seed in panel.requests:
+        unknown |= runs.unknown_modules(run_spec, seed)
     if not unknown:
         return []
     names = ", ".join(sorted(unknown))
     return [f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."]
 
 
-def _with_runs(arm: Arm, runs: RunStore, unfinished: Collection[str]) -> Arm:
-    """Return an arm with its runs that ended, on their seeds, and those that diverged."""
-    read = [(seed, runs.read(spec, seed)) for spec, seed in arm.requests if spec.key(seed) not in unfinished]
-    ended = {seed: run for seed, run in read if math.isfinite(run.val_loss)}
-    diverged = tuple(run for seed, run in read if seed not in ended)
-    return replace(arm, runs=tuple(ended.values()), seeds=tuple(ended), diverged=diverged)
+def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
+    """Return an arm with its runs that ended, and those that diverged."""
+    ended, diverged = {}, []
+    for run_spec, seed in planned.requests:
+        if run_spec.key(seed) in unfinished:
+            continue
+        run = runs.read(run_spec, seed)
+        if math.isfinite(run.val_loss):
+            ended[seed] = run
+        else:
+            diverged.append(run)
+    return Arm.of(planned, ended, diverged)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -115,57 +136,72 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     """Decide each claim of figures with runs, and correct the verdicts for their number."""
     evaluated = []
     for figure in figures:
-        pool = Pool()
-        for panel in figure.panels:
-            panel.add_to(pool)
-        panels = [replace(panel, pool=pool) for panel in figure.panels]
-        claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
-        available = tuple(p for p in panels if p.why_not is None or any(x.runs or x.diverged for x in p.every))
+        claims = [
+            (claim, evaluate_claim(claim, panel, figure)) for panel in figure.panels for claim in panel.spec.claims
+        ]
+        available = tuple(panel for panel in figure.panels if panel.is_shown)
         evaluated.append(replace(figure, panels=available, verdicts=one_primary(claims)))
     return corrected(evaluated)
 
 
-def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
+def evaluate_claim(claim: ClaimSpec, panel: LoadedPanel, figure: Figure) -> list[Verdict]:
     """Decide a claim, or return why its runs or this budget do not test it."""
-    try:
-        skipped = (panel.spec.arms[x].skip_under for x in (claim.a, claim.b) if x in panel.spec.arms)
-        reasons = [reason[figure.budget] for reason in (claim.skip_under, *skipped) if figure.budget in reason]
-        if why_not := next(iter(reasons), panel.why_not):
-            raise NotTestableError(why_not)
-        for arm in panel.every:
-            if arm.label in (claim.a, claim.b) and not arm.runs:
-                reason = "diverged" if arm.diverged else "are missing"
-                raise NotTestableError(f"all runs of {arm.label} {reason}")
-        results = verdicts(claim, panel, figure.paper_scale)
-    except NotTestableError as why:  # the other claims are still decided
-        results = [not_testable(claim, str(why).rstrip("."))]
+    why_not = _why_skipped(claim, panel, figure.budget)
+    if why_not is None:
+        try:
+            results = verdicts(claim, panel, figure.paper_scale)
+        except NotTestableError as error:  # the other claims are still decided
+            why_not = str(error)
+    if why_not is not None:
+        results = [not_testable(claim, why_not.rstrip("."))]
     return [replace(verdict, panel=panel.title) for verdict in results]
 
 
-def verdicts(claim: ClaimSpec, panel: Panel, paper_scale: bool = False) -> list[Verdict]:
-    """Decide a claim: one verdict per part, and per size unless it is about a slope.
+def _why_skipped(claim: ClaimSpec, panel: LoadedPanel, budget: str) -> str | None:
+    """Return why a budget does not test a claim: that of the claim, of one of its arms, or of a panel without runs."""
+    if budget in claim.skip_under:
+        return claim.skip_under[budget]
+    for label in (claim.a, claim.b):
+        if label in panel.skipped:
+            return panel.skipped[label]
+    return None if panel.is_shown else panel.why_not
+
+
+def verdicts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool = False) -> list[Verdict]:
+    """Decide a claim by the runs of its own arms: one verdict per part, and per size unless it is about a slope.
 
     Raises:
-        NotTestableError: a slope of one size, or a run without the values of the claim
+        NotTestableError: an arm without runs, a slope of one size, or a run without the values of the claim
     """
-    if claim.kind == "slope" and len(panel.sizes) < 2:
-        raise NotTestableError("one size gives no slope")
-    by_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
-    results = []
-    for each in by_size if by_size and claim.kind != "slope" else [claim]:
-        if why := _ends_early(each, panel):
-            results.append(not_testable(each, why))
-        else:
-            results += [_verdict(part, panel, paper_scale) for part in KINDS[claim.kind].parts(each)]
+    if claim.kind == "slope" or not panel.sizes:
+        return _verdicts_of_parts(claim, panel, paper_scale)
+    results, lacking = [], []
+    for size in panel.sizes:
+        at_size = replace(claim, a=f"{claim.a}, {size}", b=f"{claim.b}, {size}")
+        try:
+            results += _verdicts_of_parts(at_size, panel, paper_scale)
+        except NotTestableError as error:  # the other sizes are still decided
+            lacking.append(error)
+            results.append(not_testable(at_size, str(error).rstrip(".")))
+    if len(lacking) == len(panel.sizes):
+        raise lacking[0]
     return results
 
 
-def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
+def _verdicts_of_parts(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> list[Verdict]:
+    if claim.kind == "slope" and len(panel.sizes) < 2:
+        raise NotTestableError("one size gives no slope")
+    own = panel.only([label for label in (claim.a, claim.b) if label])
+    if why := _ends_early(claim, own):
+        return [not_testable(claim, why)]
+    return [_verdict(part, own, paper_scale) for part in KINDS[claim.kind].parts(claim)]
+
+
+def _ends_early(claim: ClaimSpec, panel: LoadedPanel) -> str:
     """Return why runs are too short: they end before A is known to pass B. Empty if they are long enough."""
     if not claim.crossing:
         return ""
-    arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
-    steps = min((arm.run_spec.steps for arm in arms if arm.run_spec), default=claim.crossing)
+    steps = min((arm.run_spec.steps for arm in panel.arms if arm.run_spec), default=claim.crossing)
     known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
     return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
 
@@ -185,7 +221,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
     return Verdict(statement(claim), NOT_TESTABLE, f"Not testable here: {why}.", None, None, None, 0, None, claim.paper)
 
 
-def _verdict(claim: ClaimSpec, panel: Panel, paper_scale: bool) -> Verdict:
+def _verdict(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
     kind = KINDS[claim.kind]
     estimate = kind.measure(claim, panel)
     d, detail = estimate.d, estimate.detail

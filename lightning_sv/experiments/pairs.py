@@ -2,16 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
-from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
-
-if TYPE_CHECKING:  # panels have a kind, which imports this file
-    from lightning_sv.experiments.kinds.base import Panel
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +47,3 @@ class Pair:
             },
             "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
         }
-
-
-def pairs_of(panel: "Panel") -> tuple[list[Pair], list[str]]:
-    """Pair the baseline with each other arm, per size; also return a sentence for each arm without a pair."""
-    pairs: list[Pair] = []
-    lost: list[str] = []
-    if not panel.kind.has_pairs:
-        return pairs, lost
-    baselines = {arm.size: arm for arm in panel.arms if arm.baseline}
-    for b in panel.arms:
-        a = baselines.get(b.size)
-        if a is None or b.baseline:
-            continue
-        try:
-            pairs.append(Pair(*panel.paired(a, b), panel.difference(b, a, confidence=TWO_SIDED)))
-        except NotTestableError as error:
-            lost.append(f"{b.label} and {a.label} are not compared: {error}")
-    return pairs, lost

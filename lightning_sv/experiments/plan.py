@@ -1,27 +1,26 @@
 """Plans of figures under a budget: the runs of their panels."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import PlannedArm
 from lightning_sv.experiments.claims.claim_types import KINDS as CLAIMS
-from lightning_sv.experiments.kinds.base import KINDS, Choices, Panel
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.kinds.base import KINDS, Choices, PlannedPanel
+from lightning_sv.experiments.results import PlannedFigure
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.spec import ArmSpec, Axes, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Axes, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 
-def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
+def plan_figure(figure: FigureSpec, resolver: RunResolver) -> PlannedFigure:
     """Resolve each arm of a figure, without its runs."""
     for panel in figure.panels:
         if problem := next(_problems(panel), None):
             raise ConfigError(f"{figure.name}: panel {panel.title!r}: {problem}")
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
-    ratios = [arm.run_spec.tokens_per_param for panel in panels for arm in panel.arms if arm.run_spec]
+    ratios = [run_spec.tokens_per_param for panel in panels for run_spec, _ in panel.requests]
     budget = resolver.budget
-    return Figure(
+    return PlannedFigure(
         figure,
         panels,
         tokens_per_param=(min(ratios, default=0.0), max(ratios, default=0.0)),
@@ -30,29 +29,47 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
     )
 
 
-def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
+def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PlannedPanel:
     choices = _choices(panel, resolver)
     why_not = _why_not(panel, choices, figure)
     if panel.file is not None or why_not is not None:
-        return Panel(panel, why_not=why_not)
+        return PlannedPanel(panel, why_not=why_not)
 
     kind = KINDS[panel.kind]
-    if kind.arms_have_models:
-        panel = replace(panel, arms={label: _here(arm, panel, resolver) for label, arm in panel.arms.items()})
+    skipped = _skipped_arms(panel, resolver)
     if not choices.roles:
-        return Panel(panel, why_not=_why_no_model(panel, resolver))
+        return PlannedPanel(panel, skipped=skipped, why_not=_why_no_model(panel, resolver))
     reasons = (resolver.untuned(panel, resolver.budget.models[role]) for role in choices.roles)
     untuned = tuple(dict.fromkeys(filter(None, reasons)))
     if untuned and panel.tuned_as:
-        return Panel(panel, why_not=untuned[0])
+        return PlannedPanel(panel, skipped=skipped, why_not=untuned[0])
     if why_not := kind.why_not(choices):
-        return Panel(panel, why_not=why_not)
+        return PlannedPanel(panel, skipped=skipped, why_not=why_not)
 
     where = f"{figure}: panel {panel.title!r}"
-    arms = _plan_arms(panel, resolver, choices, where)
+    arms = _plan_arms(panel, skipped, resolver, choices, where)
     warnings = kind.warnings(panel, choices)
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    return Panel(panel, tuple(arms), warnings=tuple(warnings))
+    return PlannedPanel(panel, tuple(arms), skipped, warnings=tuple(warnings))
+
+
+def _skipped_arms(panel: PanelSpec, resolver: RunResolver) -> dict[str, str]:
+    """Return the arms that the budget does not train, each with the reason."""
+    skipped = {}
+    for label, arm in panel.arms.items():
+        if why_not := _why_no_arm(arm, panel, resolver):
+            skipped[label] = why_not
+    return skipped
+
+
+def _why_no_arm(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> str | None:
+    budget = resolver.budget.name
+    if budget in arm.skip_under:
+        return arm.skip_under[budget]
+    if panel.lr is not None and arm.lr is not None and budget not in arm.lr:
+        return f"no learning rate of its own is tuned under {budget}"
+    model = resolver.model(arm.model) if arm.model else None
+    return model if isinstance(model, str) else None
 
 
 def _choices(panel: PanelSpec, resolver: RunResolver) -> Choices:
@@ -83,47 +100,61 @@ def _why_no_model(panel: PanelSpec, resolver: RunResolver) -> str:
     return next(model for model in models if isinstance(model, str))
 
 
-def _plan_arms(panel: PanelSpec, resolver: RunResolver, choices: Choices, where: str) -> list[Arm]:
+def _plan_arms(
+    panel: PanelSpec, skipped: Mapping[str, str], resolver: RunResolver, choices: Choices, where: str
+) -> list[PlannedArm]:
     """Resolve the arms that the budget trains, at all of their points, with their seeds."""
-    kind, budget = KINDS[panel.kind], choices.budget
-    first = kind.first_seed(choices)
-    seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    specs = {label: spec for label, spec in panel.arms.items() if budget not in spec.skip_under}
-    if len(seeds) < 2 and any(_is_decided(claim, specs, budget) for claim in panel.claims):
-        hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
-        found = f"{where}: seeds under budget {budget} is {len(seeds)}"
-        raise ConfigError(f"{found}; expected two or more to decide a claim. {hint}")
+    kind, budget = KINDS[panel.kind], resolver.budget
+    specs = {label: spec for label, spec in panel.arms.items() if label not in skipped}
+    counts = {label: _seed_count(spec, panel, budget) for label, spec in specs.items()}
+    _check_seeds(panel, counts, budget.name, where)
 
     arms = []
+    first = kind.first_seed(choices)
     for label, spec in specs.items():
-        for arm in kind.points(panel, label, spec, resolver, choices):
-            arms.append(replace(arm, ours=spec.not_in_paper, baseline=spec.baseline, seeds=seeds))
+        seeds = tuple(range(first, first + counts[label]))
+        for point in kind.points(panel, label, spec, resolver, choices):
+            arm = PlannedArm(
+                point.label,
+                point.run_spec,
+                seeds,
+                spec.not_in_paper,
+                spec.baseline,
+                point.series,
+                point.values,
+                point.size,
+            )
+            arms.append(arm)
     _check_different(arms, where)
     return arms
 
 
-def _is_decided(claim: ClaimSpec, arms: dict[str, ArmSpec], budget: str) -> bool:
-    return budget not in claim.skip_under and {claim.a, claim.b or claim.a} <= arms.keys()
+def _seed_count(arm: ArmSpec, panel: PanelSpec, budget: Budget) -> int:
+    of_panel = panel.seeds.get(budget.name, budget.seeds)
+    return arm.seeds.get(budget.name, of_panel)
 
 
-def _check_different(arms: Sequence[Arm], where: str) -> None:
+def _check_seeds(panel: PanelSpec, counts: Mapping[str, int], budget: str, where: str) -> None:
+    """Refuse a claim about an arm with one seed, because one pair has no interval."""
+    for claim in panel.claims:
+        arms = {claim.a, claim.b or claim.a}
+        if budget in claim.skip_under or not arms <= counts.keys():
+            continue
+        fewest = min(counts[label] for label in arms)
+        if fewest < 2:
+            hint = f"Increase it, or give its claims `skip_under: {{{budget}: why}}`."
+            found = f"{where}: seeds under budget {budget} is {fewest}"
+            raise ConfigError(f"{found}; expected two or more to decide a claim. {hint}")
+
+
+def _check_different(arms: Sequence[PlannedArm], where: str) -> None:
     """Refuse two arms of one configuration."""
     seen: dict[str, str] = {}
     for arm in arms:
-        assert arm.run_spec is not None
         other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
             same = f"{other!r} and {arm.label!r} resolve to the same configuration"
             raise ConfigError(f"{where}: {same}; expected different arms. Remove one.")
-
-
-def _here(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> ArmSpec:
-    """Skip an arm whose own model or learning rate the budget lacks."""
-    budget = resolver.budget.name
-    why_not = resolver.model(arm.model) if arm.model else None
-    if panel.lr is not None and arm.lr is not None and budget not in arm.lr:
-        why_not = f"no learning rate of its own is tuned under {budget}"
-    return replace(arm, skip_under={budget: why_not} | arm.skip_under) if isinstance(why_not, str) else arm
 
 
 def _problems(panel: PanelSpec) -> Iterator[str]:

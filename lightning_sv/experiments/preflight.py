@@ -10,8 +10,8 @@ from lightning_sv.corpus import is_remote
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.kinds.base import Panel
-from lightning_sv.experiments.results import Figure, requests_of
+from lightning_sv.experiments.kinds.base import PlannedPanel
+from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.tags import VAL_LOSS
@@ -20,7 +20,7 @@ from lightning_sv.runs.tags import VAL_LOSS
 _OF_CURVES = ("widens", "keeps", "efficiency")
 
 
-def check_trainable(figures: Sequence[Figure]) -> None:
+def check_trainable(figures: Sequence[PlannedFigure]) -> None:
     """Refuse a figure without an available panel, except if conf/paper leaves it out.
 
     Raises:
@@ -34,7 +34,7 @@ def check_trainable(figures: Sequence[Figure]) -> None:
                 raise ConfigError(f"--fig {figure.spec.name}: {panel.why_not}.")
 
 
-def check_corpora(figures: Sequence[Figure]) -> None:
+def check_corpora(figures: Sequence[PlannedFigure]) -> None:
     """Refuse runs whose corpus is not prepared.
 
     Raises:
@@ -57,7 +57,7 @@ def _of_corpus(args: Sequence[str]) -> Iterator[str]:
             yield value
 
 
-def check_recorded_curves(figures: Sequence[Figure], runs: RunStore) -> None:
+def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> None:
     """Refuse to train next to recorded runs that lack the loss curve of a claim.
 
     Raises:
@@ -79,7 +79,7 @@ def _reads_curve(claim: ClaimSpec) -> bool:
     return any(part.kind in _OF_CURVES or part.until < 1 for part in parts)
 
 
-def _recorded_without_curve(claim: ClaimSpec, panel: Panel, runs: RunStore) -> str | None:
+def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
     """Return the name of the first recorded run of a claim's arms that has only its last loss."""
     compared = [arm for arm in panel.arms if (arm.series or arm.label) in (claim.a, claim.b)]
     for arm in compared:

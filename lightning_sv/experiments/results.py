@@ -1,11 +1,11 @@
-"""Figures and verdicts: first planned, then with their runs."""
+"""Figures, as planned and with their runs, and verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_sv.analysis.verdicts import VerdictWord
 from lightning_sv.experiments.arms import RunRequest
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel
 from lightning_sv.experiments.spec import FigureSpec
 
 
@@ -60,8 +60,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
+class PlannedFigure:
+    """One figure or table under a budget, with the runs that it needs.
+
+    Attributes:
+        panels: panels in the order of the paper
+        tokens_per_param: lowest and highest training tokens per activated parameter of its runs
+        paper_scale: if True, models and tokens are those of the paper
+    """
+
+    spec: FigureSpec
+    panels: tuple[PlannedPanel, ...]
+    tokens_per_param: tuple[float, float] = (0.0, 0.0)
+    budget: str = ""
+    paper_scale: bool = False
+
+    def requests(self) -> list[RunRequest]:
+        """Return each required run once, seed by seed."""
+        return requests_of([self])
+
+
+@dataclass(frozen=True, eq=False)
 class Figure:
-    """One figure or table, and the verdicts on its claims.
+    """One figure or table with its runs, and the verdicts on its claims.
 
     Attributes:
         panels: panels in the order of the paper; after the evaluation the available ones
@@ -71,17 +92,13 @@ class Figure:
     """
 
     spec: FigureSpec
-    panels: tuple[Panel, ...]
+    panels: tuple[LoadedPanel, ...]
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
     command: str = ""
     tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     paper_scale: bool = False
-
-    def requests(self) -> list[RunRequest]:
-        """Return each required run once, seed by seed."""
-        return requests_of([self])
 
     def ratio(self) -> str:
         """Return training tokens per parameter as text: the lowest, and the highest if it is 10% more."""
@@ -95,8 +112,10 @@ class Figure:
         return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
 
 
-def requests_of(figures: Sequence[Figure]) -> list[RunRequest]:
+def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
     """Return each required run of figures once, seed by seed, so that an interruption leaves complete pairs."""
-    requests = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.requests]
-    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in requests}
+    unique: dict[str, RunRequest] = {}
+    for figure in figures:
+        for panel in figure.panels:
+            unique |= {run_spec.key(seed): (run_spec, seed) for run_spec, seed in panel.requests}
     return sorted(unique.values(), key=lambda run: run[1])

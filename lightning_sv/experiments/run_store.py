@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import read_json
 from lightning_sv.experiments.arms import RunRequest
-from lightning_sv.experiments.results import Figure, requests_of
+from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_diverged, read_config, read_stop
 from lightning_sv.runs.events import Curve, Run, read_run
@@ -94,7 +94,9 @@ class RunStore:
         return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses})
 
 
-def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
+def train(
+    figures: Sequence[PlannedFigure], runs: RunStore, *, parallel: int | None, console: Console
+) -> dict[str, str]:
     """Train missing runs; return key -> reason of each failed run. A diverged run is a result, not a failure.
 
     Raises:

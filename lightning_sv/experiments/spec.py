@@ -86,6 +86,7 @@ class ArmSpec:
             train the arm
         model: role of its model, if it is not that of the panel
         axes: key of a grid -> budget -> values, if they are not those of the panel
+        seeds: budget -> number of its runs, if it is not that of the panel
         skip_under: budget -> why the arm is not trained there
     """
 
@@ -97,6 +98,7 @@ class ArmSpec:
     lr: dict[str, float] | None = None
     model: str | None = None
     axes: Axes = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
     skip_under: dict[str, str] = field(default_factory=dict)
 
 

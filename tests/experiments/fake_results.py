@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import MeasuredTable, Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable
 from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_run_plot import synthetic
@@ -57,33 +58,34 @@ def write_run(directory: Path, label: str, seed: int, **settings: Any) -> Path:
     return directory
 
 
-def curves_panel(seeds: int = 3) -> Panel:
+def curves_panel(seeds: int = 3) -> LoadedPanel:
     baseline, ours = arm("llama", 0.0, seeds=seeds, baseline=True), arm("hg+dp+or", -0.1, seeds=seeds, ours=True)
-    return Panel(PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours))
+    return LoadedPanel.of_arms(PanelSpec("Placement"), (arm("dp", -0.05, seeds=seeds), baseline, ours))
 
 
-def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> Panel:
+def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> LoadedPanel:
     arms = []
     for label, a, b, ours in (("llama", 20, 0.2, False), ("unified", 21, 0.205, False), ("hg+dp+or", 21, 0.21, True)):
         for n in sizes:
             one = point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours, baseline=label == "llama")
             count = round(n) + len(label)  # strategies differ a little
-            arms.append(replace(one, series=label, point=(count,), size=f"dense-{n:g}"))
-    return Panel(PanelSpec("Dense models", kind="scaling"), tuple(arms))
+            run_spec = RunSpec("dense", label, "", (), one.label, 1000, 10**6, count, 1.0, one.label)
+            arms.append(replace(one, run_spec=run_spec, series=label, point=(count,), size=f"dense-{n:g}"))
+    return LoadedPanel.of_arms(PanelSpec("Dense models", kind="scaling"), tuple(arms))
 
 
-def grid_panel() -> Panel:
+def grid_panel() -> LoadedPanel:
     arms = []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
         for v in (1e-3, 3e-3, 1e-2, 3e-2):
             one = point(f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2, baseline=label == "llama")
             arms.append(replace(one, series=label, point=(v,)))
-    return Panel(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
+    return LoadedPanel.of_arms(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
 
 
 def figure() -> Figure:
     """Return a figure with all kinds of panels and with markup in its texts."""
-    qkv = Panel(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
+    qkv = LoadedPanel.of_arms(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
     first = Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower")
     verdicts = (
         replace(first, p=0.003, df=4, primary=True, p_corrected=0.06, corrected="not resolved"),
@@ -92,7 +94,7 @@ def figure() -> Figure:
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
     table = MeasuredTable(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
-    overhead = Panel(PanelSpec("Overhead", kind="table"), table=table)
+    overhead = replace(LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=table)
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}

@@ -20,7 +20,7 @@ from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, statement, verdicts
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel, add_to_pool
 from lightning_sv.experiments.kinds.table import throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Figure, Verdict
@@ -53,7 +53,7 @@ def flat(label: str = "b") -> Arm:
 
 def judge_all(kind: str, *arms: Arm, **fields: object) -> list[Verdict]:
     """Return one verdict per part of the claim."""
-    panel = Panel(PanelSpec("panel"), arms)
+    panel = LoadedPanel.of_arms(PanelSpec("panel"), arms)
     return list(verdicts(ClaimSpec(kind, "0.028", a="a", b="b", **fields), panel))  # type: ignore[arg-type]
 
 
@@ -194,7 +194,8 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     assert found.verdict == "holds" and found.estimate == pytest.approx(2000 / 1800, rel=1e-4)
     assert found.low is not None and 1 < found.low < found.estimate
     every = (arm("a", -0.1), flat())
-    panel = Panel(PanelSpec("a third arm has two seeds"), tuple(each.on((0, 1)) for each in every), every=every)
+    panel = LoadedPanel.of_arms(PanelSpec("a third arm has two seeds"), every)
+    panel = replace(panel, arms=tuple(each.on((0, 1)) for each in every))
     (again,) = verdicts(ClaimSpec("efficiency", "", a="a", b="b"), panel)
     assert (again.n, again.low) == (4, found.low)  # all pairs, as in the difference of final losses
     ends = (Arm(label, tuple(run(np.array([3 + x])) for x in NOISE)) for label in "ab")
@@ -225,7 +226,7 @@ def test_apart_norms_compare_their_growth() -> None:
     assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
 
 
-def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> Panel:
+def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> LoadedPanel:
     """Power laws without a floor, with noise that grows with size; `b` is the baseline."""
     arms = []
     for label, slope in slopes.items():
@@ -233,7 +234,7 @@ def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5
             made = [run(np.array([9 * (n / 1e5) ** slope * (1 + x * (n / 1e5))])) for x in (1e-4, -1e-4, 0.0)]
             at = {"series": label, "point": (n,), "size": f"{n:g}"}
             arms.append(Arm(f"{label}, {n:g}", tuple(made), False, label == "b", **at))
-    return Panel(PanelSpec("sizes", kind="scaling"), tuple(arms))
+    return LoadedPanel.of_arms(PanelSpec("sizes", kind="scaling"), tuple(arms))
 
 
 def test_slope_is_that_of_the_joint_fit() -> None:
@@ -277,10 +278,10 @@ def test_lower_is_the_ratio_of_last_values() -> None:
     log = np.log([1.01, 0.99, 1.02, 1.0])
     ends = {"a": 0.8 * np.exp(log) * 50, "b": np.full(4, 50.0)}
 
-    def scalar(**of: np.ndarray) -> Panel:
+    def scalar(**of: np.ndarray) -> LoadedPanel:
         shape = {"a": before, "b": ONES}
         arms = (Arm(k, tuple(run(4 - TOKENS / 2000, sharp=x * shape[k]) for x in v)) for k, v in of.items())
-        return Panel(PanelSpec("sharpness", kind="scalar", tag="sharp"), tuple(arms))
+        return LoadedPanel.of_arms(PanelSpec("sharpness", kind="scalar", tag="sharp"), tuple(arms))
 
     claim = ClaimSpec("lower", "bounded", a="a", b="b")
     (found,) = verdicts(claim, scalar(**ends))
@@ -293,10 +294,10 @@ def test_lower_is_the_ratio_of_last_values() -> None:
     with pytest.raises(ValueError, match=r"sharp of run"):
         verdicts(claim, scalar(a=np.zeros(4), b=ends["b"]))
     with pytest.raises(ValueError, match="logged no scalar named 'sharp'"):
-        verdicts(claim, replace(scalar(**ends), arms=(arm("a"), arm("b"))))
+        verdicts(claim, LoadedPanel.of_arms(scalar().spec, [arm("a"), arm("b")]))
 
 
-def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), narrow: float = 1.0) -> Panel:
+def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), narrow: float = 1.0) -> LoadedPanel:
     """Two arms on three seeds: parabolas with their minimum at 2; `a` is lower by `gap` and `narrow` times as steep."""
     rng, arms = np.random.default_rng(1), []
     for label, offset, steep in (("b", 0.0, 1.0), ("a", gap, narrow)):
@@ -304,7 +305,7 @@ def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0), 
             loss = offset + 0.05 * steep * math.log(x / 2.0) ** 2
             made = arm(f"{label}, lr {x:g}", loss, tuple(0.1 * seed + noise * rng.normal() for seed in range(3)))
             arms.append(replace(made, series=label, point=(x,)))
-    return Panel(PanelSpec("grid", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
+    return LoadedPanel.of_arms(PanelSpec("grid", kind="grid", axes={"model.optim.lr": {}}), tuple(arms))
 
 
 @pytest.mark.parametrize(
@@ -339,11 +340,13 @@ def test_sensitivity_is_the_mean_excess_over_the_lowest_loss(steep: float, word:
     excess = 0.05 * float(np.mean(np.log(np.array(values) / 2) ** 2))
     assert found.verdict == word and found.estimate == pytest.approx((steep - 1) * excess, abs=0.005)
     panel = grid(-0.3, 0.001, values, steep)
+    *others, last = panel.arms
+    lost = replace(last, runs=(), seeds=(), diverged=last.runs)
     with pytest.raises(NotTestableError, match="same points"):
-        verdicts(claim, replace(panel, arms=panel.arms[:-1]))  # `a` has diverged at a rate
+        verdicts(claim, LoadedPanel.of_arms(panel.spec, [*others, lost]))
     ends = {"a1": (0.0, 0.2), "a2": (0.2, 0.0), "b1": (0.0, 0.0), "b2": (0.0, 0.0)}  # seeds of `a` have their own rate
     arms = [replace(arm(at, noise=losses), series=at[0], point=(float(at[1]),)) for at, losses in ends.items()]
-    assert verdicts(claim, replace(panel, arms=tuple(arms)))[0].estimate == pytest.approx(0.1)
+    assert verdicts(claim, LoadedPanel.of_arms(panel.spec, arms))[0].estimate == pytest.approx(0.1)
 
 
 def test_verdicts_run_ends_before_crossing_not_testable() -> None:
@@ -353,7 +356,7 @@ def test_verdicts_run_ends_before_crossing_not_testable() -> None:
     for each in panel.arms:
         steps = 599 if each.size == "100000" else 600
         arms.append(replace(each, run_spec=replace(run_spec, identity=each.label, steps=steps)))
-    panel = replace(panel, arms=tuple(arms))
+    panel = LoadedPanel.of_arms(panel.spec, arms)
     short, enough = verdicts(ClaimSpec("less", "lower", a="a", b="b", crossing=600), panel)
     assert (short.verdict, enough.verdict) == ("not testable here", "holds")
     assert "end after 599 steps, and a, 100000 is known to pass b, 100000 at about 600" in short.sentence
@@ -361,12 +364,12 @@ def test_verdicts_run_ends_before_crossing_not_testable() -> None:
     assert steeper.verdict == "not testable here" and "end after 599 steps" in steeper.sentence
 
 
-def figure_of(name: str, *panels: Panel) -> Figure:
+def figure_of(name: str, *panels: LoadedPanel) -> Figure:
     return Figure(FigureSpec(name, name, "", "", [p.spec for p in panels]), panels, paper_scale=name == "own")
 
 
-def panel_of(claims: list[ClaimSpec], *arms: Arm) -> Panel:
-    return Panel(PanelSpec("panel", claims=claims), arms)
+def panel_of(claims: list[ClaimSpec], *arms: Arm) -> LoadedPanel:
+    return LoadedPanel.of_arms(PanelSpec("panel", claims=claims), arms)
 
 
 def test_evaluate_claims_verdicts_are_corrected_for_their_number() -> None:
@@ -450,9 +453,12 @@ def test_holm_equals_the_hand_computation() -> None:
 
 
 def test_pool_of_a_panel_is_without_the_runs_of_a_grid() -> None:
-    curves, grid = panel_of([], arm("a", -0.02), flat()), Panel(PanelSpec("grid", kind="grid"), (wide(), flat()))
+    curves = panel_of([], arm("a", -0.02), flat())
     alone = curves.difference(*curves.arms)
-    assert replace(curves, pool=grid.add_to(curves.add_to(Pool()))).difference(*curves.arms) == alone
+    both = Pool()
+    add_to_pool(both, curves.spec, curves.every)
+    add_to_pool(both, PanelSpec("grid", kind="grid"), (wide(), flat()))
+    assert replace(curves, pool=both).difference(*curves.arms) == alone
 
 
 def test_pool_has_the_arms_that_are_compared() -> None:

@@ -24,7 +24,6 @@ from lightning_sv.cli import compare as command
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
-from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
 from lightning_sv.experiments.report.tables import run_rows, write_csv
@@ -126,7 +125,7 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(three, moved)
     again = own_figure([moved])
-    ((pair,), _) = pairs_of(again.panels[0])
+    (pair,) = again.panels[0].pairs
     assert again.verdicts == () and json.loads(json.dumps(pair.to_dict()["difference"])) == found["difference"]
     assert all(run.dir.is_relative_to(moved) for arm in again.panels[0].arms for run in arm.runs)
 
@@ -185,7 +184,7 @@ def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> N
     report = own_figure([tmp_path])
     assert "Diverged runs of nop, which are left out: 1." in report.warnings
     again = report.panels[0]
-    pairs = [pair.to_dict()["difference"] for pair in pairs_of(again)[0]]
+    pairs = [pair.to_dict()["difference"] for pair in again.pairs]
     assert pairs == [pair["difference"] for pair in found["differences"]]
     assert [arm.losses.tolist() for arm in again.arms] == [arm["val_loss_per_seed"] for arm in found["arms"]]
     for seed in (1, 2):

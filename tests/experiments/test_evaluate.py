@@ -20,7 +20,7 @@ from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.kinds.grid import TUNING_SEED
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.write import write_report, write_tuned
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import Budget, load_budget, load_figure
@@ -45,12 +45,12 @@ def cpu() -> Budget:
     return replace(budget, models=models, seeds=3, first_seed=0)
 
 
-def plan(*names: str) -> list[Figure]:
+def plan(*names: str) -> list[PlannedFigure]:
     resolver = RunResolver(cpu(), {}, Path("conf"))
     return [plan_figure(load_figure(name), resolver) for name in names]
 
 
-def judged(figure: Figure, runs: RunStore) -> Figure:
+def judged(figure: PlannedFigure, runs: RunStore) -> Figure:
     (found,) = evaluate([figure], runs)
     return found
 
@@ -139,6 +139,28 @@ def test_evaluate_claim_needs_the_runs_of_its_own_arms_only(tmp_path: Path) -> N
     assert [arm.label for arm in found.panels[0].arms] == ["shared", "hg"]
 
 
+def test_evaluate_claim_at_one_size_needs_no_other_size(tmp_path: Path) -> None:
+    """The sizes with runs are judged; a law needs all of them, and arms may have fewer seeds than the panel."""
+    spec = load_figure("dense-scaling")
+    (panel,) = (each for each in spec.panels if each.title == "Dense models")
+    claims = [claim for claim in panel.claims if claim.kind in ("less", "slope")]
+    of_two = {label: replace(arm, seeds={"cpu": 2}) for label, arm in panel.arms.items()}
+    spec = replace(spec, panels=[replace(panel, claims=claims, arms=of_two)])
+    figure = plan_figure(spec, RunResolver(cpu(), {}))
+    runs = RunStore(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    lost = figure.panels[0].arm(f"unified, {figure.panels[0].arms[0].size}")
+    for request in lost.requests:
+        (runs.dir(*request) / "summary.json").unlink()
+
+    found = judged(figure, runs)
+    at_sizes = [verdict for verdict in found.verdicts if "ends below" in verdict.claim]
+    assert {verdict.n for verdict in at_sizes} == {0, 2}
+    untested = [verdict for verdict in found.verdicts if verdict.verdict == "not testable here"]
+    assert all(lost.label in verdict.sentence for verdict in untested)
+    assert any("falls faster" in verdict.claim for verdict in untested)
+
+
 GRID = """title: t
 section: s
 summary: s
@@ -167,7 +189,7 @@ def test_write_tuned_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: 
     (conf / "paper/other.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg+dnp"))
     runs = RunStore(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
 
-    def planned(name: str, change: str = "") -> Figure:
+    def planned(name: str, change: str = "") -> PlannedFigure:
         spec = load_figure(name, conf)
         if change:
             spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])

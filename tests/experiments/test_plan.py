@@ -9,7 +9,7 @@ import pytest
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import PlannedFigure
 from lightning_sv.experiments.run_spec import RunResolver, tuned_keys
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import Tuned, budget_names, figure_names, load_budget, load_figure
@@ -21,7 +21,7 @@ from tests.conftest import ROOT, config_args, thinned
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], []))
-def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, PlannedFigure]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
     resolver = RunResolver(budget, {}, conf)
@@ -35,7 +35,7 @@ def test_figures_and_budgets_load() -> None:
     assert len(figures) > 20 and {name for budget in budgets.values() for name in budget.figures or ()} <= set(figures)
 
 
-def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
     budget, figures = planned
     assert set(figures) <= set(figure_names()) and budget in budget_names()
     run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}
@@ -46,7 +46,7 @@ def test_plan_figure_all_budgets_fit_accepts_their_runs(planned: tuple[str, dict
         assert run_spec.tokens == run_spec.steps * data.tokens_per_step
 
 
-def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.requests()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # steps are whole: 5% above, 3% below
@@ -57,7 +57,7 @@ def test_plan_figure_budgets_have_their_tokens_per_parameter(planned: tuple[str,
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_array_script_tasks_have_their_arguments(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
+def test_array_script_tasks_have_their_arguments(planned: tuple[str, dict[str, PlannedFigure]], tmp_path: Path) -> None:
     """`bash -n` accepts it, and the arguments of a task are those of its run."""
     budget, figures = planned
     chosen = figures["placement"].requests()
@@ -82,7 +82,7 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
 CLAIM = "  claims: [{kind: %s, a: b, b: a, margin: 0.01, paper: x}]\n"
 
 
-def plan_mine(conf: Path, text: str = "") -> Figure:
+def plan_mine(conf: Path, text: str = "") -> PlannedFigure:
     """Plan the figure `mine` of `conf`, after writing `text` to its file."""
     if text:
         (conf / "paper/mine.yaml").write_text(text)
@@ -113,7 +113,8 @@ def test_plan_figure_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first values of the others."""
     axes = "axes: {model.optim.lr: {cpu: [2, 1, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}"
     (panel,) = plan_mine(conf, of_panel(f"kind: grid\n  one_at_a_time: [cpu]\n  {axes}")).panels
-    points = [arm.point for arm in panel.series[0].arms]
+    first = panel.arms[0].series
+    points = [arm.point for arm in panel.arms if arm.series == first]
     assert sorted(points) == [(1, 0.02), (2, 0.01), (2, 0.02), (2, 0.03), (4, 0.02)] and len(panel.arms) == 10
 
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.report.copying import copying_table
 from lightning_sv.experiments.report.plots import (
     branch_plots,
@@ -76,12 +76,12 @@ def test_curve_plots_unpaired_arms_are_named() -> None:
     for run in longer.runs:
         curve = run.curves["val/loss"]
         run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
-    plots, notes = curve_plots(Panel(PanelSpec("p"), (*panel.arms, longer)))
+    plots, notes = curve_plots(LoadedPanel.of_arms(PanelSpec("p"), (*panel.arms, longer)))
     assert [any("longer" in word for word in legend(plot.figure.axes[0])) for plot in plots] == [True, False]
     (note,) = notes
     assert note.startswith("longer ends at 3.1M tokens, llama at 1.5M: only the table has")
     alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
-    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss"]
+    assert [plot.name for plot in curve_plots(LoadedPanel.of_arms(PanelSpec("p"), tuple(alone)))[0]] == ["loss"]
 
 
 def test_curve_plots_ends_are_those_of_the_table() -> None:
@@ -93,7 +93,7 @@ def test_curve_plots_ends_are_those_of_the_table() -> None:
     fewer = replace(dp, runs=dp.runs[:2])
     for alone in (False, True):
         arms = (replace(arm, runs=tuple(map(_last, arm.runs))) if alone else arm for arm in (fewer, llama, ours))
-        shown = replace(panel, arms=tuple(arms))
+        shown = LoadedPanel.of_arms(panel.spec, tuple(arms))
         plots, notes = curve_plots(shown)
         axes, (_, table) = plots[-1].figure.axes[0], shown.kind.table(shown)
         names = axes.get_legend_handles_labels()[1]
@@ -159,7 +159,7 @@ def test_grid_plots_name_the_optimum() -> None:
 def test_branch_plots_have_one_scale() -> None:
     bare = fake.point("nop", 3.0)
     arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
-    panel = Panel(PanelSpec("b", kind="qkv"), arms)
+    panel = LoadedPanel.of_arms(PanelSpec("b", kind="qkv"), arms)
     plots, notes = branch_plots(panel)
     assert len(plots) == 2 and notes == ["nop has no branch norms in its event files."]
     first, second = (plot.figure.axes[0] for plot in plots)
@@ -177,7 +177,7 @@ def test_scalar_plots_are_in_logarithms() -> None:
             values = times * np.array([1.0, 10.0, 100.0]) * 2.0 ** (seed - 1)
             run.curves["sharp"] = Curve(np.array([0, 1000, 10_000]), values)  # type: ignore[index]
         arms.append(whole)
-    panel = Panel(PanelSpec("s", kind="scalar", tag="sharp"), (*arms, fake.point("nop", 3.0)))
+    panel = LoadedPanel.of_arms(PanelSpec("s", kind="scalar", tag="sharp"), (*arms, fake.point("nop", 3.0)))
     (plot,), notes = scalar_plots(panel)
     axes = plot.figure.axes[0]
     assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
@@ -185,7 +185,7 @@ def test_scalar_plots_are_in_logarithms() -> None:
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     columns, rows = panel.kind.table(panel)
     assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
-    empty = Panel(panel.spec, panel.arms[2:])
+    empty = LoadedPanel.of_arms(panel.spec, panel.arms[2:])
     assert scalar_plots(empty) == ((), ["nop has no sharp in its event files."])
 
 

@@ -17,7 +17,6 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.tables import steps_table
 from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
@@ -238,10 +237,10 @@ def test_report_command_report_of_other_runs_not_replaced(
 
 
 def test_own_figure_arm_of_one_seed_keeps_other_pairs(runs: Path, tmp_path: Path) -> None:
-    ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
+    (whole,) = own_figure([runs], baseline="llama").panels[0].pairs
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
-    (of_three, of_one), _ = pairs_of(figure.panels[0])
+    of_three, of_one = figure.panels[0].pairs
     assert (of_three.sentences[0], of_three.difference.n) == (whole.sentences[0], 3)
     assert of_one.difference.n == 1 and of_one.sentences[0].startswith("Not resolved: one pair")
     assert figure.warnings == ("hg and llama are paired on seed 1; only one of them has seeds 0, 2.",)

@@ -35,7 +35,7 @@ from lightning_sv.analysis.verdicts import (
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, fit_series
 from lightning_sv.experiments.claims.pooling import LossAt
-from lightning_sv.experiments.kinds.base import Panel
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
 from lightning_sv.runs.events import Run
 
@@ -59,12 +59,12 @@ class Estimate(NamedTuple):
     outcome: Outcome | None = None
 
 
-def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
+def _two(claim: ClaimSpec, panel: LoadedPanel) -> tuple[Arm, Arm, str]:
     a, b = panel.paired(panel.arm(claim.a), panel.arm(claim.b))
     return a, b, f"{claim.a} - {claim.b}"
 
 
-def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
+def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """A - B at the end or at a share of the tokens; A may have trained longer."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
@@ -75,7 +75,7 @@ def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
     return Estimate(d, f"{at}{longer}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
 
 
-def change(claim: ClaimSpec, panel: Panel) -> Estimate:
+def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Change of A - B between two shares of the tokens."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until, claim.at))
@@ -85,7 +85,7 @@ def change(claim: ClaimSpec, panel: Panel) -> Estimate:
     return Estimate(d, interval(d, words))
 
 
-def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
+def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Ratio of the tokens of B to those of A at the final loss of B, within the schedule of A."""
     a, b, _ = _two(claim, panel)
     e = token_efficiency(b.curves, a.curves, CONFIDENCE)
@@ -108,7 +108,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
     return Estimate(replace(d, mean=e.factor, low=e.low, high=e.high), f"{words} ({within})", "times", tested=d)
 
 
-def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
+def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Logarithm of the ratio of the factors by which two norms grow."""
     arm = panel.arm(claim.a)
     one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
@@ -119,7 +119,7 @@ def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
     return Estimate(d, detail, "in logarithms")
 
 
-def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
+def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
     fits, sizes = fit_series(b, a), len(b.arms)
@@ -135,7 +135,7 @@ def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     return Estimate(fits[0].slope, detail, "in the exponent", sides=2, outcome=least)
 
 
-def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
+def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of the losses at the optima of A and B, on the same seeds."""
     optima = {series.label: series.optimum for series in panel.series}
     a, b = optima[claim.a], optima[claim.b]
@@ -161,7 +161,7 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
 STABLE = 0.1
 
 
-def lr_sensitivity(claim: ClaimSpec, panel: Panel) -> Estimate:
+def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
     series = {each.label: each for each in panel.series}
     a, b = series[claim.a], series[claim.b]
@@ -190,7 +190,7 @@ def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")
 
 
-def ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, *, last: bool = False, power: int = 1) -> Estimate:
+def ratio(claim: ClaimSpec, panel: LoadedPanel, what: str, tag: str, *, last: bool = False, power: int = 1) -> Estimate:
     """A / B of a power of a logged scalar: of its last value, or of its median in the second half of the run."""
 
     def log(run: Run) -> float:
@@ -233,7 +233,7 @@ class ClaimType(NamedTuple):
     """
 
     statement: str
-    measure: Callable[[ClaimSpec, Panel], Estimate]
+    measure: Callable[[ClaimSpec, LoadedPanel], Estimate]
     test: Callable[[PairedDifference, float], Outcome]
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)

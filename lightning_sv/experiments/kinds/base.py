@@ -1,24 +1,28 @@
-"""Panels, and what a kind of panel decides: its arms, the runs that it compares, its table and its plots.
+"""Panels, planned and with their runs, and what a kind of panel decides: its arms, its table and its plots.
 
-A kind of your own is a subclass with a row in `KINDS` (docs/extend.md).
+    PanelSpec (YAML) -> PlannedPanel -> LoadedPanel -> Verdict, one per claim
+
+No stage changes another. A kind of your own is a subclass of `PanelKind` with a row in `KINDS` (docs/extend.md).
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import CONFIDENCE
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, Series, fit_series
-from lightning_sv.experiments.claims.pooling import FINAL, Pool
+from lightning_sv.experiments.arms import Arm, PlannedArm, RunRequest, Series, fit_series, on_shared_seeds
+from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
+from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.runs.events import Run
 
 if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
     from lightning_sv.experiments.report.plot import Plot
-    from lightning_sv.experiments.run_spec import RunResolver
+    from lightning_sv.experiments.run_spec import RunResolver, RunSpec
 
 #: claims about losses of two arms
 LOSS_CLAIMS = ("less", "not_less", "equal", "leads", "widens", "keeps", "efficiency")
@@ -44,6 +48,16 @@ class MeasuredTable(NamedTuple):
     columns: tuple[str, ...]
     rows: tuple[tuple[str | float, ...], ...]
     note: str = ""
+
+
+class Point(NamedTuple):
+    """One point of an arm, see `PlannedArm`."""
+
+    label: str
+    run_spec: "RunSpec"
+    series: str = ""
+    values: tuple[float, ...] = ()
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,31 +124,36 @@ class PanelKind:
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Arm]:
+    ) -> list[Point]:
         """Resolve an arm into its points."""
-        return [Arm(label, run_spec=resolver.resolve(panel, arm, arm.model or panel.model))]
+        return [Point(label, resolver.resolve(panel, arm, arm.model or panel.model))]
 
-    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
+    def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
+        """Return the arms without which a claim about `arms` cannot be decided."""
+        return [arm for arm in arms if not arm.runs]
+
+    def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the arms that can be compared, of all arms with the runs that ended.
 
         Raises:
             NotTestableError: no arm of a series can be compared
         """
-        kept = [arm for arm in every if arm.runs or not arm.diverged]
-        had_baseline = any(arm.baseline for arm in every)
-        if had_baseline and not any(arm.baseline for arm in kept):
-            return list(every)  # a difference needs the baseline
-        return kept
+        return [arm for arm in every if arm.runs]
+
+    def comparable(self, every: Sequence[Arm]) -> tuple[Arm, ...]:
+        """Return the arms that are compared, with the runs that count."""
+        kept = self.kept(every)
+        return tuple(kept) if self.uses_every_seed else on_shared_seeds(kept)
 
     def measure(self, panel: PanelSpec, arms: Sequence[Arm]) -> MeasuredTable | None:
         """Return measured content that is not a loss; None if the kind has none."""
         return None
 
-    def table(self, panel: "Panel") -> TextTable:
+    def table(self, panel: "LoadedPanel") -> TextTable:
         """Return the table of a panel in the report."""
         return TextTable()
 
-    def draw(self, panel: "Panel") -> Drawing:
+    def draw(self, panel: "LoadedPanel") -> Drawing:
         """Draw the plots of a panel."""
         return Drawing()
 
@@ -144,25 +163,71 @@ KINDS: dict[str, PanelKind] = {}
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
-    """One panel of a figure.
+class PlannedPanel:
+    """One panel under a budget, with the runs that it needs.
 
     Attributes:
         arms: arms in order; empty if the panel is unavailable
+        skipped: arm -> why the budget does not train it
         why_not: why the panel is unavailable
-        notes: sentences on the runs for readers
-        every: arms with all available runs, also those without a pair
-        pool: runs of all panels of the figure
     """
 
     spec: PanelSpec
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[PlannedArm, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    why_not: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Heading of the panel."""
+        return self.spec.title
+
+    @property
+    def kind(self) -> PanelKind:
+        """Rules of its kind."""
+        return KINDS[self.spec.kind]
+
+    @property
+    def requests(self) -> list[RunRequest]:
+        """Requested runs of all arms."""
+        return [run for arm in self.arms for run in arm.requests]
+
+    def arm(self, label: str) -> PlannedArm:
+        """Return the arm with a label, which must exist."""
+        return {arm.label: arm for arm in self.arms}[label]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedPanel:
+    """One panel with its runs.
+
+    Attributes:
+        arms: arms that are compared, with the runs that count; empty if the panel is unavailable
+        every: arms with all available runs
+        pool: runs of all panels of the figure
+        table: measured content that is not a loss
+        skipped: arm -> why the budget does not train it
+        why_not: why the panel is unavailable
+        notes: sentences on the runs for readers
+    """
+
+    spec: PanelSpec
+    arms: tuple[Arm, ...]
+    every: tuple[Arm, ...]
+    pool: Pool
     table: MeasuredTable | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
     why_not: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    every: tuple[Arm, ...] = ()
-    pool: Pool | None = None
+
+    @classmethod
+    def of_arms(cls, spec: PanelSpec, arms: Sequence[Arm]) -> "LoadedPanel":
+        """Return an available panel of these arms, which share their scatter with no other panel."""
+        pool = Pool()
+        add_to_pool(pool, spec, arms)
+        return cls(spec, tuple(arms), tuple(arms), pool)
 
     @property
     def title(self) -> str:
@@ -178,28 +243,29 @@ class Panel:
         """Return the arm with a label, which must exist."""
         return {arm.label: arm for arm in self.arms}[label]
 
-    def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
-        """Group arms by size; other panels have one group."""
-        return [[arm for arm in arms if arm.size == size] for size in dict.fromkeys(arm.size for arm in arms)]
+    def only(self, names: Collection[str]) -> "LoadedPanel":
+        """Return the panel of the arms with these labels or series, whatever other runs it lacks.
 
-    def add_to(self, pool: Pool) -> Pool:
-        """Add the runs to a pool, with those that share their scatter; return the pool."""
-        if not self.kind.is_pooled:
-            return pool
-        for arms in self.alike(self.every or self.arms):
-            pool.add({self._key(arm): arm.by_seed for arm in arms if arm.runs})
-        return pool
+        Raises:
+            NotTestableError: one of these arms has no runs, or they share no seed
+        """
+        every = tuple(arm for arm in self.every if arm.label in names or arm.series in names)
+        for arm in self.kind.lacking(every):
+            reason = "diverged" if arm.diverged else "are missing"
+            raise NotTestableError(f"all runs of {arm.label} {reason}")
+        arms = self.kind.comparable(every)
+        if not arms:
+            raise NotTestableError(f"the arms {' and '.join(names)} share no seed")
+        return LoadedPanel(self.spec, arms, every, self.pool)
 
     def _key(self, arm: Arm) -> Hashable:
-        own_pool = self.title if self.kind.has_own_pool else ""
-        return own_pool, arm.run_spec.identity if arm.run_spec else arm.label
+        return pool_key(self.spec, arm)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
         """Return two arms on all seeds of the pool that they share, so that their runs are pairs."""
-        pool = self.pool or self.add_to(Pool())
 
         def complete(arm: Arm) -> Arm:
-            found = pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
+            found = self.pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
             return replace(arm, runs=tuple(found.values()), seeds=tuple(found))
 
         one, two = complete(a), complete(b)
@@ -210,8 +276,12 @@ class Panel:
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
         """A - B with the scatter of all arms of their pool; raise NotTestableError if a run lacks the value."""
-        pool = self.pool or self.add_to(Pool())
-        return pool.difference(self._key(a), self._key(b), of, confidence)
+        return self.pool.difference(self._key(a), self._key(b), of, confidence)
+
+    @property
+    def is_shown(self) -> bool:
+        """If True, the report has the panel: it is available, or some of its runs ended."""
+        return self.why_not is None or any(arm.runs or arm.diverged for arm in self.every)
 
     @property
     def series(self) -> tuple[Series, ...]:
@@ -223,7 +293,7 @@ class Panel:
     @property
     def sizes(self) -> tuple[str, ...]:
         """Names of the sizes or lengths; empty for other panels."""
-        return tuple(dict.fromkeys(arm.size for arm in self.arms if arm.size))
+        return tuple(dict.fromkeys(arm.size for arm in self.every if arm.size))
 
     @property
     def baseline(self) -> Series | None:
@@ -231,6 +301,31 @@ class Panel:
         return next((series for series in self.series if series.baseline), None)
 
     @property
+    def pairs(self) -> list[Pair]:
+        """Pairs of the baseline and each other arm, per size."""
+        return self._pairs_and_reasons[0]
+
+    @property
+    def unpaired(self) -> list[str]:
+        """Sentences on the arms without a pair."""
+        return self._pairs_and_reasons[1]
+
+    @cached_property
+    def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
+        pairs: list[Pair] = []
+        lost: list[str] = []
+        baselines = {arm.size: arm for arm in self.arms if arm.baseline}
+        for b in self.arms:
+            a = baselines.get(b.size)
+            if a is None or b.baseline or not self.kind.has_pairs:
+                continue
+            try:
+                pairs.append(Pair(*self.paired(a, b), self.difference(b, a, confidence=TWO_SIDED)))
+            except NotTestableError as error:
+                lost.append(f"{b.label} and {a.label} are not compared: {error}")
+        return pairs, lost
+
+    @cached_property
     def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
         """Series -> fits of its laws and the baseline's; and why there are none. Empty unless the kind has laws."""
         fits: dict[str, list[ScalingFit]] = {}
@@ -248,6 +343,21 @@ class Panel:
         return fits, notes
 
 
-def baseline_first(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms in their order, the baseline first."""
-    return sorted(arms, key=lambda arm: not arm.baseline)
+def alike(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Group arms by size; other panels have one group."""
+    sizes = dict.fromkeys(arm.size for arm in arms)
+    return [[arm for arm in arms if arm.size == size] for size in sizes]
+
+
+def pool_key(panel: PanelSpec, arm: Arm) -> Hashable:
+    """Return the key of an arm in a pool; arms of one configuration are one arm."""
+    own_pool = panel.title if KINDS[panel.kind].has_own_pool else ""
+    return own_pool, arm.run_spec.identity if arm.run_spec else arm.label
+
+
+def add_to_pool(pool: Pool, panel: PanelSpec, arms: Sequence[Arm]) -> None:
+    """Add the runs of a panel to a pool; arms of one size share their scatter."""
+    if not KINDS[panel.kind].is_pooled:
+        return
+    for group in alike(arms):
+        pool.add({pool_key(panel, arm): arm.by_seed for arm in group if arm.runs})

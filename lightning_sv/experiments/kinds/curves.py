@@ -1,11 +1,9 @@
 """Loss against tokens, and differences to the baseline."""
 
-from collections.abc import Sequence
-
 from lightning_sv.analysis.verdicts import count_pairs, direction, interval_text, times
-from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, Panel, PanelKind, TextTable, baseline_first
-from lightning_sv.experiments.pairs import Pair, pairs_of
+from lightning_sv.experiments.arms import Arm, baseline_first
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind, TextTable
+from lightning_sv.experiments.pairs import Pair
 
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
 TOKEN_FACTOR = "tokens of the baseline / own tokens"
@@ -23,24 +21,20 @@ class CurvesKind(PanelKind):
     shows_training = True
     uses_every_seed = True
 
-    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
-        """Return the arms that have runs, because a claim needs only its own arms."""
-        return [arm for arm in every if arm.runs]
-
-    def table(self, panel: Panel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> TextTable:
         """Return one row per arm: its losses, and its difference to the baseline."""
         return difference_table(panel)
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the losses, and the differences to the baseline."""
         from lightning_sv.experiments.report.plots import curve_plots  # it imports matplotlib
 
         return curve_plots(panel)
 
 
-def difference_table(panel: Panel) -> TextTable:
+def difference_table(panel: LoadedPanel) -> TextTable:
     """Return one row per arm: losses, difference to the baseline, token factor, late training loss."""
-    pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
+    pairs = {pair.b.label: pair for pair in panel.pairs}
     counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}
     rows = []
     for arm in baseline_first(panel.arms):

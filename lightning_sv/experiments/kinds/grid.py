@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import Choices, Drawing, Panel, PanelKind
+from lightning_sv.experiments.kinds.base import Choices, Drawing, LoadedPanel, PanelKind, Point
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
@@ -41,23 +41,29 @@ class GridKind(PanelKind):
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Arm]:
+    ) -> list[Point]:
         """Resolve an arm at each point of the grid."""
         values = [arm.axes.get(key, {}).get(choices.budget, default) for key, default in choices.axes.items()]
         points = list(product(*values))
         if choices.budget in panel.one_at_a_time:
             points = list(_cross(points, centre=[along[0] for along in values]))
-        return [_arm_at(dict(zip(choices.axes, point, strict=True)), panel, label, arm, resolver) for point in points]
+        return [_point_at(dict(zip(choices.axes, point, strict=True)), panel, label, arm, resolver) for point in points]
 
-    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
-        """Return the points at which no run diverged."""
-        kept = [arm for arm in every if not arm.diverged]
-        for series in dict.fromkeys(arm.series for arm in every):
-            if not any(arm.series == series for arm in kept):
-                raise NotTestableError(f"{series} diverged at every value")
+    def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
+        """Return the points without runs; those that diverged count."""
+        return [arm for arm in arms if not (arm.runs or arm.diverged)]
+
+    def kept(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return the points at which no run diverged, of the series that have runs at all points."""
+        incomplete = {arm.series for arm in self.lacking(every)}
+        series = dict.fromkeys(arm.series for arm in every if arm.series not in incomplete)
+        kept = [arm for arm in every if arm.series in series and not arm.diverged]
+        for name in series:
+            if not any(arm.series == name for arm in kept):
+                raise NotTestableError(f"{name} diverged at every value")
         return kept
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the loss against each setting, with the optimum."""
         from lightning_sv.experiments.report.plots import grid_plots  # it imports matplotlib
 
@@ -72,7 +78,7 @@ def _cross(points: Sequence[tuple[float, ...]], centre: Sequence[float]) -> Iter
             yield point
 
 
-def _arm_at(keys: Mapping[str, float], panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver") -> Arm:
+def _point_at(keys: Mapping[str, float], panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver") -> Point:
     settings = (f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())
     run_spec = resolver.resolve(panel, arm, panel.model, keys)
-    return Arm(", ".join([label, *settings]), run_spec=run_spec, series=label, point=tuple(keys.values()))
+    return Point(", ".join([label, *settings]), run_spec, series=label, values=tuple(keys.values()))

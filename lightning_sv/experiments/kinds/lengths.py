@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, Panel, TextTable
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, TextTable
 from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.kinds.scaling import ScalingKind
 from lightning_sv.experiments.spec import PanelSpec
@@ -35,11 +35,11 @@ class LengthsKind(ScalingKind):
         """Return the tokens per parameter."""
         return run_spec.tokens_per_param
 
-    def table(self, panel: Panel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> TextTable:
         """Return one row per arm and length."""
         return difference_table(panel)
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the difference to the baseline at each length."""
         from lightning_sv.experiments.report.plots import LENGTHS, gap_plot  # it imports matplotlib
 

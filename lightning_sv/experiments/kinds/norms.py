@@ -1,6 +1,6 @@
 """Norms of the query, key and value branches against tokens."""
 
-from lightning_sv.experiments.kinds.base import Drawing, Panel, PanelKind
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 
 
 class NormsKind(PanelKind):
@@ -8,7 +8,7 @@ class NormsKind(PanelKind):
 
     claims = ("apart",)
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw one plot per arm."""
         from lightning_sv.experiments.report.plots import branch_plots  # it imports matplotlib
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lightning_sv.experiments.kinds.base import Drawing, Panel, PanelKind, TextTable, baseline_first
+from lightning_sv.experiments.arms import baseline_first
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind, TextTable
 from lightning_sv.experiments.spec import PanelSpec
 
 
@@ -19,7 +20,7 @@ class ScalarKind(PanelKind):
         if not panel.tag:
             yield f"tag is '' and kind is {panel.kind!r}; expected a tag, e.g. sharpness/all/lambda_max."
 
-    def table(self, panel: Panel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> TextTable:
         """Return one row per arm that logged the scalar: its geometric mean at the end, and each seed."""
         tag, rows = panel.spec.tag, []
         for arm in baseline_first(panel.arms):
@@ -31,7 +32,7 @@ class ScalarKind(PanelKind):
             return TextTable()
         return TextTable(["arm", f"{tag} at the end, geometric mean", "each seed"], rows)
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the scalar of each arm."""
         from lightning_sv.experiments.report.plots import scalar_plots  # it imports matplotlib
 

@@ -7,7 +7,7 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import interval_text
 from lightning_sv.errors import expect
 from lightning_sv.experiments.arms import Arm, Series
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, Panel, PanelKind, TextTable
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, PanelKind, Point, TextTable
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
@@ -38,7 +38,7 @@ class ScalingKind(PanelKind):
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Arm]:
+    ) -> list[Point]:
         """Resolve an arm with each model."""
         run_specs = [resolver.resolve(panel, arm, role) for role in choices.roles]
         names = self.point_names(panel, run_specs, resolver, choices)
@@ -46,7 +46,7 @@ class ScalingKind(PanelKind):
         is_distinct = len(set(names)) == len(names)
         expect(is_distinct, f"panel {panel.title!r}: its {panel.kind}", ", ".join(names), expected)
         return [
-            Arm(f"{label}, {name}", run_spec=spec, series=label, point=(self.value(spec),), size=name)
+            Point(f"{label}, {name}", spec, series=label, values=(self.value(spec),), size=name)
             for spec, name in zip(run_specs, names, strict=True)
         ]
 
@@ -60,11 +60,12 @@ class ScalingKind(PanelKind):
         """Return the activated parameters."""
         return run_spec.parameters
 
-    def comparable(self, every: Sequence[Arm]) -> list[Arm]:
-        """Return all arms, because a law needs all points."""
-        return list(every)
+    def kept(self, every: Sequence[Arm]) -> list[Arm]:
+        """Return the arms of the series that have runs at all points."""
+        incomplete = {arm.series for arm in self.lacking(every)}
+        return [arm for arm in every if arm.series not in incomplete]
 
-    def table(self, panel: Panel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> TextTable:
         """Return one row per series and form of its law."""
         pairs = laws(panel)
         if not pairs:
@@ -85,14 +86,14 @@ class ScalingKind(PanelKind):
         law_of_baseline = f"law of {pairs[0][1].label}"
         return TextTable(["arm", "law", law_of_baseline, offset, slope, "residual, nats per token"], rows)
 
-    def draw(self, panel: Panel) -> Drawing:
+    def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""
         from lightning_sv.experiments.report.plots import scaling_plots  # it imports matplotlib
 
         return scaling_plots(panel)
 
 
-def laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
+def laws(panel: LoadedPanel) -> list[tuple[Series, Series, ScalingFit]]:
     """Return (series, series of the baseline, fit of both) per series and form of the law."""
     baseline = panel.baseline
     if baseline is None:

@@ -10,7 +10,7 @@ import numpy as np
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import MeasuredTable, Panel, PanelKind, TextTable
+from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable, PanelKind, TextTable
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.directory import config_value
 
@@ -29,7 +29,7 @@ class TableKind(PanelKind):
         """Return the content of the file, or the throughput of the runs."""
         return read_table(Path(panel.file)) if panel.file else throughput_table(arms)
 
-    def table(self, panel: Panel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> TextTable:
         """Return the measured table as text."""
         if panel.table is None:
             return TextTable()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, tokens_to_reach
-from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import Panel, TextTable, baseline_first
+from lightning_sv.experiments.arms import Arm, baseline_first
+from lightning_sv.experiments.kinds.base import LoadedPanel, TextTable
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import COPYING
 
@@ -37,7 +37,7 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
     return found
 
 
-def copying_table(panel: Panel) -> TextTable:
+def copying_table(panel: LoadedPanel) -> TextTable:
     """Return header and rows: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
     arms = baseline_first(panel.arms)
     base = arms[0] if arms[0].baseline else None

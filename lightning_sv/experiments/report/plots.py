@@ -19,7 +19,7 @@ from lightning_sv.analysis.verdicts import EQUAL, NOT_RESOLVED, direction
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
-from lightning_sv.experiments.kinds.base import Drawing, Panel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.copying import FORMED, GAIN
 from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.runs.events import Curve, Run
@@ -54,7 +54,7 @@ def with_looks(arms: Sequence[_ArmOrSeries]) -> list[tuple[_ArmOrSeries, tuple[s
     return list(zip(arms, zip(colours, lines, strict=True), strict=True))
 
 
-def curve_plots(panel: Panel) -> Drawing:
+def curve_plots(panel: LoadedPanel) -> Drawing:
     """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
     arms, axes = panel.arms, style.new_figure(panels=1).subplots()
     difference, notes = _difference_plot(panel)
@@ -76,7 +76,7 @@ def curve_plots(panel: Panel) -> Drawing:
     return Drawing([loss, *difference], notes)
 
 
-def _difference_plot(panel: Panel) -> Drawing:
+def _difference_plot(panel: LoadedPanel) -> Drawing:
     """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
     (base, _), *others = with_looks(panel.arms)
     if not base.baseline:
@@ -127,7 +127,7 @@ def _difference_plot(panel: Panel) -> Drawing:
     return Drawing(plots, notes)
 
 
-def branch_plots(panel: Panel) -> Drawing:
+def branch_plots(panel: LoadedPanel) -> Drawing:
     """Plot the growth of the Q, K and V norms against tokens, mean over the seeds: one plot per arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
@@ -153,7 +153,7 @@ def branch_plots(panel: Panel) -> Drawing:
     return Drawing(plots, notes)
 
 
-def scalar_plots(panel: Panel) -> Drawing:
+def scalar_plots(panel: LoadedPanel) -> Drawing:
     """Plot a logged scalar against tokens on logarithmic axes: geometric mean of the seeds, a thin line per seed."""
     axes = style.new_figure(panels=1).subplots()
     tag, notes = panel.spec.tag, []
@@ -179,7 +179,7 @@ def scalar_plots(panel: Panel) -> Drawing:
     return Drawing([finished("scalar", panel.title, axes, seeds)], notes)
 
 
-def copying_plot(panel: Panel) -> Plot:
+def copying_plot(panel: LoadedPanel) -> Plot:
     """Plot the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
     axes = style.new_figure(panels=1).subplots()
     for arm, look in with_looks(panel.arms):
@@ -194,7 +194,7 @@ def copying_plot(panel: Panel) -> Plot:
     return finished("copying", f"{panel.title}: loss on text read twice", axes, legend)
 
 
-def scaling_plots(panel: Panel) -> Drawing:
+def scaling_plots(panel: LoadedPanel) -> Drawing:
     """Plot loss against size with both laws, the difference to the baseline at each size, and the curves of each size.
 
     Each fit is of two arms; the curve of the baseline is that of the first fit.
@@ -206,13 +206,13 @@ def scaling_plots(panel: Panel) -> Drawing:
     for size in panel.sizes:
         arms = tuple(replace(arm, label=arm.series) for arm in panel.arms if arm.size == size)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
-        drawn, lacking = curve_plots(Panel(spec, arms, pool=panel.pool))
+        drawn, lacking = curve_plots(LoadedPanel(spec, arms, arms, panel.pool))
         plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn]
         notes += lacking
     return Drawing(plots, notes)
 
 
-def _fit_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
+def _fit_plot(panel: LoadedPanel, fits: Mapping[str, list[ScalingFit]]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in with_looks(panel.series):
         sizes = np.array(series.values, float)
@@ -254,8 +254,10 @@ SIZES = PointWords("gap", "size", "parameters")
 LENGTHS = PointWords("lengths", "length of training", "training tokens per parameter", ticks=True)
 
 
-def gap_plot(panel: Panel, fits: Mapping[str, list[ScalingFit]], words: PointWords = SIZES) -> Plot:
+def gap_plot(panel: LoadedPanel, fits: Mapping[str, list[ScalingFit]], words: PointWords = SIZES) -> Plot:
     """Plot the difference to the baseline at each point, with that of the fitted laws, or with lines between points."""
+    if panel.baseline is None:
+        raise NotTestableError("the baseline lacks runs.")
     (base, _), *others = with_looks(panel.series)
     axes = style.new_figure(panels=1).subplots()
     axes.axhline(0, color=style.GREY, linewidth=1, zorder=1)  # behind the curves
@@ -288,7 +290,7 @@ def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
 
 
-def grid_plots(panel: Panel) -> Drawing:
+def grid_plots(panel: LoadedPanel) -> Drawing:
     """Plot the final loss of each arm against each setting, the others at their best, and its optimum with errors."""
     optima = {series.name: series.optimum for series in panel.series}
     notes = [
@@ -300,7 +302,7 @@ def grid_plots(panel: Panel) -> Drawing:
     return Drawing([_profile_plot(panel, k, key, optima) for k, key in varied], notes)
 
 
-def _profile_plot(panel: Panel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
+def _profile_plot(panel: LoadedPanel, k: int, key: str, optima: dict[str, Optimum]) -> Plot:
     axes = style.new_figure(panels=1).subplots()
     for series, (colour, line_style) in with_looks(panel.series):
         lowest: dict[float, NDArray[np.float64]] = {}

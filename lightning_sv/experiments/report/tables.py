@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,9 @@ from lightning_sv.analysis.paired import percent
 from lightning_sv.analysis.verdicts import count_pairs, interval_text, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import Panel, baseline_first
-from lightning_sv.experiments.kinds.scaling import laws
-from lightning_sv.experiments.pairs import pairs_of
-from lightning_sv.experiments.report.copying import measured, parts_of
+from lightning_sv.experiments.arms import Arm, baseline_first
+from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.report.differences import DIFFERENCE, differences_of
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.json_text import json_text
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Run
@@ -34,7 +32,6 @@ _SUMMARY = (
 _CLIPPED = "clipped_steps"
 _ROLE_STEP = "relative_step/role/"
 _OF_STEPS = (_CLIPPED, _ROLE_STEP, "relative_step/mean/")
-_DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high", "own_low", "own_high")
 
 
 def tokens_per_param(run: Run) -> float | None:
@@ -85,7 +82,7 @@ def step_columns(run: Run) -> dict[str, float]:
     return {tag: float(run.curves[tag].values.mean()) for tag in tags}
 
 
-def steps_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
+def steps_table(panel: LoadedPanel) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: share of clipped steps and relative step per role; empty if no run measured them."""
     arms = baseline_first(panel.arms)
     means = [_mean_steps(arm) for arm in arms]
@@ -114,26 +111,14 @@ def _mean_steps(arm: Arm) -> dict[str, float]:
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """Return one row per difference to a baseline: of final losses, in tokens, and of offset and slope of laws."""
-    rows = [(f.spec.name, panel.title, *row) for f in figures for panel in f.panels for row in _differences(panel)]
-    return [dict(zip(_DIFFERENCE, row, strict=True)) for row in rows]
-
-
-def _differences(panel: Panel) -> Iterator[tuple[Any, ...]]:
-    pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
-    for names, pair in pairs:
-        d = pair.difference
-        own = (d.alone.low, d.alone.high) if d.alone else (None, None)
-        yield (*names, "final loss", d.n, d.mean, d.low, d.high, *own)
-    for names, pair in pairs:
-        if (e := pair.efficiency).factor is not None:
-            yield (*names, "token factor", e.n, e.factor, e.low, e.high, None, None)
-    for names, pair in pairs:
-        for kind, d in parts_of(pair.a, pair.b).items() if measured((pair.a, pair.b)) else ():
-            yield (*names, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high, None, None)
-    for series, against, fit in laws(panel):
-        for name, d in (("offset", fit.offset), ("slope", fit.slope)):
-            yield (series.label, against.label, f"{name}, {fit.form} law", None, d.mean, d.low, d.high, None, None)
+    """Return one row per difference to a baseline, see `differences_of`."""
+    rows = []
+    for figure in figures:
+        for panel in figure.panels:
+            place = {"figure": figure.spec.name, "panel": panel.title}
+            for row in differences_of(panel):
+                rows.append(place | dict(zip(DIFFERENCE, row, strict=True)))
+    return rows
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:

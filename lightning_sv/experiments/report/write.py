@@ -12,7 +12,7 @@ from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.kinds.base import Drawing, Panel
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report import plots, tables
 from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
@@ -65,7 +65,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     tables.write_csv(out / "verdicts.csv", tables.verdict_rows(figures))
 
 
-def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
+def _sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     if panel.why_not is not None:
         return [Section(panel.title, [], [], [], [f"Not testable here: {panel.why_not}."])]
     try:
@@ -83,7 +83,7 @@ def _sections(panel: Panel, out: Path, stem: str) -> list[Section]:
     return sections
 
 
-def _steps_section(panel: Panel) -> list[Section]:
+def _steps_section(panel: LoadedPanel) -> list[Section]:
     """Return the table of clipped and relative steps, if runs measured them."""
     columns, rows = tables.steps_table(panel)
     if not columns:
@@ -91,7 +91,7 @@ def _steps_section(panel: Panel) -> list[Section]:
     return [Section(f"{panel.title}: size of the steps", [], columns, rows, [STEPS_NOTE])]
 
 
-def _gamma_section(panel: Panel, out: Path, stem: str) -> list[Section]:
+def _gamma_section(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     """Return the picture of gamma by layer, if the panel is of one run that logged it."""
     runs = [run for arm in panel.arms for run in arm.runs]
     if len(runs) != 1 or not gamma_maps(runs[0]):
@@ -123,7 +123,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
         write_atomically(path, text)
 
 
-def _tuned_text(figure: Figure, panel: Panel) -> str:
+def _tuned_text(figure: Figure, panel: LoadedPanel) -> str:
     first, spec = panel.arms[0], panel.spec
     assert first.run_spec is not None
     commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for arm in panel.arms for run in arm.runs}))

@@ -12,7 +12,7 @@ from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import PlannedFigure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.lit.run_arguments import parse_run
@@ -49,7 +49,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
     return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})
 
 
-def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
+def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> PlannedFigure:
     """Plan a figure that compares the first arm with each other one."""
     labels = [label for label, _ in arms]
     if len(labels) > len(ascii_lowercase):
@@ -63,13 +63,13 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     title = f"{', '.join(label for label, _ in others)} against {a}"
     figure = _plan(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
     (planned,) = figure.panels
-    named = [replace(arm, run_spec=arm.run_spec and replace(arm.run_spec, title=arm.label)) for arm in planned.arms]
+    named = [replace(arm, run_spec=replace(arm.run_spec, title=arm.label)) for arm in planned.arms]
     return replace(figure, panels=(replace(planned, arms=tuple(named)),))
 
 
 def swept_figure(
     arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: PretrainConfig
-) -> Figure:
+) -> PlannedFigure:
     """Plan a figure that trains each arm at all combinations of some settings."""
     title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
     grid, optim, schedule = {key: {_BUDGET: list(axes[key])} for key in axes}, made.optim.name, made.schedule.name
@@ -82,7 +82,7 @@ def _seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
-def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
+def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> PlannedFigure:
     files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
     given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]

@@ -12,8 +12,8 @@ from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_of
-from lightning_sv.experiments.kinds.base import Panel
-from lightning_sv.experiments.pairs import Pair, pairs_of
+from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -85,12 +85,14 @@ def own_figure(
     for name in sorted(arms, key=lambda name: name != first):
         own, runs = zip(*sorted(arms[name].items()), strict=True)
         results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=own))
-    panel = Panel(PanelSpec("Validation loss"), tuple(results))
+    panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), results)
     counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
     ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
     summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
     spec = FigureSpec("runs", ", ".join(arm.label for arm in results), "Your own runs", summary, [panel.spec])
-    return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
+    panels = described(panel)
+    warnings += panel.unpaired
+    return Figure(spec, panels, (), tuple(warnings), command, (min(ratios), max(ratios)))
 
 
 def _numbers_of(seeds: Sequence[int]) -> str:
@@ -122,19 +124,19 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
     return found, lost
 
 
-def described(figure: Figure) -> Figure:
-    """Add a sentence on each pair to a figure of one panel, and panels for branch norms and sharpness if logged."""
+def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
+    """Return a panel with a sentence on each pair, and panels for branch norms and sharpness if logged."""
     from lightning_sv.analysis.run_plot import branch_curves  # it imports matplotlib, which a dry run does not need
 
-    (panel,) = figure.panels
-    pairs, lost = pairs_of(panel)
-    said = (" ".join(pair.sentences) for pair in pairs)
+    sentences = [" ".join(pair.sentences) for pair in panel.pairs]
     runs = [run for arm in panel.arms for run in arm.runs]
-    more = [PanelSpec("Branches", kind="qkv")] * all(branch_curves(run) for run in runs)
+    more = []
+    if all(branch_curves(run) for run in runs):
+        more.append(PanelSpec("Branches", kind="qkv"))
     tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
     more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
-    panels = (replace(panel, notes=(*said, *panel.notes)), *(replace(panel, spec=spec) for spec in more))
-    return replace(figure, panels=panels, warnings=(*figure.warnings, *lost))
+    first = replace(panel, notes=(*sentences, *panel.notes))
+    return (first, *(replace(panel, spec=spec) for spec in more))
 
 
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
