@@ -142,7 +142,9 @@ def _built(loaded: LoadedCheckpoint) -> Backbone:
 
 
 def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
-    """Rebuild the backbone of a run on the CPU and read its tokenizer; for the arguments see `load_backbone`.
+    """Rebuild the backbone of a run on the CPU, and read its tokenizer.
+
+    For the arguments see `load_backbone`.
 
     Raises:
         ConfigError: as `read_model`; or tokenizer and checkpoint belong to different runs

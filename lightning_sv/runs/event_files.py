@@ -43,7 +43,10 @@ class Segment:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Key to sort by. Of two starts from one checkpoint, the one that reached further is later."""
+        """Key to sort by.
+
+        Of two starts from one checkpoint, the one that reached further is later.
+        """
         start = self.start
         if start is None:
             start = min((min(tokens) for tokens in self.points.values()), default=0)
