@@ -16,6 +16,7 @@ from lightning_sv.callbacks.sharpness import parameter_subsets
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.scale import ScaleVector
+from lightning_sv.settings.data import DataConfig
 from tests.conftest import GEMMA, MOE
 from tests.lit.own_trainer import SIZES, module, rows, trainer
 
@@ -107,10 +108,13 @@ def test_sharpness_resumed_keeps_its_batch(data: TokenDataModule) -> None:
     assert batch_of(callback, data, 1) == 3
 
 
-def test_sharpness_loss_is_that_of_training_in_float32(data: TokenDataModule, tmp_path: Path) -> None:
+def test_sharpness_loss_is_that_of_training_in_float32(
+    data: TokenDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes, block = replace(SIZES, init_std=1.0), data.batches.held_out(8)
     frequent = int(block.flatten().mode().values)  # so that short sequences have several documents
-    vars(data.batches)["manifest"] = replace(data.batches.manifest, eot=frequent)
+    # of the class, because the fit replaces the config by one with a micro-batch
+    monkeypatch.setattr(DataConfig, "manifest", replace(data.batches.manifest, eot=frequent))
     probe = Sharpness(("scale_input",), 2, sequences=8, lanczos_steps=1)
     run = trainer(tmp_path, probe, precision="bf16-mixed", max_steps=1, val_check_interval=None)
     run.fit(module(backbone=sizes, mask_documents=True), data)

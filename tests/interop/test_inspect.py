@@ -120,11 +120,11 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
         inputs = model.layers[1].ffn.inputs
         readers = dict(inputs.branches())
         if strategy == "llama":
-            assert rows["layers.1.attn.qkv.k_proj.scale_in"].matrices == tuple(
+            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(
                 f"layers.1.ffn.inputs.{n}" for n in readers
             )
             blocks = [w.weight.flatten(0, -2) for w in readers.values()]
-            assert_measured(rows["layers.1.attn.qkv.k_proj.scale_in"], measured(inputs.norm.scale(), blocks))
+            assert_measured(rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks))
             continue
         gate = readers["expert_gate_proj"]
         for side, axis in (("scale_in", -2), ("scale_out", -1)):
@@ -224,7 +224,7 @@ def test_inspect_heads_layers_of_different_roles_apart(
     name, rows, notes = inspect._read(runs["plain"], [], trust_remote_code=False)
     differ = {
         "layers.1.attn.qkv.q_proj.scale_in": {"role": "output"},
-        "layers.1.attn.qkv.k_proj.scale_in": {"folds": False},
+        "layers.1.ffn.inputs.norm.scale": {"folds": False},
     }
     assert differ.keys() <= {row.name for row in rows}
     changed = [row._replace(**differ.get(row.name, {})) for row in rows]

@@ -142,4 +142,4 @@ def test_fit_on_a_device_waits_for_it_once_per_step(name: str, run_args: list[st
     assert [found for found in waits.found if found[1] % ACCUMULATE] == []  # after one that is not a step's last
     lines = [[where for step, _, where in waits.found if step == of] for of in range(STEPS)]
     for of in (2, 4):  # the probes are at 0 and 1
-        assert [line.partition(":")[0].rpartition("/")[2] for line in lines[of]] == ["nonfinite.py"], lines[of]
+        assert [line.partition(":")[0].rpartition("/")[2] for line in lines[of]] == ["finite.py"], lines[of]

@@ -24,6 +24,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.lit.distributed import join_ranks
 from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
+from lightning_sv.lit.supported import check_supported
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
 from lightning_sv.runs.directory import LAST, read_summary
@@ -107,9 +108,9 @@ def test_sharding_of_lightning_is_refused() -> None:
         join_ranks(trainer)
     for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
         module = PretrainModule.from_preset("tiny")
-        module._trainer = SimpleNamespace(strategy=object.__new__(kind))
+        module._trainer = SimpleNamespace(callbacks=[], precision="32-true", strategy=object.__new__(kind))
         with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
-            module.on_fit_start()
+            check_supported(module)
 
 
 def test_averages_of_sharded_weights_are_refused() -> None:
