@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ MOST_LOST, LOSS_SAMPLE_BYTES = 0.05, 1_000_000
 NAMED = 5
 # Text that is encoded at once.
 _BATCH_BYTES = 1 << 22
+#: numpy parses a header with `ast`, which fails in two threads at once: "AST constructor recursion
+#: depth mismatch" in CPython 3.11 (its issue 106905)
+_HEADERS = Lock()
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class Part:
 
     def documents(self) -> np.ndarray:
         """Return the documents of a complete part, mapped from the disk."""
-        return np.load(self.path / "documents.npy", mmap_mode="r")
+        with _HEADERS:
+            return np.load(self.path / "documents.npy", mmap_mode="r")
 
     def tokens(self, split: str, dtype: np.dtype) -> np.ndarray:
         """Return the tokens of a split of a complete part, mapped from the disk."""
