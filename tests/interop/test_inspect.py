@@ -224,7 +224,7 @@ def test_inspect_heads_layers_of_different_roles_apart(
     name, rows, notes = inspect._read(runs["plain"], [], trust_remote_code=False)
     differ = {
         "layers.1.attn.qkv.q_proj.scale_in": {"role": "output"},
-        "layers.1.ffn.inputs.norm.scale": {"folds": False},
+        "layers.1.attn.qkv.k_proj.scale_in": {"folds": False},
     }
     assert differ.keys() <= {row.name for row in rows}
     changed = [row._replace(**differ.get(row.name, {})) for row in rows]
