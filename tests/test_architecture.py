@@ -109,7 +109,7 @@ def test_command_without_tensors_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
 
 
-@pytest.mark.parametrize(("given", "used"), [({}, "300"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+@pytest.mark.parametrize(("given", "used"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
 def test_cli_openmp_spin_count_is_set_unless_given(given: dict[str, str], used: str) -> None:
     """The variable is read when torch is imported, so it is set before."""
     program = (

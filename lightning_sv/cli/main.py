@@ -102,7 +102,7 @@ def cli() -> None:
     # OpenMP threads that wait spin this often before they sleep. Few spins leave the core to other
     # processes, many are faster on an idle machine: the table is in benchmarks/TRIED.md. Read when
     # torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "300")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if sys.stderr is not None:
         sys.stderr = LastingStream(sys.stderr, "stderr")  # type: ignore[assignment]
     try:
