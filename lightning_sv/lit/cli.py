@@ -459,27 +459,39 @@ class PretrainCLI(LightningCLI):
         trainer = self.trainer
         if trainer.global_step < trainer.max_steps or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        resumed = self._start[1] >= trainer.max_steps  # at the last step
-        # All devices validate, or none; only the first knows the run's directory.
-        had = resumed and trainer.strategy.broadcast(is_complete(self.run_dir))
-        if resumed and not had:
-            trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-            self._begin()
-        if not had:
+        was_complete = self._was_complete()
+        if not was_complete:
             self._check_validated()
         if not trainer.is_global_zero:
             return
-        if had:
+        if was_complete:
             log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
             self.summary = read_summary(self.run_dir)
         else:
-            self.summary = summarize(trainer, self.model, self.batches)
-            for logger in trainer.loggers:
-                logger.finalize("success")
-            write_atomically(self.run_dir / SUMMARY, json.dumps(self.summary, indent=2) + "\n")
+            self.summary = self._write_summary()
         plain = type(self) is PretrainCLI and self.model_class is PretrainModule  # else compare refuses the config
         compared = self.model.settings if plain and has_baseline(self.model.settings, self.batches) else None
         show_summary(self.summary, self.run_dir, compared=compared, as_json=self.config["json"])
+
+    def _was_complete(self) -> bool:
+        """Return True if this start resumed a complete run; validate one that stopped before its last validation."""
+        trainer = self.trainer
+        starts_at_last_step = self._start[1] >= trainer.max_steps
+        if not starts_at_last_step:
+            return False
+        # All devices validate, or none; only the first knows the run's directory.
+        was_complete: bool = trainer.strategy.broadcast(is_complete(self.run_dir))
+        if not was_complete:
+            trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            self._begin()
+        return was_complete
+
+    def _write_summary(self) -> dict[str, Any]:
+        summary = summarize(self.trainer, self.model, self.batches)
+        for logger in self.trainer.loggers:
+            logger.finalize("success")
+        write_atomically(self.run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
 
     def _check_validated(self) -> None:
         given, wanted = "val/loss" in self.trainer.callback_metrics, "self.log('val/loss', ...) in validation_step."

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError, expect
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.compat import first_difference, function_settings
 from lightning_sv.nn import Backbone
 from lightning_sv.own_code import modules_named
 from lightning_sv.roles.fake import check_folder
-from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, LoadedCheckpoint, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.settings.data import DataConfig
@@ -42,41 +42,59 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
             key that differs, and both values
     """
     if is_of_transformers(init_from):
-        # 0.2 seconds of imports
-        from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
-
-        check_start(module.plan.meta(), init_from)
-        check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
-        text = f"starts from the weights of {init_from}, a model of transformers"
-        return Start(partial(load_hugging_face, folder=init_from), text)
+        return _start_of_transformers(init_from, module, data)
     check_folder(Path(init_from))
-    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
+    is_run = Path(init_from).is_dir() and not is_sharded(init_from)
+    path = str(Path(init_from) / LAST) if is_run else init_from
     try:
         model = read_model(path, allow=modules_named(module.label))
     except ConfigError as error:
         raise ConfigError(f"model.init_from: {error}") from error
-    made = model.checkpoint[CHECKPOINT_KEY]
-    theirs = function_settings(model.config, model.strategy, model.options, made.get("tokenizer_sha256"))
+    _check_same_function(path, model, module, data)
+    origin = _origin(path, model)
+    which = f"{path}, {origin['label']} after step {origin['step']:,}"
+    text = f"starts from the weights of {which}; optimizer, schedule and data begin anew"
+    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
+
+
+def _start_of_transformers(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
+    # 0.2 seconds of imports
+    from lightning_sv.interop.hf.load import check_same_tokenizer, check_start, load_hugging_face
+
+    check_start(module.plan.meta(), init_from)
+    check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
+    text = f"starts from the weights of {init_from}, a model of transformers"
+    return Start(partial(load_hugging_face, folder=init_from), text)
+
+
+def _check_same_function(path: str, model: LoadedCheckpoint, module: PretrainConfig, data: DataConfig) -> None:
+    """Check that the checkpoint's model computes what the model of this run computes with its weights."""
+    tokenizer = model.checkpoint[CHECKPOINT_KEY].get("tokenizer_sha256")
+    theirs = function_settings(model.config, model.strategy, model.options, tokenizer)
     ours = function_settings(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
-    where, then, now = first_difference("model", theirs, ours)
-    wanted = f"{then}, as in {path}. Start from weights of the same model and tokenizer."
-    expect(then == now, f"model.init_from: {where}", now, wanted)
-    label = f"{model.strategy}{model.options.label()}"
+    key, then, now = first_difference("model", theirs, ours)
+    if then != now:
+        hint = "Start from weights of the same model and tokenizer."
+        raise ConfigError(f"model.init_from: {key} is {now}; expected {then}, as in {path}. {hint}")
+
+
+def _origin(path: str, model: LoadedCheckpoint) -> dict[str, Any]:
+    """Return where the weights come from, for the summary of the run."""
+    made = model.checkpoint[CHECKPOINT_KEY]
     try:
-        step, batch = int(model.checkpoint["global_step"]), made["data"]
-        origin = {
-            "checkpoint": path,
-            "label": label,
-            "commit": made.get("commit"),
-            "step": step,
-            "tokens": step * int(batch["global_batch"]) * int(batch["seq_len"]),
-            "corpus_hash": made.get("corpus_hash"),
-            "origin": made.get("origin"),
-        }
+        step = int(model.checkpoint["global_step"])
+        tokens_per_step = int(made["data"]["global_batch"]) * int(made["data"]["seq_len"])
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
-    text = f"starts from the weights of {path}, {label} after step {step:,}; optimizer, schedule and data begin anew"
-    return Start(partial(Backbone.load_state_dict, state_dict=model.weights), text, origin)
+    return {
+        "checkpoint": path,
+        "label": f"{model.strategy}{model.options.label()}",
+        "commit": made.get("commit"),
+        "step": step,
+        "tokens": step * tokens_per_step,
+        "corpus_hash": made.get("corpus_hash"),
+        "origin": made.get("origin"),
+    }
 
 
 def with_sizes(words: Sequence[str]) -> list[str]:
