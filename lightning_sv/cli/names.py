@@ -77,16 +77,30 @@ def resolve_names(words: Sequence[str]) -> Resolved:
     names, before, after = _split(words)
     if not names:
         return Resolved(list(words), list(words), None)
-    chosen = DEFAULTS | names if "model" in names else names
-    corpus = find_corpus(chosen["data"]) if "data" in chosen else None
-    layers = {option: _layer(option, chosen[option]) for option in DEFAULTS if chosen.get(option) and option != "data"}
-    if "model" in names:
-        layers = {"base": ["--config", str(find_config(".", "base"))]} | layers
-    keys = [word for option, key in KEYS.items() if option in names for word in (f"--{key}", names[option])]
+    is_complete = "model" in names
+    chosen = DEFAULTS | names if is_complete else names
+    layers = {"base": ["--config", str(find_config(".", "base"))]} if is_complete else {}
+    for option in DEFAULTS:
+        if option != "data" and chosen.get(option):
+            layers[option] = _layer(option, chosen[option])
+    after = [*_key_words(names), *after]
+    if "data" not in chosen:
+        selected = _ordered(layers, None, ())
+        return Resolved([*before, *selected, *after], [*before, *selected, *after], None)
 
-    selected = _ordered(layers, corpus, () if corpus is None else corpus.layer)
-    with_text = _ordered(layers, corpus, () if corpus is None else corpus.prepare)
-    return Resolved([*before, *selected, *keys, *after], [*before, *with_text, *keys, *after], corpus)
+    corpus = find_corpus(chosen["data"])
+    selected = _ordered(layers, corpus, corpus.layer)
+    with_text = _ordered(layers, corpus, corpus.prepare)
+    return Resolved([*before, *selected, *after], [*before, *with_text, *after], corpus)
+
+
+def _key_words(names: Mapping[str, str]) -> list[str]:
+    """Return the words of the names that are values of one key, such as --scale."""
+    words = []
+    for option, key in KEYS.items():
+        if option in names:
+            words += [f"--{key}", names[option]]
+    return words
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
