@@ -110,7 +110,7 @@ test-hf4: $(VENV)/.test $(VENV)-hf4/.hf4  ## test exported folders in transforme
 	HF4=$(VENV)-hf4/bin/python $(PY) -m pytest -m hf4 tests/interop/test_hf4.py $(ARGS)
 
 test-pages: docs $(VENV)/.run  ## check the site and a report in headless Chromium (CHROMIUM= its path)
-	$(SV) paper --budget cpu-100 --fig own-optimum --results_from results/cpu-100 --no_log --out build/report > build/report.log 2>&1
+	$(SV) paper --budget cpu-100 --fig own-optimum --results_from results/cpu-100 --out build/report > build/report.log 2>&1
 	CHROMIUM="$(CHROMIUM)" $(VENV)-docs/bin/python tests/pages_in_browser.py
 
 check: $(VENV)/.dev  ## check format, lint and types

@@ -19,4 +19,4 @@ lightning-sv compare --baseline llama --arms hg+dp+or --seeds 3 --model tiny $st
 lightning-sv inspect $out/hg+dp+or --training_png $out/gamma.png
 
 # 5. Verdicts on the paper's claims, from the runs that are recorded in results/.
-lightning-sv paper --budget cpu --fig own-optimum --results_from results/cpu --no_train --no_log --out $out/paper
+lightning-sv paper --budget cpu --fig own-optimum --results_from results/cpu --no_train --out $out/paper

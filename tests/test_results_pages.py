@@ -243,6 +243,13 @@ def test_other_norms_page_equals_the_recording() -> None:
     assert f"{-best.estimate:.3f} below `llama`" in (ROOT / "README.md").read_text()
 
 
+def test_log_script_adds_the_verdicts_of_the_folders_that_the_log_lacks() -> None:
+    script = runpy.run_path(str(ROOT / "results/log.py"))
+    log = script["read"](ROOT / "results/log.csv")
+    assert script["new_verdicts"](log).empty
+    assert script["new_verdicts"](log[:-3]).to_numpy().tolist() == log[-3:].to_numpy().tolist()
+
+
 def test_limitations_equal_the_log_and_the_runs() -> None:
     """The number of verdicts on one question, and how often the text was read."""
     log = recorded("log.csv")

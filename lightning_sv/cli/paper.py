@@ -20,7 +20,6 @@ from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_corpora, check_recorded_curves, check_trainable
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
-from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
@@ -49,7 +48,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
     recordings = "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
     parser.add_argument("--results_from", nargs="+", type=Path, default=[], metavar="PATH", help=recordings)
-    parser.add_argument("--no_log", action="store_true", help=f"Do not record the verdicts in {LOG}.")
     options, rest = parser.parse_known_args(argv)
     judging = "neither --dry_run nor --slurm, which print no verdicts."
     expect(not (options.json and (options.dry_run or options.slurm)), "paper: --json", "set", judging)
@@ -83,7 +81,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
         raise ConfigError(f"paper: {out} has no run of these figures. Remove --no_train, or set --out to their folder.")
     check_replaceable(out, [out / "runs"])
-    log = [] if options.no_log else read_log()  # an invalid log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
@@ -93,15 +90,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", str(out)] * (options.out is not None)
     words += ["--results_from", *map(str, options.results_from)] * bool(options.results_from)
     found = [replace(f, command=shlex.join([*words, "--fig", f.spec.name])) for f in evaluate(figures, runs)]
-    if not options.no_log:
-        found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
     from lightning_sv.experiments.report.write import write_report  # it imports matplotlib
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
-    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
-        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0

@@ -28,7 +28,6 @@ class Verdict:
         corrected: verdict by `p_corrected`
         paper_value: number of the paper for the estimate, if the runs have its models and tokens
         agreement: `consistent` if the interval contains that number, `not consistent` if not, else empty
-        earlier: earlier recorded verdicts, with dates
         sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
         own_low: lower end of the interval by the scatter of the pairs alone, if `low` is pooled and the pairs are few
     """
@@ -53,7 +52,6 @@ class Verdict:
     corrected: VerdictWord | None = None
     paper_value: float | None = None
     agreement: str = ""
-    earlier: str = ""
     sides: int = 1
     own_low: float | None = None
     own_high: float | None = None

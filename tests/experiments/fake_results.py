@@ -1,8 +1,6 @@
 """Figures of synthetic runs, one panel of each kind."""
 
 import csv
-import errno
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,6 @@ from tests.experiments import fake_fit
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def disk_full(_: int) -> None:
-    """Replace os.fsync, which atomic writes call."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 SIZES = (2e5, 5e5, 1.2e6, 3e6)

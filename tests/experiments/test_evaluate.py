@@ -408,7 +408,7 @@ def test_paper_command_dry_run_slurm_train_report(
 ) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]
+    words = ["--budget", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2"]
     keys = {"data.corpus.dir": str(corpus), "data.corpus.tokenizer": "bpe:300"}
     words += [f"--{key}={value}" for key, value in keys.items()]
     assert run_paper([*words, "--dry-run"]) == 0

@@ -111,7 +111,7 @@ def test_paper_command_takes_recordings(
 ) -> None:
     report, before = trained
     monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--no_log", "--results_from", str(report)]
+    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--results_from", str(report)]
     assert run_paper([*words, "--no_train"]) == 0
     assert "Holds: hg - shared is -0.030 nats" in " ".join(capsys.readouterr().out.split())
     assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence

@@ -1,4 +1,4 @@
-"""Reports: self-contained, safe to open, with the numbers of the event files; their log of verdicts."""
+"""Reports: self-contained, safe to open, with the numbers of the event files."""
 
 import json
 import re
@@ -16,18 +16,15 @@ from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
-from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.tables import steps_table
-from lightning_sv.experiments.report.verdict_log import add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
-from lightning_sv.experiments.spec import budget_names
 from lightning_sv.runs.events import read_run
-from tests.conftest import ROOT, Refused, Told
+from tests.conftest import Refused, Told
 from tests.experiments.fake_fit import write_scalars
-from tests.experiments.fake_results import disk_full, figure, rows, write_run
+from tests.experiments.fake_results import figure, rows, write_run
 
 
 class Page(HTMLParser):
@@ -301,76 +298,3 @@ def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: R
     assert "hidden.off: False against True" in own_figure([one, other], labels=["x", "x"]).warnings[0]
     named = own_figure([one, unified], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
-
-
-def moved(to: Figure) -> Figure:
-    """Return the claims with a different verdict and estimate of the first."""
-    first = replace(to.verdicts[0], verdict="contradicted", estimate=0.1)
-    return replace(to, verdicts=(first, *to.verdicts[1:]))
-
-
-def test_add_to_log_only_new_rows_are_added(tmp_path: Path) -> None:
-    log, one = tmp_path / "results" / "log.csv", figure()
-    assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # without the untestable one
-    first = log.read_text()
-    assert add_to_log([{**row, "date": "2030-01-01"} for row in log_rows([one], "cpu")], log) == 0
-    assert log.read_text() == first
-    assert add_to_log(log_rows([moved(one)], "cpu"), log) == 1 == add_to_log(log_rows([one], "gpu"), log) - 2
-    assert log.read_text().startswith(first)
-    rows = read_log(log)
-    words = [row["verdict"] for row in rows if row["claim"] == "dp ends below llama"]
-    assert words == ["holds", "contradicted", "holds"]
-    assert (rows[0]["estimate"], rows[0]["p"], rows[0]["corrected"]) == ("-0.05", "0.003", "not resolved")
-    assert {row["budget"] for row in log_rows([one], "1e3")} == {"1e3"}
-    log.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="log.csv"):
-        add_to_log(rows, log)
-
-
-def test_add_to_log_damaged_line_refused_full_disk_keeps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, one = tmp_path / "log.csv", figure()
-    add_to_log(log_rows([one], "cpu"), log)
-    text = log.read_text()
-    log.write_text(text[: text.rindex(",cpu,") + 20])
-    with pytest.raises(ValueError, match=r"log\.csv, line 4\b"):
-        add_to_log(log_rows([one], "gpu"), log)
-    log.write_text(text.rstrip("\n"))
-    with monkeypatch.context() as full:
-        full.setattr("os.fsync", disk_full)
-        with pytest.raises(OSError, match="No space"):
-            add_to_log(log_rows([one], "gpu"), log)
-    assert log.read_text() == text.rstrip("\n") and list(tmp_path.iterdir()) == [log]
-    assert add_to_log(log_rows([one], "gpu"), log) == 3 and log.read_text().startswith(text)
-    assert len(read_log(log)) == 6
-
-
-def test_with_earlier_changed_verdicts_are_shown(tmp_path: Path) -> None:
-    log, one = tmp_path / "log.csv", figure()
-    other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
-    add_to_log(log_rows([one], "cpu"), log)
-    add_to_log([*other, *log_rows([one], "gpu")], log)
-    (told,) = with_earlier([one], "cpu", read_log(log))
-    assert [verdict.earlier for verdict in told.verdicts] == ["contradicted (2026-01-01)", "", "", ""]
-    assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
-
-
-def test_read_log_of_the_repository_has_its_reports() -> None:
-    """Each tested verdict of results/*/verdicts.csv is in the log; names of folders begin with their budget."""
-    keys = ("budget", "figure", "verdict", "estimate")
-    logged = {tuple(row[key] for key in keys) for row in read_log(ROOT / "results/log.csv")}
-    for path in sorted(ROOT.glob("results/*/verdicts.csv")):
-        tested = [row for row in rows(path) if not row["verdict"].startswith("not testable")]
-        budget = max((name for name in budget_names() if path.parent.name.startswith(name)), key=len)
-        ours = {(budget, row["figure"], row["verdict"], f"{float(row['estimate']):.6g}") for row in tested}
-        assert ours and ours <= logged, sorted(ours - logged)
-
-
-def test_paper_command_invalid_log_refused_first(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "conf").symlink_to(ROOT / "conf")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/log.csv").write_text("mine\n")
-    monkeypatch.chdir(tmp_path)
-    words = ["--fig", "heterogeneity", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
-    with pytest.raises(ValueError, match="log.csv"):
-        run_paper(words, launcher=("false",))
-    assert not (tmp_path / "runs").exists()

@@ -12,7 +12,7 @@ from lightning_sv.runs.provenance import Provenance
 
 # headings of the claims of all figures, and of one figure
 _ALL = ("figure", "claim", "verdict", "corrected", "ours, nats per token unless said", "the paper's")
-_OWN = ("claim", "verdict", "corrected", "p", "earlier", "in words", "ours, nats per token unless said", "the paper's")
+_OWN = ("claim", "verdict", "corrected", "p", "in words", "ours, nats per token unless said", "the paper's")
 
 
 class Section(NamedTuple):
@@ -67,7 +67,6 @@ def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
         "verdict": v.verdict,
         "corrected": v.corrected or "",
         "p": p_words(v),
-        "earlier": v.earlier,
         "in words": v.sentence,
         "ours, nats per token unless said": ours_words(v),
         "the paper's": v.paper or "not stated",
