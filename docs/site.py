@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "data/README.md", "docs"]
 #: public packages, one page per package
 API = [
-    "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "analysis",
+    "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "statistics", "plots",
     "callbacks", "lit.module", "lit.data", "runs.events",
 ]  # fmt: skip
 #: files in addition to the theme's

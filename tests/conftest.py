@@ -112,7 +112,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip run.png, a third of a short fit; fits of module-scoped fixtures and other processes still draw it."""
-    monkeypatch.setattr("lightning_sv.analysis.run_plot.draw_run", lambda run, path: None)
+    monkeypatch.setattr("lightning_sv.plots.run_plot.draw_run", lambda run, path: None)
 
 
 @pytest.fixture

@@ -60,11 +60,11 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    import lightning_sv.analysis.run_plot
     import lightning_sv.lit.cli  # noqa: F401 (what a fit imports)
+    import lightning_sv.plots.run_plot
     import lightning_sv.runs.events  # noqa: F401
 
-    lightning_sv.analysis.run_plot.draw_run = lambda run, path: None
+    lightning_sv.plots.run_plot.draw_run = lambda run, path: None
     faulthandler.enable()
     gc.collect()
     gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves

@@ -18,8 +18,8 @@ FOLDERS = [
     *(f"lightning_sv/{name}" for name in ("scale", "nn", "theory")),
     *(f"tests/{name}" for name in ("scale", "nn", "optim", "curvature", "theory", "interop", "golden", "callbacks")),
     *(f"tests/lit/test_{name}.py" for name in ("fit", "probes", "foreign_oracle")),
-    "tests/analysis/test_paired.py",
-    "tests/analysis/test_scaling.py",
+    "tests/statistics/test_paired.py",
+    "tests/statistics/test_scaling.py",
 ]
 #: tests that choose their own kernels, and complete commands
 LEFT_OUT = [

@@ -23,7 +23,7 @@ LAYER_OF = {
     "errors": -2, "log": -2, "version": -2, "atomic": -1, "gpus": -1, "own_code": -1, "json_text": -1,
     "markdown_text": -1,
     "scale": 0, "corpus": 0, "curvature": 0, "nn": 1, "optim": 1, "theory": 2, "roles": 2, "settings": 2,
-    "runs": 3, "interop": 4, "callbacks": 4, "plan": 4, "analysis": 5,
+    "runs": 3, "interop": 4, "callbacks": 4, "plan": 4, "statistics": 4, "plots": 5,
     "lit": 6, "experiments": 7, "cli": 8, "__main__": 9, "__init__": 9,
 }  # fmt: skip
 #: layers of a run; conf/paper holds experiments
@@ -56,7 +56,7 @@ def test_packages_import_lower_layers_only() -> None:
             if name.split(".")[0] == "lightning":
                 assert home in ("lit", "callbacks"), f"{where} knows Lightning"
             if name.split(".")[0] == "matplotlib":
-                assert {PACKAGE / "analysis", PACKAGE / "experiments/report"} & set(path.parents), f"{where} draws"
+                assert {PACKAGE / "plots", PACKAGE / "experiments/report"} & set(path.parents), f"{where} draws"
         assert path.name != "utils.py"
 
 

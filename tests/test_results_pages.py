@@ -11,9 +11,9 @@ import pytest
 import yaml
 from scipy.stats import permutation_test, spearmanr
 
-from lightning_sv.analysis.block_anova import BlockDesign
-from lightning_sv.analysis.paired import paired_difference, tokens_to_reach
 from lightning_sv.experiments.report.copying import FORMED
+from lightning_sv.statistics.block_anova import BlockDesign
+from lightning_sv.statistics.paired import paired_difference, tokens_to_reach
 from tests.conftest import ROOT
 
 VERDICTS = ("holds", "contradicted", "not resolved", "not testable here")

@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
     for row in rows:
         families[family(row.name).removesuffix(".weight")].append(row)
     if options.png is not None:
-        from lightning_sv.analysis.inspect_plot import draw_vectors  # imports matplotlib, which takes a second
+        from lightning_sv.plots.inspect_plot import draw_vectors  # imports matplotlib, which takes a second
 
         draw_vectors(name, families, options.png)
     if options.training_png is not None:
@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
 
 def _draw_training(run_dir: Path, path: Path) -> None:
     """Draw gamma during training from the event files of a run, complete or not."""
-    from lightning_sv.analysis.gamma_plot import draw_gammas  # imports matplotlib, which takes a second
+    from lightning_sv.plots.gamma_plot import draw_gammas  # imports matplotlib, which takes a second
     from lightning_sv.runs.events import read_run
 
     draw_gammas(read_run(run_dir, complete=False), path)

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from lightning_sv.analysis.theory_plots import draw_panels
 from lightning_sv.atomic import check_writable, write_atomically
 from lightning_sv.errors import expect_known
 from lightning_sv.json_text import json_text
+from lightning_sv.plots.theory_plots import draw_panels
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Result
 

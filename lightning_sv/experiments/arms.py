@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.optimum import Optimum, fit_optimum
-from lightning_sv.analysis.scaling import ScalingFit, fit_scaling
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.tags import VAL_LOSS
+from lightning_sv.statistics.optimum import Optimum, fit_optimum
+from lightning_sv.statistics.scaling import ScalingFit, fit_scaling
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunSpec

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm
 from lightning_sv.experiments.claims.claim_types import KINDS
@@ -17,6 +16,7 @@ from lightning_sv.experiments.results import Figure, PlannedFigure, Verdict
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.job import Job
+from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 
 
 def evaluate(figures: Sequence[PlannedFigure], runs: RunStore) -> list[Figure]:

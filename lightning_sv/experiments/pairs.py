@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
-from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
+from lightning_sv.statistics.paired import PairedDifference, TokenEfficiency, token_efficiency
+from lightning_sv.statistics.verdicts import difference_sentence, direction, tokens_sentence
 
 
 @dataclass(frozen=True, eq=False)

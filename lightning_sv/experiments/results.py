@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_sv.analysis.verdicts import VerdictWord
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.kinds.base import LoadedPanel, PlannedPanel
 from lightning_sv.experiments.spec import FigureSpec
+from lightning_sv.statistics.verdicts import VerdictWord
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, compared: PretrainCo
     """
     try:
         # Import matplotlib here, because it would delay every start.
-        from lightning_sv.analysis.run_plot import draw_run
+        from lightning_sv.plots.run_plot import draw_run
         from lightning_sv.runs.events import read_run
 
         draw_run(read_run(run_dir), run_dir / PICTURE)

@@ -13,8 +13,8 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
-from tests.analysis.test_run_plot import synthetic
 from tests.experiments import fake_fit
+from tests.plots.test_run_plot import synthetic
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -12,9 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.block_anova import BlockDesign
-from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.verdicts import Outcome, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.claim_types import KINDS
@@ -27,6 +24,9 @@ from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
+from lightning_sv.statistics.block_anova import BlockDesign
+from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.verdicts import Outcome, directed
 
 TOKENS = np.arange(100, 2001, 100)
 ONES = np.ones(len(TOKENS))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.analysis.verdicts import NOT_TESTABLE
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.results import PlannedFigure
@@ -17,6 +16,7 @@ from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script
 from lightning_sv.scale.strategy import ScaleStrategy
+from lightning_sv.statistics.verdicts import NOT_TESTABLE
 from tests.conftest import ROOT, config_args, thinned
 
 

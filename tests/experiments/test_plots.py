@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.report.copying import copying_table
@@ -27,6 +26,7 @@ from lightning_sv.experiments.report.plots import (
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
+from lightning_sv.plots.style import BLUE
 from lightning_sv.runs.events import Curve, Run
 from tests.experiments import fake_results as fake
 

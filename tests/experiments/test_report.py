@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
-from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.tables import steps_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict

@@ -120,9 +120,7 @@ def test_vectors_of_backbone_experts_measured_one_by_one() -> None:
         inputs = model.layers[1].ffn.inputs
         readers = dict(inputs.branches())
         if strategy == "llama":
-            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(
-                f"layers.1.ffn.inputs.{n}" for n in readers
-            )
+            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(f"layers.1.ffn.inputs.{n}" for n in readers)
             blocks = [w.weight.flatten(0, -2) for w in readers.values()]
             assert_measured(rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks))
             continue

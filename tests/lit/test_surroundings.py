@@ -172,7 +172,7 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
             patch.setattr(sys, "stdout", lost)
             assert main(fit) == HUNG_UP
         assert load(run)["global_step"] == 1
-        monkeypatch.setattr("lightning_sv.analysis.run_plot.draw_run", draw)
+        monkeypatch.setattr("lightning_sv.plots.run_plot.draw_run", draw)
         for times in (1, 2):  # the second time there is nothing to train, and the end comes again
             assert main([*fit, "--json"]) == 0
             shown = capsys.readouterr()

@@ -12,10 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_sv.analysis.optimum import Optimum
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES
-from lightning_sv.analysis.verdicts import (
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm, fit_series
+from lightning_sv.experiments.claims.pooling import LossAt
+from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
+from lightning_sv.runs.events import Run
+from lightning_sv.statistics.optimum import Optimum
+from lightning_sv.statistics.paired import PairedDifference, paired_difference, percent, token_efficiency
+from lightning_sv.statistics.scaling import FEWEST_SIZES
+from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
     CONTRADICTED,
     HOLDS,
@@ -32,12 +38,6 @@ from lightning_sv.analysis.verdicts import (
     pairs_words,
     times,
 )
-from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, fit_series
-from lightning_sv.experiments.claims.pooling import LossAt
-from lightning_sv.experiments.kinds.base import LoadedPanel
-from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
-from lightning_sv.runs.events import Run
 
 
 class Estimate(NamedTuple):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_sv.analysis.block_anova import BlockDesign
-from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import VAL_LOSS
+from lightning_sv.statistics.block_anova import BlockDesign
+from lightning_sv.statistics.paired import PairedDifference
 
 #: keys of a summary that define the unit of losses
 CORPUS_KEYS = ("corpus_hash", "tokenizer_sha256")

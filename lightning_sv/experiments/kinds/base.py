@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.analysis.verdicts import CONFIDENCE
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm, RunRequest, Series, fit_series, on_shared_seeds
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.runs.events import Run
+from lightning_sv.statistics.paired import PairedDifference
+from lightning_sv.statistics.scaling import ScalingFit
+from lightning_sv.statistics.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
     from lightning_sv.experiments.report.plot import Plot

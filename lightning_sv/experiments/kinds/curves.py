@@ -1,9 +1,9 @@
 """Loss against tokens, and differences to the baseline."""
 
-from lightning_sv.analysis.verdicts import count_pairs, direction, interval_text, times
 from lightning_sv.experiments.arms import Arm, baseline_first
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind, TextTable
 from lightning_sv.experiments.pairs import Pair
+from lightning_sv.statistics.verdicts import count_pairs, direction, interval_text, times
 
 #: heading of a ratio; above 1, the baseline needs more tokens than the arm
 TOKEN_FACTOR = "tokens of the baseline / own tokens"

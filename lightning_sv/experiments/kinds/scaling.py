@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.analysis.verdicts import interval_text
 from lightning_sv.errors import expect
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, PanelKind, Point, TextTable
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
+from lightning_sv.statistics.scaling import ScalingFit
+from lightning_sv.statistics.verdicts import interval_text
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.run_spec import RunResolver, RunSpec

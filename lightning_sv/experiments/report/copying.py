@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, tokens_to_reach
 from lightning_sv.experiments.arms import Arm, baseline_first
 from lightning_sv.experiments.kinds.base import LoadedPanel, TextTable
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import COPYING
+from lightning_sv.statistics.paired import PairedDifference, paired_difference, tokens_to_reach
 
 #: kinds of tokens in `callbacks.copying.token_kinds`
 TOKEN_KINDS = ("repeat", "seen", "unseen")

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, p_words, tokens_per_param
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.markdown_text import markdown_text
 from lightning_sv.runs.provenance import Provenance
+from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 
 # headings of the claims of all figures, and of one figure
 _ALL = ("figure", "claim", "verdict", "corrected", "ours, nats per token unless said", "the paper's")

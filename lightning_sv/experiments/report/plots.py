@@ -9,20 +9,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from lightning_sv.analysis import style
-from lightning_sv.analysis.gamma_plot import gamma_figure
-from lightning_sv.analysis.optimum import Optimum
-from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
-from lightning_sv.analysis.run_plot import branch_curves, draw_branches
-from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.analysis.verdicts import EQUAL, NOT_RESOLVED, direction
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, Series
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report.copying import FORMED, GAIN
 from lightning_sv.experiments.report.plot import Plot
+from lightning_sv.plots import style
+from lightning_sv.plots.gamma_plot import gamma_figure
+from lightning_sv.plots.run_plot import branch_curves, draw_branches
 from lightning_sv.runs.events import Curve, Run
+from lightning_sv.statistics.optimum import Optimum
+from lightning_sv.statistics.paired import PairedCurve, on_one_grid, paired_curve
+from lightning_sv.statistics.scaling import ScalingFit
+from lightning_sv.statistics.verdicts import EQUAL, NOT_RESOLVED, direction
 
 # strategies that have the same colour in every figure; the others take free colours
 _FIXED = {"llama": style.BLUE, "unified": style.VERMILLION, "hg+dnp+or+iwd": style.VERMILLION, "nop": style.PURPLE}

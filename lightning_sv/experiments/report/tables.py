@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.paired import percent
-from lightning_sv.analysis.verdicts import count_pairs, interval_text, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm, baseline_first
@@ -20,6 +18,8 @@ from lightning_sv.json_text import json_text
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text, plain_cell, read_csv
 from lightning_sv.runs.tags import COPYING, VAL_LOSS
+from lightning_sv.statistics.paired import percent
+from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
 
 PAPER_TOKENS_PER_PARAM = 100
 #: files of the report

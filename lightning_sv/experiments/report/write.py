@@ -6,21 +6,21 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_sv.analysis.gamma_plot import gamma_maps
-from lightning_sv.analysis.optimum import Optimum
-from lightning_sv.analysis.page import html_page
-from lightning_sv.analysis.style import plain_style
 from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report import plots, tables
 from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
+from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.plot import Plot
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import rounded
+from lightning_sv.plots.gamma_plot import gamma_maps
+from lightning_sv.plots.style import plain_style
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.results_csv import RESULTS
+from lightning_sv.statistics.optimum import Optimum
 
 COPYING_NOTE = (
     "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "

@@ -126,7 +126,7 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
 
 def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
     """Return a panel with a sentence on each pair, and panels for branch norms and sharpness if logged."""
-    from lightning_sv.analysis.run_plot import branch_curves  # it imports matplotlib, which a dry run does not need
+    from lightning_sv.plots.run_plot import branch_curves  # it imports matplotlib, which a dry run does not need
 
     sentences = [" ".join(pair.sentences) for pair in panel.pairs]
     runs = [run for arm in panel.arms for run in arm.runs]

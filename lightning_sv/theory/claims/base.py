@@ -1,4 +1,4 @@
-"""Claims of the paper, their checks, results and plots; plots are data, drawn by `analysis.theory_plots`."""
+"""Claims of the paper, their checks, results and plots; plots are data, drawn by `plots.theory_plots`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Line(NamedTuple):
     y: Array | Sequence[float]  #: shape (N,)
     marks: bool = False  #: if True, marks instead of a line
     spread: Array | None = None  #: half-width of a band, shape (N,)
-    colour: str | None = None  #: name in `analysis.style.PALETTE` or of matplotlib; None for the next unused one
+    colour: str | None = None  #: name in `plots.style.PALETTE` or of matplotlib; None for the next unused one
 
 
 class Panel(NamedTuple):

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.paired import on_one_grid, paired_curve, paired_difference, token_efficiency, tokens_to_reach
-from lightning_sv.analysis.verdicts import Outcome, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
+from lightning_sv.statistics.paired import (
+    on_one_grid,
+    paired_curve,
+    paired_difference,
+    token_efficiency,
+    tokens_to_reach,
+)
+from lightning_sv.statistics.verdicts import Outcome, below, opposite, tokens_sentence
 
 LOSSES = st.floats(0.5, 12, allow_nan=False)
 

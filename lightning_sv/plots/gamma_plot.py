@@ -14,8 +14,8 @@ from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from lightning_sv.analysis import style
 from lightning_sv.errors import NotTestableError
+from lightning_sv.plots import style
 from lightning_sv.runs.events import Curve, Run
 
 # 'branch_norm/layer0/q_proj/gamma_in'; the norm of gamma over sqrt(width), which is its rms

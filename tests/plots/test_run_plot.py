@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib import rcParams
 
-from lightning_sv.analysis import style
-from lightning_sv.analysis.run_plot import draw_run
-from lightning_sv.analysis.style import write_picture
+from lightning_sv.plots import style
+from lightning_sv.plots.run_plot import draw_run
+from lightning_sv.plots.style import write_picture
 from lightning_sv.runs.events import Curve, Run
 from tests.conftest import thinned
 

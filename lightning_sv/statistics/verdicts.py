@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent
+from lightning_sv.statistics.paired import PairedDifference, TokenEfficiency, percent
 
 VerdictWord = Literal["holds", "contradicted", "equal within 0.01", "not resolved", "not testable here"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
 
-from lightning_sv.analysis.gamma_plot import draw_gammas, gamma_figure, gamma_maps
 from lightning_sv.errors import NotTestableError
+from lightning_sv.plots.gamma_plot import draw_gammas, gamma_figure, gamma_maps
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.array([0, 1_000, 3_000])

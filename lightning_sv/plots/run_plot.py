@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from lightning_sv.analysis import style
 from lightning_sv.errors import NotTestableError
+from lightning_sv.plots import style
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.tags import TRAIN_LOSS, VAL_LOSS
 

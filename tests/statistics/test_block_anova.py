@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_sv.analysis.block_anova import UNEQUAL, BlockDesign, BlockModel
+from lightning_sv.statistics.block_anova import UNEQUAL, BlockDesign, BlockModel
 
 #: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31 of the whole. Later
 #: ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from lightning_sv.analysis.verdicts import VerdictWord
+from lightning_sv.statistics.verdicts import VerdictWord
 
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 
@@ -30,7 +30,7 @@ def html_page(markdown: str, root: Path) -> str:
         for i, j in pairwise([3, *starts, len(tokens)])  # the template has the title, which is three tokens
     ]
     titles = [_words(tokens[i + 1]) for i in starts]
-    loader = PackageLoader("lightning_sv", "analysis")
+    loader = FileSystemLoader(Path(__file__).parent)
     frame = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
     return frame.render(
         title=_words(tokens[1]),

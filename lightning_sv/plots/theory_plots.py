@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from lightning_sv.analysis.style import GREY, PALETTE, formula_style, new_figure, set_style, write_picture
+from lightning_sv.plots.style import GREY, PALETTE, formula_style, new_figure, set_style, write_picture
 from lightning_sv.theory.claims.base import Panel
 
 _COLOURS = tuple(PALETTE.values())

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lightning_sv.analysis.style import GREY, LINES, PALETTE, new_figure, plain_style, set_style, write_picture
 from lightning_sv.interop.inspect import VectorStatistics
+from lightning_sv.plots.style import GREY, LINES, PALETTE, new_figure, plain_style, set_style, write_picture
 
 _COLOURS = list(PALETTE.values())[:-1]  # the reference line is grey
 _MARKERS = "osv^D"

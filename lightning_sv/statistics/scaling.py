@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares, nnls
 from scipy.special import ndtri, stdtrit
 
-from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import NotTestableError
+from lightning_sv.statistics.paired import PairedDifference
 
 #: fewer sizes give no trend: a power law with a floor goes nearly through any points
 FEWEST_SIZES = 4

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.scaling import Form, Law, _fit_law, _shifts, fit_scaling
+from lightning_sv.statistics.scaling import Form, Law, _fit_law, _shifts, fit_scaling
 
 SIZES = np.array([1e5, 3e5, 1e6, 3e6, 1e7])
 A, B = Law("power", 20.0, 0.20, 2.0), Law("power", 21.0, 0.21, 2.0)

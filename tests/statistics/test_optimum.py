@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_sv.analysis.optimum import fit_optimum
+from lightning_sv.statistics.optimum import fit_optimum
 
 RATES, STDS = (0.003, 0.006, 0.012, 0.024), (0.01, 0.02, 0.04)
 POINTS = [(lr, std) for lr in RATES for std in STDS]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc
 
-from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.errors import NotTestableError
+from lightning_sv.statistics.paired import PairedDifference, paired_difference
 
 #: p value, times the number of arms, below which an arm scatters more than the others and is not pooled
 UNEQUAL = 0.05

@@ -1,1 +1,0 @@
-"""Statistics and figures of finished runs, from their files: paired differences, scaling laws, grids, curves."""

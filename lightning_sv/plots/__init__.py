@@ -1,0 +1,1 @@
+"""Plots: their style, and those of one run, its scale vectors, a model and the theory."""
