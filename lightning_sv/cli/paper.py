@@ -19,7 +19,9 @@ from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.preflight import check_corpora, check_recorded_curves, check_trainable
-from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
+from lightning_sv.experiments.report.claims import verdicts_json
+from lightning_sv.experiments.report.folder import check_replaceable
+from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import MFU, RunResolver
 from lightning_sv.experiments.run_store import RunStore, context_of, train
@@ -27,7 +29,6 @@ from lightning_sv.experiments.spec import Budget, budget_names, figure_names, lo
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
-from lightning_sv.runs.results_csv import read_recorded
 from lightning_sv.settings.paths import find_config
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.yaml_file import parse_overrides, read_leaves

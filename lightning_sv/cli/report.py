@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.report.tables import check_replaceable
+from lightning_sv.experiments.report.folder import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.from_runs import own_figure, print_pairs
 from lightning_sv.json_text import json_text

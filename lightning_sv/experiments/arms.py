@@ -1,6 +1,6 @@
 """Arms of a panel, as planned and with their runs; series of arms over settings, sizes or lengths."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -113,6 +113,14 @@ class Arm:
         if tuple(seeds) == tuple(self.by_seed):
             return self
         return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
+
+
+def runs_of(arms: Iterable[Arm]) -> list[Run]:
+    """Return the runs of arms."""
+    runs: list[Run] = []
+    for arm in arms:
+        runs += arm.runs
+    return runs
 
 
 def baseline_first(arms: Sequence[Arm]) -> list[Arm]:

@@ -28,7 +28,7 @@ from lightning_sv.experiments.comparability import check_same_corpus, comparabil
 from lightning_sv.experiments.evaluate import load_panels
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.curves import LATE_TRAINING
-from lightning_sv.experiments.report.tables import check_replaceable, reported_runs
+from lightning_sv.experiments.report.folder import check_replaceable, reported_runs
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_store import RunStore, train
@@ -157,12 +157,10 @@ def _run_numbers(name: str, run: Run, job: Job, out: Path) -> dict[str, Any]:
 def print_comparison(console: Console, figure: Figure, out: Path) -> None:
     """Print the table of a comparison, sentences, warnings and the paths of its files."""
     panel = figure.panels[0]
-    columns, rows = panel.kind.table(panel)
-    in_report = ("each seed", LATE_TRAINING)  # too wide for 80 columns
-    shown = [column for column, name in enumerate(columns) if name not in in_report]
-    table = Table(*(Column(columns[k], overflow="fold") for k in shown))
-    for row in rows:
-        table.add_row(*(escape(row[k]) for k in shown))
+    shown = panel.kind.table(panel).drop(columns=["each seed", LATE_TRAINING])  # too wide for 80 columns
+    table = Table(*(Column(name, overflow="fold") for name in shown.columns))
+    for row in shown.to_numpy():
+        table.add_row(*map(escape, row))
     console.print(table)
     print_pairs(console, panel.pairs, figure.warnings)
     for name in (COMPARISON, "report.html"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable
@@ -86,8 +87,8 @@ def figure() -> Figure:
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
-    table = MeasuredTable(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
-    overhead = replace(LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=table)
+    times = pd.DataFrame({"model": ["llama <b>", "unified"], "time, ms": [151.0, 157]}, dtype=object)
+    overhead = replace(LoadedPanel.of_arms(PanelSpec("Overhead", kind="table"), ()), table=MeasuredTable(times))
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, overhead)
     title, summary = "Placement <of> scale vectors", "What <script>alert(1)</script> does."
     paper = {"difference at 0.12B": "-0.033"}

@@ -19,7 +19,7 @@ from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
 from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, statement, verdicts
 from lightning_sv.experiments.kinds.base import LoadedPanel, add_to_pool
 from lightning_sv.experiments.kinds.table import throughput_table
-from lightning_sv.experiments.report.tables import ours_words
+from lightning_sv.experiments.report.claims import estimate_text
 from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
@@ -205,7 +205,9 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     assert "reaches b's final loss in 3 of 4 pairs: no token factor." in lucky.sentence  # without pairs to go
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
-    assert ours_words(worse).startswith("the final loss: +0.1000 (") and ours_words(found).startswith("1.11 times (")
+    assert estimate_text(worse).startswith("the final loss: +0.1000 (") and estimate_text(found).startswith(
+        "1.11 times ("
+    )
 
 
 def test_apart_norms_compare_their_growth() -> None:
@@ -265,9 +267,9 @@ def test_cost_and_memory_are_ratios_of_the_second_half() -> None:
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
-    rows = throughput_table(arms).rows
-    assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
-    assert rows[1][1:3] == (pytest.approx(1e4), pytest.approx(2.0))
+    first, second = throughput_table(arms).frame.to_numpy().tolist()
+    assert (first[0], *first[3:]) == ("a", "not stated", 4) and (second[0], *second[3:]) == ("b", "not stated", 4)
+    assert second[1:3] == pytest.approx([1e4, 2.0])
     grown = judge("memory", *arms, margin=1.2)
     assert grown.verdict == "holds" and grown.estimate == pytest.approx(1.1)
     assert judge("memory", *arms, margin=1.05).verdict == "contradicted"

@@ -26,7 +26,7 @@ from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.plots import scalar_plots
-from lightning_sv.experiments.report.tables import run_rows, write_csv
+from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
@@ -316,7 +316,7 @@ def test_compare_command_other_settings_keep_the_earlier_report(
     """The names of the arms do not tell: an optimizer or a length of all arms is in none of them."""
 
     def write_runs(figures: Sequence[Figure], out: Path, *_: str) -> None:
-        write_csv(out / "results.csv", run_rows(figures, out))
+        write_csv(out / "results.csv", run_frame(figures, out))
 
     monkeypatch.setattr("lightning_sv.experiments.compare.write_report", write_runs)
     words = ["--a", "llama", "--b", "unified", *run_args]

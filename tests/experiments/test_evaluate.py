@@ -19,7 +19,9 @@ from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.kinds.grid import TUNING_SEED
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.report.write import write_report, write_tuned
+from lightning_sv.experiments.report.results_csv import read_recorded
+from lightning_sv.experiments.report.tuned import write_tuned
+from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
@@ -27,7 +29,6 @@ from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.events import Curve, Run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
-from lightning_sv.runs.results_csv import read_recorded
 from tests.conftest import edit_json, thinned
 from tests.experiments.fake_fit import write_scalars
 from tests.experiments.test_compare import FAKE
@@ -431,8 +432,8 @@ def test_paper_command_dry_run_slurm_train_report(
     assert [figure.spec.name for figure in figures] == ["heterogeneity", "overhead"]
     assert (where, budget) == (out, f"cpu: {load_budget('cpu').summary}")
     table = figures[1].panels[0]
-    assert table.spec.kind == "table" and table.table.columns[0] == "strategy"
-    assert {"llama", "unified"} <= {str(row[0]).partition(",")[0] for row in table.table.rows}
+    assert table.spec.kind == "table"
+    assert {"llama", "unified"} <= set(table.table.frame.strategy.str.partition(",")[0])
     assert [v.verdict for v in figures[1].verdicts] == ["not testable here"] * 2
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
     assert run_paper([*words, "--no_train", "--json"]) == 0

@@ -95,12 +95,12 @@ def test_curve_plots_ends_are_those_of_the_table() -> None:
         arms = (replace(arm, runs=tuple(map(_last, arm.runs))) if alone else arm for arm in (fewer, llama, ours))
         shown = LoadedPanel.of_arms(panel.spec, tuple(arms))
         plots, notes = curve_plots(shown)
-        axes, (_, table) = plots[-1].figure.axes[0], shown.kind.table(shown)
+        axes, table = plots[-1].figure.axes[0], shown.kind.table(shown).iloc[1:]
         names = axes.get_legend_handles_labels()[1]
-        assert [name.split("  ")[1].split(",")[0] for name in names] == [row[3] for row in table[1:]]
+        assert [name.split("  ")[1].split(",")[0] for name in names] == table.difference.tolist()
         assert any(note.startswith("dp: the line is the mean") for note in notes)
     bars: list[Any] = axes.containers
-    assert [bar.has_yerr for bar in bars] == [row[4][0] in "+-" for row in table[1:]]
+    assert [bar.has_yerr for bar in bars] == table["95% interval"].str[0].isin(["+", "-"]).tolist()
 
 
 def _last(run: Run) -> Run:
@@ -116,10 +116,10 @@ def test_scaling_plots_have_both_fits_and_the_difference() -> None:
     law, _ = panel.fits[0]["unified"]
     assert law.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
-    columns, rows = panel.kind.table(panel)
-    assert not notes and len(rows) == 4 and columns[2] == "law of llama"
-    assert rows[0][:3] == ["unified", law.b.formula(), law.a.formula()]
-    assert rows[0][4].startswith(f"{law.slope.mean:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
+    table = panel.kind.table(panel)
+    assert not notes and table.arm.tolist() == ["unified"] * 2 + ["hg+dp+or (ours)"] * 2
+    assert table[["law", "law of llama"]].iloc[0].tolist() == [law.b.formula(), law.a.formula()]
+    assert table.filter(like="slope").iloc[0, 0].startswith(f"{law.slope.mean:+.4f} (")
     bars = gap.figure.axes[0].containers
     assert [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
     assert [plot.name for plot in sizes] == [f"{x}-{size}" for size in panel.sizes for x in ("loss", "difference")]
@@ -142,7 +142,7 @@ def test_length_plots_have_a_difference_per_length() -> None:
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
     assert list(bars[0].lines[0].get_xdata()) == pytest.approx(lengths) and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
-    assert len(panel.kind.table(panel)[1]) == 12
+    assert len(panel.kind.table(panel)) == 12
 
 
 def test_grid_plots_name_the_optimum() -> None:
@@ -183,8 +183,8 @@ def test_scalar_plots_are_in_logarithms() -> None:
     assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
     assert notes == ["nop has no sharp in its event files."]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    columns, rows = panel.kind.table(panel)
-    assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
+    table = panel.kind.table(panel)
+    assert table.columns[1].startswith("sharp") and table.iloc[0].tolist() == ["llama", "100", "50, 100, 200"]
     empty = LoadedPanel.of_arms(panel.spec, panel.arms[2:])
     assert scalar_plots(empty) == ((), ["nop has no sharp in its event files."])
 
@@ -200,11 +200,10 @@ def test_copying_table_has_parts_and_time_of_the_circuit(tmp_path: Path) -> None
             curves |= {"repeat_share": np.full(5, 0.3), "seen_share": np.full(5, 0.2)}
             for key, values in curves.items():
                 run.curves[f"copying/{key}"] = Curve(np.arange(1, 6) * 1_000_000, values)  # type: ignore[index]
-    columns, rows = copying_table(panel)
-    table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
-    assert table["llama"]["circuit forms after, M tokens"] == "4.50, 4.50, 4.50"
-    assert set(table["dp"]["circuit forms after, M tokens"].split(", ")) == {"never"}
-    parts = [float(table["dp"][f"difference by {kind}"]) for kind in ("repeat", "seen", "unseen")]
+    table = copying_table(panel).set_index("arm")
+    formed = table["circuit forms after, M tokens"]
+    assert formed["llama"] == "4.50, 4.50, 4.50" and set(formed["dp"].split(", ")) == {"never"}
+    parts = table.filter(like="difference by").loc["dp"].astype(float).tolist()
     assert parts == pytest.approx([0.3 * 2, 0, 0.5 * -0.1])
     write_report([Figure(FigureSpec("f", "t", "s", "s", []), (panel,))], tmp_path, "w")
     assert (tmp_path / "figures/f-1-copying.png").is_file()

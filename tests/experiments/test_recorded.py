@@ -11,12 +11,11 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.kinds.table import read_table
 from lightning_sv.experiments.preflight import check_recorded_curves
-from lightning_sv.experiments.report.tables import write_csv
+from lightning_sv.experiments.report.results_csv import read_recorded, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import load_figure
-from lightning_sv.runs.results_csv import read_recorded
 from lightning_sv.theory.claims import CLAIMS
 from tests.conftest import ROOT
 from tests.experiments.test_compare import FAKE
@@ -61,9 +60,9 @@ def test_recorded_runs_have_the_same_verdicts(
 def test_write_csv_label_is_no_formula_and_is_read_again(
     label: str, trained: tuple[Path, Figure], tmp_path: Path
 ) -> None:
-    recorded = pd.read_csv(trained[0] / "results.csv", dtype=str, keep_default_na=False)
+    recorded = pd.read_csv(trained[0] / "results.csv", dtype=str, keep_default_na=False)[:1]
     path = tmp_path / "results.csv"
-    write_csv(path, [recorded.to_dict("records")[0] | {"arm": label}])
+    write_csv(path, recorded.assign(arm=label))
     assert pd.read_csv(path)["arm"][0][0] not in "=+@"
     (run,) = read_recorded([path]).values()
     assert run.label == label
@@ -165,10 +164,10 @@ RECORDED = ROOT / "results/theory/theory.json"
 def test_table_read_figure_11_has_the_recorded_claims() -> None:
     (panel,) = load_figure("or-theorem", ROOT / "conf").panels
     assert panel.file is not None and ROOT / panel.file == RECORDED
-    table = read_table(RECORDED)
-    assert [row[0] for row in table.rows] == ["(i)", "(ii)", "(iii)", "P"]
-    assert {row[-1] for row in table.rows} == {"holds"} and "make theory" in table.note
-    (ratio,) = [str(row[3]) for row in table.rows if row[0] == "(iii)"]
+    frame, note = read_table(RECORDED)
+    assert frame.part.tolist() == ["(i)", "(ii)", "(iii)", "P"]
+    assert set(frame.verdict) == {"holds"} and "make theory" in note
+    (ratio,) = frame.measured[frame.part == "(iii)"]
     assert ratio.startswith("0.9999")  # below 1, and not rounded to it
 
 

@@ -4,20 +4,24 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
-from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.content import Section, report_content
+from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.experiments.report.page import html_page
-from lightning_sv.experiments.report.tables import steps_table
+from lightning_sv.experiments.report.steps import steps_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.from_runs import own_figure
@@ -96,24 +100,33 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 @example(words="\\| <script>alert(1)</script>", command="a\n```\n<script>")
 @example(words="1. a", command="")
 @settings(max_examples=40, deadline=None)
-def test_html_page_any_text_is_escaped(words: str, command: str) -> None:
+def test_both_pages_have_any_text_escaped(words: str, command: str) -> None:
     """In headings, paragraphs, warnings, cells, alternative texts and commands."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
     made = figure()
     spec = replace(made.spec, title=words)
     result = replace(made, spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
-    section = Section(words, [], [words], [[words]], [words])
-    text = markdown_report([result], [[section]], [(words, words)])
-    html = html_page(text, Path("nowhere"))
-    shown = " ".join(words.split())
-    page = Page(html)
-    body = html[html.index("<body>") : html.index("<script>")]
-    found = [unescape(x) for x in re.findall(r"<(?:h1|h2|h3|td.*?|th|p|a.*?)>(.*?)</(?:h1|h2|h3|td|th|p|a)>", body)]
-    # title, 2 of the head, contents, 4 of all claims, heading, warning, 3 of its claims, panel, column, cell, note
-    assert found.count(shown) >= 14 and f"Warning: {shown}" in page.text and page.open == []
-    assert unescape(re.findall(r"<p>(.*?)</p>", body)[-1]) == shown  # the note is a paragraph, not a list
-    (code,) = re.findall(r"<pre>.*?>(.*)</code></pre>", body, re.DOTALL)
-    assert unescape(code).rstrip("\n") == command.rstrip("\n")
+    section = Section(words, table=pd.DataFrame({words: [words]}), notes=[words])
+    content = report_content([result], [[section]], {words: words})
+    html = html_page(content, Path("nowhere"))
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown_report(content))
+    assert Page(html).open == []
+
+    html = html[html.index("<body>") : html.index("<script>")]
+    found, expected = texts(html), texts(markdown)
+    # title, 2 facts, 4 of all claims, heading, 3 of its claims, panel, column, cell, note
+    assert found[" ".join(words.split())] >= 13
+    assert found - expected == Counter({"Contents": 1}) and set(expected - found) <= {""}
+    for page in (html, markdown):
+        (code,) = re.findall(r"<pre><code.*?>(.*)</code></pre>", page, re.DOTALL)
+        assert unescape(code).rstrip("\n") == command.rstrip("\n")
+
+
+def texts(html: str) -> Counter[str]:
+    """Return the texts of the headings, cells and paragraphs of a page."""
+    found = re.findall(r"<(h[123]|td|th|p)\b[^>]*>(.*?)</\1>", html, re.DOTALL)
+    plain = [unescape(re.sub("</?strong>", "", text)) for _, text in found]
+    return Counter(" ".join(text.split()) for text in plain)
 
 
 def test_markdown_report_links_existing_pictures(report: Path) -> None:
@@ -210,7 +223,7 @@ def test_steps_table_value_that_a_run_lacks_is_empty(tmp_path: Path) -> None:
     for seed in range(2):
         write_scalars(tmp_path / f"llama{seed}", "clipped_steps", [(5_000, 0.5 * seed)], wall_time=1.0)
     panel = own_figure([tmp_path], baseline="llama").panels[0]
-    _, table = steps_table(panel)
+    table = steps_table(panel).to_numpy().tolist()
     assert table == [["llama", "25.0%", "2.00e-02"], ["dp", "", "2.00e-02"]]
 
 

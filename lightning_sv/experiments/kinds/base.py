@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import pandas as pd
+
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm, RunRequest, Series, fit_series, on_shared_seeds
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
@@ -28,13 +30,6 @@ if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do no
 LOSS_CLAIMS = ("less", "not_less", "equal", "leads", "widens", "keeps", "efficiency")
 
 
-class TextTable(NamedTuple):
-    """Headings and cells of a table of the report; no headings if there is none."""
-
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-
-
 class Drawing(NamedTuple):
     """Plots of a panel, and sentences on what they lack."""
 
@@ -45,8 +40,7 @@ class Drawing(NamedTuple):
 class MeasuredTable(NamedTuple):
     """Measured content that is not a loss, with a note on its source."""
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | float, ...], ...]
+    frame: pd.DataFrame
     note: str = ""
 
 
@@ -149,9 +143,9 @@ class PanelKind:
         """Return measured content that is not a loss; None if the kind has none."""
         return None
 
-    def table(self, panel: "LoadedPanel") -> TextTable:
-        """Return the table of a panel in the report."""
-        return TextTable()
+    def table(self, panel: "LoadedPanel") -> pd.DataFrame:
+        """Return the table of a panel in the report, whose cells are texts; empty if it has none."""
+        return pd.DataFrame()
 
     def draw(self, panel: "LoadedPanel") -> Drawing:
         """Draw the plots of a panel."""

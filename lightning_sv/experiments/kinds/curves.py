@@ -1,7 +1,9 @@
 """Loss against tokens, and differences to the baseline."""
 
+import pandas as pd
+
 from lightning_sv.experiments.arms import Arm, baseline_first
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind, TextTable
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.statistics.verdicts import count_pairs, direction, interval_text, times
 
@@ -21,7 +23,7 @@ class CurvesKind(PanelKind):
     shows_training = True
     uses_every_seed = True
 
-    def table(self, panel: LoadedPanel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm: its losses, and its difference to the baseline."""
         return difference_table(panel)
 
@@ -32,7 +34,7 @@ class CurvesKind(PanelKind):
         return curve_plots(panel)
 
 
-def difference_table(panel: LoadedPanel) -> TextTable:
+def difference_table(panel: LoadedPanel) -> pd.DataFrame:
     """Return one row per arm: losses, difference to the baseline, token factor, late training loss."""
     pairs = {pair.b.label: pair for pair in panel.pairs}
     counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}
@@ -55,7 +57,7 @@ def difference_table(panel: LoadedPanel) -> TextTable:
     if not panel.spec.claims:  # the verdicts of claims are by one-sided tests
         columns.append("result")
     columns += [TOKEN_FACTOR, LATE_TRAINING]
-    return TextTable(columns, [[row.get(column, "") for column in columns] for row in rows])
+    return pd.DataFrame(rows, columns=columns, dtype=object).fillna("")
 
 
 def _difference_cells(pair: Pair, *, show_count: bool) -> dict[str, str]:

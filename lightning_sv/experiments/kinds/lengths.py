@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, TextTable
+import pandas as pd
+
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel
 from lightning_sv.experiments.kinds.curves import difference_table
 from lightning_sv.experiments.kinds.scaling import ScalingKind
 from lightning_sv.experiments.spec import PanelSpec
@@ -35,7 +37,7 @@ class LengthsKind(ScalingKind):
         """Return the tokens per parameter."""
         return run_spec.tokens_per_param
 
-    def table(self, panel: LoadedPanel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm and length."""
         return difference_table(panel)
 

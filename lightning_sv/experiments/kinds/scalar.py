@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from lightning_sv.experiments.arms import baseline_first
-from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind, TextTable
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import PanelSpec
 
 
@@ -20,17 +21,23 @@ class ScalarKind(PanelKind):
         if not panel.tag:
             yield f"tag is '' and kind is {panel.kind!r}; expected a tag, e.g. sharpness/all/lambda_max."
 
-    def table(self, panel: LoadedPanel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per arm that logged the scalar: its geometric mean at the end, and each seed."""
-        tag, rows = panel.spec.tag, []
+        tag = panel.spec.tag
+        rows = []
         for arm in baseline_first(panel.arms):
             ends = [run.curve(tag).values[-1] for run in arm.runs if tag in run.curves]
-            if ends and min(ends) > 0:
-                mean = np.exp(np.log(ends).mean())
-                rows.append([arm.name, f"{mean:.4g}", ", ".join(f"{end:.4g}" for end in ends)])
-        if not rows:
-            return TextTable()
-        return TextTable(["arm", f"{tag} at the end, geometric mean", "each seed"], rows)
+            if not ends or min(ends) <= 0:
+                continue
+            mean = np.exp(np.log(ends).mean())
+            rows.append(
+                {
+                    "arm": arm.name,
+                    f"{tag} at the end, geometric mean": f"{mean:.4g}",
+                    "each seed": ", ".join(f"{end:.4g}" for end in ends),
+                }
+            )
+        return pd.DataFrame(rows)
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the scalar of each arm."""

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import pandas as pd
+
 from lightning_sv.errors import expect
 from lightning_sv.experiments.arms import Arm, Series
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, PanelKind, Point, TextTable
+from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, PanelKind, Point
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.statistics.scaling import ScalingFit
 from lightning_sv.statistics.verdicts import interval_text
@@ -65,26 +67,23 @@ class ScalingKind(PanelKind):
         incomplete = {arm.series for arm in self.lacking(every)}
         return [arm for arm in every if arm.series not in incomplete]
 
-    def table(self, panel: LoadedPanel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return one row per series and form of its law."""
-        pairs = laws(panel)
-        if not pairs:
-            return TextTable()
-        rows = [
-            [
-                series.name,
-                fit.b.formula(),
-                fit.a.formula(),
-                f"{fit.offset.mean:+.4f} ({interval_text(fit.offset.low, fit.offset.high)})",
-                f"{fit.slope.mean:+.4f} ({interval_text(fit.slope.low, fit.slope.high)})",
-                f"{fit.residual:.4f}",
-            ]
-            for series, _, fit in pairs
-        ]
-        offset = "offset in the middle of the sizes, nats per token (95% interval)"
-        slope = "slope difference, above 0: falls faster (95% interval)"
-        law_of_baseline = f"law of {pairs[0][1].label}"
-        return TextTable(["arm", "law", law_of_baseline, offset, slope, "residual, nats per token"], rows)
+        rows = []
+        for series, baseline, fit in laws(panel):
+            offset = f"{fit.offset.mean:+.4f} ({interval_text(fit.offset.low, fit.offset.high)})"
+            slope = f"{fit.slope.mean:+.4f} ({interval_text(fit.slope.low, fit.slope.high)})"
+            rows.append(
+                {
+                    "arm": series.name,
+                    "law": fit.b.formula(),
+                    f"law of {baseline.label}": fit.a.formula(),
+                    "offset in the middle of the sizes, nats per token (95% interval)": offset,
+                    "slope difference, above 0: falls faster (95% interval)": slope,
+                    "residual, nats per token": f"{fit.residual:.4f}",
+                }
+            )
+        return pd.DataFrame(rows)
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""

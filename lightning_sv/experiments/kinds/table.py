@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable, PanelKind, TextTable
+from lightning_sv.experiments.kinds.base import LoadedPanel, MeasuredTable, PanelKind
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.directory import config_value
 
@@ -29,12 +30,15 @@ class TableKind(PanelKind):
         """Return the content of the file, or the throughput of the runs."""
         return read_table(Path(panel.file)) if panel.file else throughput_table(arms)
 
-    def table(self, panel: LoadedPanel) -> TextTable:
+    def table(self, panel: LoadedPanel) -> pd.DataFrame:
         """Return the measured table as text."""
         if panel.table is None:
-            return TextTable()
-        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in panel.table.rows]
-        return TextTable(panel.table.columns, cells)
+            return pd.DataFrame()
+        return panel.table.frame.map(_cell_text)
+
+
+def _cell_text(cell: str | float) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def read_table(path: Path) -> MeasuredTable:
@@ -46,37 +50,55 @@ def read_table(path: Path) -> MeasuredTable:
         table = _theory_table(content, path) if isinstance(content, list) else _bench_table(content, path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
-    if not table.rows:
+    if table.frame.empty:
         raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")
     return table
 
 
 def _theory_table(content: Sequence[dict[str, Any]], path: Path) -> MeasuredTable:
-    columns = ("part", "statement", "stated", "measured", "verdict")
-    cells = [[row[key] for key in columns] for row in content if row["claim"] == "or"]
-    rows = [tuple(x if isinstance(x, str) else f"{x:.8g}" for x in row) for row in cells]
-    return MeasuredTable(columns, tuple(rows), f"Checked apart from this page by make theory ({path}).")
+    columns = ["part", "statement", "stated", "measured", "verdict"]
+    rows = [{column: row[column] for column in columns} for row in content if row["claim"] == "or"]
+    frame = pd.DataFrame(rows, columns=columns, dtype=object).map(_eight_digits)
+    return MeasuredTable(frame, f"Checked apart from this page by make theory ({path}).")
+
+
+def _eight_digits(cell: str | float) -> str:
+    return cell if isinstance(cell, str) else f"{cell:.8g}"
 
 
 def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
-    columns = ("strategy", "ms a step", "over llama", "low", "high", "pairs")
     rows = []
     for mode, groups in content.items():
         strategies = groups.get("strategies", ()) if isinstance(groups, dict) else ()
         for row in strategies:
-            numbers = (row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs"))
-            rows.append((f"{row['name']}, {mode}", *numbers))
+            rows.append(
+                {
+                    "strategy": f"{row['name']}, {mode}",
+                    "ms a step": row["milliseconds"],
+                    "over llama": row["ratio"],
+                    "low": row["low"],
+                    "high": row["high"],
+                    "pairs": row["pairs"],
+                }
+            )
     machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
-    return MeasuredTable(columns, tuple(rows), f"Measured apart from this page ({path}): {machine}.")
+    return MeasuredTable(pd.DataFrame(rows, dtype=object), f"Measured apart from this page ({path}): {machine}.")
 
 
 def throughput_table(arms: Sequence[Arm]) -> MeasuredTable:
     """Return tokens per second and peak memory, medians of the second half of each run; and micro-batches."""
     rows = []
     for arm in arms:
-        micro_batch = config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
-        rows.append((arm.label, _late_median(arm, _SPEED), _late_median(arm, _MEMORY), micro_batch, len(arm.runs)))
-    return MeasuredTable(("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs"), tuple(rows))
+        rows.append(
+            {
+                "strategy": arm.label,
+                "tokens per second": _late_median(arm, _SPEED),
+                "peak memory, GiB": _late_median(arm, _MEMORY),
+                "micro-batch": config_value(arm.runs[0].config, "data.micro_batch") or "not stated",
+                "runs": len(arm.runs),
+            }
+        )
+    return MeasuredTable(pd.DataFrame(rows, dtype=object))
 
 
 def _late_median(arm: Arm, tag: str) -> float:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
-from lightning_sv.experiments.arms import Arm, baseline_first
-from lightning_sv.experiments.kinds.base import LoadedPanel, TextTable
+from lightning_sv.experiments.arms import Arm, baseline_first, runs_of
+from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import COPYING
 from lightning_sv.statistics.paired import PairedDifference, paired_difference, tokens_to_reach
@@ -15,11 +16,17 @@ TOKEN_KINDS = ("repeat", "seen", "unseen")
 GAIN = f"{COPYING}second_minus_first"
 #: nats per token; loss on the second copy of a text minus that on the first, below which the circuit counts as formed
 FORMED = -0.5
+NOTE = (
+    "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "
+    "the rest; mean of the seeds. The parts of a difference are share times difference of a kind. They add up to the "
+    "difference on the measured sequences. The circuit counts as formed when a text is predicted better by 0.5 nats "
+    "per token on its second reading; one time per seed."
+)
 
 
 def measured(arms: Sequence[Arm]) -> bool:
     """Return whether all runs of the arms measured copying."""
-    runs = [run for arm in arms for run in arm.runs]
+    runs = runs_of(arms)
     return bool(runs) and all(GAIN in run.curves for run in runs)
 
 
@@ -28,35 +35,47 @@ def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
 
     The parts add up to the difference on the measured sequences, a part of those of val/loss.
     """
-    found = {}
-    for kind in TOKEN_KINDS:
-        first, second = (
-            [_share(run, kind) * float(run.curve(COPYING + kind).values[-1]) for run in each.runs] for each in (a, b)
-        )
-        found[kind] = paired_difference(first, second)
-    return found
+    return {kind: paired_difference(_shares_of_loss(a, kind), _shares_of_loss(b, kind)) for kind in TOKEN_KINDS}
 
 
-def copying_table(panel: LoadedPanel) -> TextTable:
-    """Return header and rows: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
+def copying_table(panel: LoadedPanel) -> pd.DataFrame:
+    """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
     arms = baseline_first(panel.arms)
-    base = arms[0] if arms[0].baseline else None
     shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
-    columns = ["arm", *(f"{kind}, {share:.0%} of tokens" for kind, share in shares.items())]
-    columns += ["second copy − first", "circuit forms after, M tokens"]
-    columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
     rows = []
     for arm in arms:
-        tags = [COPYING + kind for kind in (*TOKEN_KINDS, "second_minus_first")]
-        ends = [np.mean([run.curve(tag).values[-1] for run in arm.runs]) for tag in tags]
-        formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
-        times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
-        row = [arm.name, *(f"{end:.3f}" for end in ends), times]
-        if base:
-            parts = {} if arm is base else parts_of(*panel.paired(base, arm))
-            row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in TOKEN_KINDS]
+        row = {"arm": arm.name}
+        for kind, share in shares.items():
+            row[f"{kind}, {share:.0%} of tokens"] = f"{_mean_end(arm, COPYING + kind):.3f}"
+        row["second copy − first"] = f"{_mean_end(arm, GAIN):.3f}"
+        row["circuit forms after, M tokens"] = ", ".join(_time_formed(run) for run in arm.runs)
+        if arms[0].baseline:
+            row |= _part_cells(panel, arms[0], arm)
         rows.append(row)
-    return TextTable(columns, rows)
+    return pd.DataFrame(rows)
+
+
+def _part_cells(panel: LoadedPanel, baseline: Arm, arm: Arm) -> dict[str, str]:
+    cells = {f"difference by {kind}": "" for kind in TOKEN_KINDS}
+    if arm is not baseline:
+        for kind, part in parts_of(*panel.paired(baseline, arm)).items():
+            cells[f"difference by {kind}"] = f"{part.mean:+.4f}"
+    return cells
+
+
+def _mean_end(arm: Arm, tag: str) -> float:
+    """Return the mean over the runs of the last value of a scalar."""
+    return float(np.mean([run.curve(tag).values[-1] for run in arm.runs]))
+
+
+def _time_formed(run: Run) -> str:
+    tokens = tokens_to_reach(*run.curve(GAIN), FORMED)
+    return "never" if tokens is None else f"{tokens / 1e6:.2f}"
+
+
+def _shares_of_loss(arm: Arm, kind: str) -> list[float]:
+    """Return per run the share of a kind times its final mean loss."""
+    return [_share(run, kind) * float(run.curve(COPYING + kind).values[-1]) for run in arm.runs]
 
 
 def _share(run: Run, kind: str) -> float:

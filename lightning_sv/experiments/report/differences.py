@@ -1,20 +1,29 @@
-"""Differences to the baseline of a panel, one row each."""
+"""Differences to the baselines of panels: differences.csv."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pandas as pd
 
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.kinds.scaling import laws
 from lightning_sv.experiments.report.copying import measured, parts_of
+from lightning_sv.experiments.results import Figure
 
-#: columns of differences.csv after `figure` and `panel`
-DIFFERENCE = ("arm", "baseline", "quantity", "n", "estimate", "low", "high", "own_low", "own_high")
+COLUMNS = [
+    "figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high", "own_low", "own_high",
+]  # fmt: skip
 Row = tuple[Any, ...]
 
 
-def differences_of(panel: LoadedPanel) -> list[Row]:
+def difference_frame(figures: Sequence[Figure]) -> pd.DataFrame:
     """Return one row per difference: of final losses, in tokens, by kind of token, and of the laws of series."""
-    return [*_losses(panel), *_token_factors(panel), *_parts(panel), *_laws(panel)]
+    rows = []
+    for figure in figures:
+        for panel in figure.panels:
+            differences = (*_losses(panel), *_token_factors(panel), *_parts(panel), *_laws(panel))
+            rows += [(figure.spec.name, panel.title, *row) for row in differences]
+    return pd.DataFrame(rows, columns=COLUMNS if rows else None, dtype=object)
 
 
 def _losses(panel: LoadedPanel) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_of
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
-from lightning_sv.experiments.report.tables import tokens_per_param
+from lightning_sv.experiments.report.results_csv import tokens_per_param
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, is_diverged, runs_in

@@ -1,20 +1,25 @@
-"""Recorded runs: rows of results.csv replace run directories that do not exist here.
+"""results.csv of a report, one row per run: written with the report, and read as recorded runs.
 
 The name of a run directory has a hash of everything that determines the run, so a row identifies it
-on any machine. A row has validation losses, copying measurements and their provenance, but no other
-scalars and no config.
+on any machine, and replaces a directory that does not exist there. A row has validation losses,
+copying measurements, means of step sizes and provenance, but no other scalars and no config.
 """
 
 import csv
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.results import Figure
 from lightning_sv.runs.directory import SUMMARY_TYPES, printable
 from lightning_sv.runs.events import LATE_TRAIN_LOSS, Curve, Run, contradiction
 from lightning_sv.runs.tags import COPYING, VAL_LOSS
@@ -26,7 +31,101 @@ RESULTS = "results.csv"
 csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
 #: starts of the formulas of spreadsheets
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: columns with values of the summary
+_SUMMARY = (
+    "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash",
+    "tokenizer_sha256", "torch", "commit", "date", "machine",
+)  # fmt: skip
+#: tag and starts of tags of `TrainingMonitor` and `RelativeSteps`, whose means over a run have columns
+CLIPPED = "clipped_steps"
+ROLE_STEP = "relative_step/role/"
+_STEPS = (CLIPPED, ROLE_STEP, "relative_step/mean/")
 _NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
+
+
+# Writing
+
+
+def run_frame(figures: Sequence[Figure], out: Path) -> pd.DataFrame:
+    """Return one row per run of each panel, also without a pair or diverged.
+
+    If a run measured copying or steps, there is one column per tag. Run directories are relative
+    to `out`, the folder of the report, so that a report in a different folder has equal rows.
+    """
+    rows = []
+    for figure in figures:
+        for panel in figure.panels:
+            place = {"figure": figure.spec.name, "panel": panel.title, "kind": panel.spec.kind}
+            for arm in panel.every or panel.arms:
+                rows += [place | _run_cells(arm, run, out) for run in (*arm.runs, *arm.diverged)]
+    return pd.DataFrame(rows, dtype=object)
+
+
+def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
+    """Return the cells of one run, by column."""
+    copying = {tag: curve for tag, curve in run.curves.items() if tag.startswith(COPYING)}
+    return {
+        "arm": arm.label,
+        "ours": arm.ours,
+        "baseline": arm.baseline,
+        "seed": run.summary.get("seed"),
+        "tokens": run.tokens,
+        "tokens_per_param": tokens_per_param(run),
+        "epochs": run.summary.get("epochs"),
+        "val_loss": str(run.val_loss),  # nan of a diverged run is a value, not an empty cell
+        LATE_TRAIN_LOSS: run.late_train_loss,
+        **step_means(run),
+        **{key: run.summary.get(key) for key in _SUMMARY},
+        "run": os.path.relpath(run.dir, out),
+        "curve": curve_text(run.curve(VAL_LOSS)),
+        **{tag: curve_text(copying[tag]) for tag in sorted(copying)},
+    }
+
+
+def tokens_per_param(run: Run) -> float | None:
+    """Return training tokens per activated parameter; None if the summary has no parameters."""
+    parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
+    return run.tokens / parameters if parameters else None
+
+
+def step_means(run: Run) -> dict[str, float]:
+    """Return the share of clipped steps and the relative steps per role and branch: means of a run."""
+    if run.recorded:  # the columns of its row
+        return {tag: float(run.summary[tag]) for tag in _step_tags(run.summary)}
+    return {tag: float(run.curves[tag].values.mean()) for tag in _step_tags(run.curves)}
+
+
+def _step_tags(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith(_STEPS))
+
+
+def write_csv(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame; its texts cannot be formulas of a spreadsheet, see `plain_cell`."""
+    with atomic_path(path) as partial:
+        frame.map(plain_cell).to_csv(partial, index=False, lineterminator="\n")
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a value for a cell.
+
+    A text that spreadsheets would take for a formula begins with an apostrophe.
+
+    >>> plain_cell("=1+1"), plain_cell("llama"), plain_cell(-0.5)
+    ("'=1+1", 'llama', -0.5)
+    """
+    is_formula = isinstance(value, str) and value.lstrip("'").startswith(_FORMULA)
+    return f"'{value}" if is_formula else value
+
+
+def curve_text(curve: Curve) -> str:
+    """Return a curve as `tokens:value tokens:value`.
+
+    Nine digits preserve the float32 of event files.
+    """
+    return " ".join(f"{at}:{value:.9g}" for at, value in zip(*curve, strict=True))
+
+
+# Reading
 
 
 def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
@@ -46,18 +145,6 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
             rows[line] = {key: _cell_text(cell) for key, cell in row.items()}
         columns = tuple(reader.fieldnames or ())
     return columns, rows
-
-
-def plain_cell(value: Any) -> Any:
-    """Return a value for a cell.
-
-    A text that spreadsheets would take for a formula begins with an apostrophe.
-
-    >>> plain_cell("=1+1"), plain_cell("llama"), plain_cell(-0.5)
-    ("'=1+1", 'llama', -0.5)
-    """
-    is_formula = isinstance(value, str) and value.lstrip("'").startswith(_FORMULA)
-    return f"'{value}" if is_formula else value
 
 
 def _cell_text(cell: str) -> str:
@@ -152,14 +239,6 @@ def _missing(summary: Mapping[str, Any]) -> str | None:
         if name not in summary:
             return name
     return None
-
-
-def curve_text(curve: Curve) -> str:
-    """Return a curve as `tokens:value tokens:value`.
-
-    Nine digits preserve the float32 of event files.
-    """
-    return " ".join(f"{at}:{value:.9g}" for at, value in zip(*curve, strict=True))
 
 
 def read_curve(text: str) -> Curve:

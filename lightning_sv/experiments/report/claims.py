@@ -1,0 +1,89 @@
+"""Verdicts on claims: rows of verdicts.csv, JSON, and the table of a report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.json_text import json_text
+from lightning_sv.statistics.paired import percent
+from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
+
+#: headings of `claim_table`
+CLAIM_COLUMNS = [
+    "figure", "claim", "verdict", "corrected", "p", "in words", "ours, nats per token unless said", "the paper's",
+]  # fmt: skip
+
+
+def verdict_frame(figures: Sequence[Figure]) -> pd.DataFrame:
+    """Return one row per claim, with all numbers of its verdict."""
+    rows = []
+    for figure in figures:
+        rows += [{"figure": figure.spec.name, **vars(verdict)} for verdict in figure.verdicts]
+    return pd.DataFrame(rows, dtype=object)
+
+
+def claim_table(figure: Figure) -> pd.DataFrame:
+    """Return one row per claim of a figure, as texts."""
+    rows = [_claim_cells(figure, verdict) for verdict in figure.verdicts]
+    return pd.DataFrame(rows, columns=CLAIM_COLUMNS, dtype=object)
+
+
+def _claim_cells(figure: Figure, verdict: Verdict) -> list[str]:
+    return [
+        figure.spec.title,
+        figure.claim(verdict),
+        verdict.verdict,
+        verdict.corrected or "",
+        _p_text(verdict),
+        verdict.sentence,
+        estimate_text(verdict),
+        verdict.paper or "not stated",
+    ]
+
+
+def _p_text(verdict: Verdict) -> str:
+    """Return the p value and the corrected one: `0.004; 0.03 of the primary claims`."""
+    if verdict.p is None or verdict.p_corrected is None:
+        return ""
+    claims = "the primary claims" if verdict.primary else "all others"
+    return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {claims}"
+
+
+def estimate_text(verdict: Verdict) -> str:
+    """Return the estimate of a claim and its interval, with its part if it has several, and its unit."""
+    if verdict.estimate is None:
+        return "not measured"
+
+    part = f"{verdict.part}: " if verdict.part else ""
+    basis = f"{percent(verdict.confidence)}, {count_pairs(verdict.n)}"
+    if verdict.own_low is not None:
+        basis += f"; by their own scatter {interval_text(verdict.own_low, verdict.own_high)}"
+
+    if verdict.unit == "times":
+        return f"{part}{times(verdict.estimate)} times ({_ratio_interval(verdict)}; {basis})"
+    unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
+    return f"{part}{verdict.estimate:+.4f}{unit} ({interval_text(verdict.low, verdict.high)}; {basis})"
+
+
+def _ratio_interval(verdict: Verdict) -> str:
+    ends = [times(end) for end in (verdict.low, verdict.high) if end is not None]
+    return " to ".join(ends) or "no interval"
+
+
+def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
+    """Return the verdicts of evaluated figures as JSON."""
+    made = [
+        {
+            "figure": figure.spec.name,
+            "title": figure.spec.title,
+            "command": figure.command,
+            "tokens_per_param": figure.tokens_per_param,
+            "verdicts": [vars(verdict) for verdict in figure.verdicts],
+            "warnings": figure.warnings,
+        }
+        for figure in figures
+    ]
+    return json_text({"report": str(report), "figures": made, **more})

@@ -1,0 +1,179 @@
+"""Content of a report: texts, and tables as frames of texts. `markdown` and `page` render it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from lightning_sv.experiments.arms import runs_of
+from lightning_sv.experiments.report.claims import CLAIM_COLUMNS, claim_table
+from lightning_sv.experiments.report.results_csv import tokens_per_param
+from lightning_sv.experiments.results import Figure, Verdict
+from lightning_sv.runs.events import Run
+from lightning_sv.runs.provenance import Provenance
+from lightning_sv.statistics.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+
+PAPER_TOKENS_PER_PARAM = 100
+#: columns of the claims of one figure that the table of all claims lacks
+_DETAILS = ["p", "in words"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its path relative to the report, and an alternative text."""
+
+    path: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of a figure: pictures, a table of texts without index, and sentences below."""
+
+    title: str
+    pictures: Sequence[Picture] = ()
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class FigureContent:
+    """Content of one figure.
+
+    Attributes:
+        about: paragraph below the title
+        claims: one row per claim
+        paper: quantity -> number of the paper
+        command: command that repeats the figure
+    """
+
+    title: str
+    about: str
+    warnings: Sequence[str]
+    claims: pd.DataFrame
+    paper: Mapping[str, str]
+    sections: Sequence[Section]
+    command: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a report.
+
+    Attributes:
+        facts: name -> value, at the head
+        claims: one row per claim of all figures
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    claims: pd.DataFrame
+    figures: Sequence[FigureContent]
+
+
+def report_content(
+    figures: Sequence[Figure], sections: Sequence[Sequence[Section]], facts: Mapping[str, str]
+) -> Content:
+    """Return the content of a report, from the sections of each figure and the facts at its head."""
+    title = "Scale vectors: the paper's figures, regenerated"
+    if len(figures) == 1:
+        title = figures[0].spec.title
+    claims = pd.concat([pd.DataFrame(columns=CLAIM_COLUMNS), *map(claim_table, figures)])
+    parts = [figure_content(figure, own) for figure, own in zip(figures, sections, strict=True)]
+    return Content(title, facts, without_empty_columns(claims.drop(columns=_DETAILS)), parts)
+
+
+def figure_content(figure: Figure, sections: Sequence[Section]) -> FigureContent:
+    """Return the content of one figure."""
+    spec = figure.spec
+    ratio = figure.ratio() or "not stated"
+    ratios = f"Training tokens per parameter: {ratio}; the paper's are {spec.paper_tokens_per_param}."
+    return FigureContent(
+        title=spec.title,
+        about=f"{spec.section}. {spec.summary} {ratios}",
+        warnings=figure.warnings,
+        claims=without_empty_columns(claim_table(figure).drop(columns="figure")),
+        paper=spec.paper,
+        sections=sections,
+        command=figure.command,
+    )
+
+
+def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of texts without the columns whose cells are all empty."""
+    if table.empty:
+        return table
+    return table.loc[:, (table != "").any()]
+
+
+def head_facts(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> dict[str, str]:
+    """Return the facts at the head of a report: what it is about, its claims, and its runs."""
+    runs = _runs_of(figures)
+    facts = {"experiments": what}
+    if caution:
+        facts["read with it"] = caution
+    judged = _judged(figures)
+    if len(judged) > 1:
+        facts["claims"] = _resolved_by_chance(judged)
+
+    ratios = _range_text([tokens_per_param(run) for run in runs])
+    facts["training tokens per parameter"] = f"{ratios} (the paper's are {PAPER_TOKENS_PER_PARAM})"
+    facts["epochs over the training text"] = _range_text([run.summary.get("epochs") for run in runs])
+    for key in ("commit", "machine", "torch"):
+        facts[f"{key} of the runs"] = ", ".join(_values(runs, key)) or "not stated"
+    facts["runs"] = f"{len({run.dir for run in runs})}, finished {_period(runs)}"
+    facts["report written"] = f"{made.date}, at commit {made.commit}, on {made.machine}"
+    return facts
+
+
+def _runs_of(figures: Sequence[Figure]) -> list[Run]:
+    runs: list[Run] = []
+    for figure in figures:
+        for panel in figure.panels:
+            runs += runs_of(panel.arms)
+    return runs
+
+
+def _judged(figures: Sequence[Figure]) -> list[Verdict]:
+    judged: list[Verdict] = []
+    for figure in figures:
+        judged += [verdict for verdict in figure.verdicts if verdict.verdict != NOT_TESTABLE]
+    return judged
+
+
+def _values(runs: Sequence[Run], key: str) -> list[str]:
+    """Return the different values of a key of the summaries, sorted."""
+    values = [run.summary.get(key) for run in runs]
+    return sorted({str(value) for value in values if value})
+
+
+def _period(runs: Sequence[Run]) -> str:
+    dates = _values(runs, "date")
+    return f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
+
+
+def _range_text(values: Iterable[float | None]) -> str:
+    """Return the smallest and the largest of the known values, once if they are equal."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not stated"
+    ends = [f"{min(known):.3g}", f"{max(known):.3g}"]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _resolved_by_chance(judged: Sequence[Verdict]) -> str:
+    """Return sentences on the number of verdicts that are false by chance."""
+    primary = [v for v in judged if v.primary]
+    others = [v for v in judged if not v.primary]
+    by_chance = max(1, round(2 * ALPHA * len(judged)))
+    return (
+        f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and its opposite. If all "
+        f"arms were equal, about {by_chance} would be resolved by chance. After the correction for their number, "
+        f"{_count_kept(primary)} of {len(primary)} primary ones, at most one per figure, keep their verdict (Holm), "
+        f"and {_count_kept(others)} of the {len(others)} others (Benjamini-Hochberg). Claims that share runs are not "
+        "independent. Differences of losses use the variance of all arms of one model and budget, if it is equal."
+    )
+
+
+def _count_kept(verdicts: Sequence[Verdict]) -> int:
+    return sum(verdict.corrected != NOT_RESOLVED for verdict in verdicts)
