@@ -4,7 +4,7 @@ from lightning_sv.cli.names import resolve_names
 from lightning_sv.cli.prepare import with_corpus
 from lightning_sv.errors import StoppedError
 from lightning_sv.lit.run_arguments import check_run
-from lightning_sv.settings.plain_parser import underscored
+from lightning_sv.settings.words import underscored
 
 
 def run(argv: list[str], command: str = "fit") -> int:

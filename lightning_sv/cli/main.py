@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -67,33 +66,51 @@ USAGE = "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command with `args`, without the program's name, and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal does not support
-            stream.reconfigure(errors="backslashreplace")
+    _escape_unknown_characters()
     words = list(sys.argv[1:] if args is None else args)
     argv = [word for word in words if word not in ("--traceback", *LEVELS)]
-    start_logging(next((LEVELS[word] for word in words if word in LEVELS), logging.INFO))
+    levels = [LEVELS[word] for word in words if word in LEVELS]
+    start_logging(levels[0] if levels else logging.INFO)
     try:
         return _run(argv)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and not set(LASTING).intersection(argv[:1]):  # their output never raises
-            return UNREAD
-        expected = message_of(error)
-        if expected is None:
-            raise
-        if "--traceback" in words:
-            traceback.print_exc()
-        text, code = expected
-        log.error("%s", text)
-        return code
+        return _report(error, argv, with_traceback="--traceback" in words)
     except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich converts it to an exit
-            return UNREAD
-        # Lightning converts a Ctrl-C to an exit with code 1.
-        if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
-            raise
-        print("interrupted.", file=sys.stderr)
-        return 130
+        return _interrupted(end)
+
+
+def _escape_unknown_characters() -> None:
+    """Escape characters that the terminal does not support."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _report(error: Exception, argv: Sequence[str], *, with_traceback: bool) -> int:
+    """Log an expected error and return its exit code; raise others again."""
+    is_lasting = argv[0] in LASTING if argv else False
+    if isinstance(error, BrokenPipeError) and not is_lasting:  # the output of lasting commands never raises
+        return UNREAD
+    expected = message_of(error)
+    if expected is None:
+        raise error
+    if with_traceback:
+        traceback.print_exc()
+    message, code = expected
+    log.error("%s", message)
+    return code
+
+
+def _interrupted(end: KeyboardInterrupt | SystemExit) -> int:
+    """Return the exit code of a command that Ctrl-C or its reader has ended; raise other exits again."""
+    cause = end.__context__
+    if isinstance(cause, BrokenPipeError):  # rich converts it to an exit
+        return UNREAD
+    is_ctrl_c = isinstance(end, KeyboardInterrupt) or isinstance(cause, KeyboardInterrupt)
+    if not is_ctrl_c:  # Lightning converts a Ctrl-C to an exit with code 1
+        raise end
+    print("interrupted.", file=sys.stderr)
+    return 130
 
 
 def cli() -> None:
@@ -105,26 +122,40 @@ def cli() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if sys.stderr is not None:
         sys.stderr = LastingStream(sys.stderr, "stderr")  # type: ignore[assignment]
-    try:
-        code: Any = main()
-    except SystemExit as end:  # from a parser, after --help
-        code = end.code
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        unread = isinstance(error, BrokenPipeError)
-        if not (code or unread):
-            log.error("stdout cannot be written (%s).", error.strerror)
-        discard(sys.stdout)
-        code = code or (UNREAD if unread else 1)
-    if code and (ranks := sys.modules.get("lightning_sv.lit.distributed")):
+    code = _flushed(_exit_code())
+    ranks = sys.modules.get("lightning_sv.lit.distributed")
+    if code and ranks is not None:
         ranks.end_at_once(code)
     gc.freeze()  # skip the final garbage collection, which takes a second
     sys.exit(code)
+
+
+def _exit_code() -> Any:
+    """Run the command; return its exit code, also after a bug."""
+    try:
+        return main()
+    except SystemExit as end:  # from a parser, after --help
+        return end.code
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _flushed(code: Any) -> Any:
+    """Flush stdout; return `code`, or that of a failed write."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout)
+        if code:
+            return code
+        if isinstance(error, BrokenPipeError):
+            return UNREAD
+        log.error("stdout cannot be written (%s).", error.strerror)
+        return 1
+    return code
 
 
 def _run(argv: list[str]) -> int:
@@ -139,8 +170,11 @@ def _run(argv: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(unknown("command", name, COMMANDS, near=USUAL_NAMES.get(name)))
-    with lasting_output() if name in LASTING else nullcontext():
-        return _command(name)(rest)
+    run = _command(name)
+    if name not in LASTING:
+        return run(rest)
+    with lasting_output():
+        return run(rest)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

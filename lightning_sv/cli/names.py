@@ -13,6 +13,7 @@ from lightning_sv.corpus.config import LAYER, CorpusConfig
 from lightning_sv.corpus.sources.files import source_files
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.paths import config_names, find_config
+from lightning_sv.settings.words import Option, options_of
 from lightning_sv.settings.yaml_file import read_leaves
 
 #: option -> its default in a run that names a model
@@ -108,38 +109,42 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
     names: dict[str, str] = {}
     before: list[str] = []
     after: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        option, equals, value = word.removeprefix("--").partition("=")
-        is_name = word.startswith("--") and (option in DEFAULTS or option in KEYS)
-        if is_name and not equals:
-            value = rest.pop(0) if rest else ""
-        if is_name and not _is_section(option, value):
-            _add_name(names, option, value)
-            continue
-        part = after if names else before
-        part.append(word)
-        if is_name and not equals:
-            part.append(value)
-    for option in names.keys() & KEYS.keys():
-        key = f"--{KEYS[option]}"
-        if any(word.partition("=")[0] == key for word in words):
-            raise ConfigError(f"--{option} is {names[option]}; expected one of --{option} and {key}. Remove one.")
+    for option in options_of(words):
+        if _is_name(option):
+            _add_name(names, option)
+        elif names:
+            after += option.words
+        else:
+            before += option.words
+    _check_keys(names, words)
     return names, before, after
 
 
-def _is_section(option: str, value: str) -> bool:
-    """Return True for the values of a section of a run's config, such as `--model {...}` or `--data FILE.yaml`."""
-    return option in ("model", "data", "trainer") and (value.startswith("{") or value.endswith((".yaml", ".yml")))
+def _is_name(option: Option) -> bool:
+    """Return True for a name, and False for a section such as `--model {...}` or `--data FILE.yaml`."""
+    value = option.value or ""
+    is_content = value.startswith("{") or value.endswith((".yaml", ".yml"))
+    if option.name in ("model", "data", "trainer") and is_content:
+        return False
+    return option.name in DEFAULTS or option.name in KEYS
 
 
-def _add_name(names: dict[str, str], option: str, value: str) -> None:
-    if not value or value.startswith("--"):
-        raise ConfigError(f"--{option} has no value; expected a name. `lightning-sv presets` lists them.")
-    if option in names:
-        raise ConfigError(f"--{option} is {names[option]} and {value}; expected one name. Remove one.")
-    names[option] = value
+def _add_name(names: dict[str, str], option: Option) -> None:
+    key = option.name
+    if not option.value:
+        raise ConfigError(f"--{key} has no value; expected a name. `lightning-sv presets` lists them.")
+    if key in names:
+        given = f"{names[key]} and {option.value}"
+        raise ConfigError(f"--{key} is {given}; expected one name. Remove one.")
+    names[key] = option.value
+
+
+def _check_keys(names: Mapping[str, str], words: Sequence[str]) -> None:
+    """Refuse a key that a name sets too."""
+    given = {option.name for option in options_of(words)}
+    for name, key in KEYS.items():
+        if name in names and key in given:
+            raise ConfigError(f"--{name} is {names[name]}; expected one of --{name} and --{key}. Remove one.")
 
 
 def _layer(option: str, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import Parser, ignore_keys
-from lightning_sv.settings.plain_parser import underscored
+from lightning_sv.settings.words import underscored
 
 #: keys of `model` that determine its parameters and their decay; the others are ignored
 MODEL_KEYS = {"backbone", "scale", "scale_options", "optim"}

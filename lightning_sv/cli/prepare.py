@@ -14,7 +14,7 @@ from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
 from lightning_sv.settings.parse import Parser, ignore_keys
-from lightning_sv.settings.plain_parser import underscored
+from lightning_sv.settings.words import underscored
 
 
 def run(argv: list[str]) -> int:

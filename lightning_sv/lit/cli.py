@@ -62,7 +62,7 @@ from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import Parser, add_run, config_files, dropped_entries
 from lightning_sv.settings.paths import INPUTS
-from lightning_sv.settings.plain_parser import underscored
+from lightning_sv.settings.words import underscored
 from lightning_sv.settings.trainer import check_plugins, check_trainer_keys, prepare_process
 from lightning_sv.settings.yaml_file import CALLBACKS, leaves
 

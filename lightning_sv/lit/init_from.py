@@ -1,6 +1,5 @@
 """Initial weights of a run: of a checkpoint, of a run, or of a transformers model."""
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,6 +19,10 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import expand_path
+from lightning_sv.settings.words import options_of
+
+#: fields of a backbone that a folder of transformers does not decide
+_NOT_SIZES = ("name", "router", "init_std", "init_std_by_role", "init_residual_scaling")
 
 
 class Start(NamedTuple):
@@ -67,11 +70,15 @@ def _start_of_transformers(init_from: str, module: PretrainConfig, data: DataCon
     return Start(partial(load_hugging_face, folder=init_from), text)
 
 
-def _check_same_function(path: str, model: LoadedCheckpoint, module: PretrainConfig, data: DataConfig) -> None:
+def _check_same_function(
+    path: str, model: LoadedCheckpoint, module: PretrainConfig, data: DataConfig
+) -> None:
     """Check that the checkpoint's model computes what the model of this run computes with its weights."""
     tokenizer = model.checkpoint[CHECKPOINT_KEY].get("tokenizer_sha256")
     theirs = function_settings(model.config, model.strategy, model.options, tokenizer)
-    ours = function_settings(module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256)
+    ours = function_settings(
+        module.backbone, module.strategy, module.scale_options, data.manifest.tokenizer_sha256
+    )
     key, then, now = first_difference("model", theirs, ours)
     if then != now:
         hint = "Start from weights of the same model and tokenizer."
@@ -85,7 +92,9 @@ def _origin(path: str, model: LoadedCheckpoint) -> dict[str, Any]:
         step = int(model.checkpoint["global_step"])
         tokens_per_step = int(made["data"]["global_batch"]) * int(made["data"]["seq_len"])
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"model.init_from: {path} does not record its step and batch ({error!r}).") from error
+        raise ConfigError(
+            f"model.init_from: {path} does not record its step and batch ({error!r})."
+        ) from error
     return {
         "checkpoint": path,
         "label": f"{model.strategy}{model.options.label()}",
@@ -98,19 +107,23 @@ def _origin(path: str, model: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def with_sizes(words: Sequence[str]) -> list[str]:
-    """Return the words of `fit` with the sizes of the model after `--model.init_from DIR`, a folder of transformers."""
-    more, key = list[str](), "--model.init_from"
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(key) else [word])]
-    for flag, word in itertools.pairwise(["", *parts]):
-        more.append(word)
-        if flag != key or word == "null":
-            continue
-        word = expand_path(word, flag)
-        if is_of_transformers(word):
-            from lightning_sv.interop.hf.load import backbone_config
+    """Return the words of `fit` with the model's sizes after `--model.init_from DIR`, a folder of transformers."""
+    result: list[str] = []
+    for option in options_of(words):
+        result += option.words
+        if option.name == "model.init_from" and option.value not in (None, "null"):
+            result += _size_words(expand_path(str(option.value), "--model.init_from"))
+    return result
 
-            sizes = asdict(backbone_config(word))
-            own = ("name", "router", "init_std", "init_std_by_role", "init_residual_scaling")
-            given = {name: value for name, value in sizes.items() if name not in own and value is not None}
-            more += [f"--model.backbone.{name}={json.dumps(value)}" for name, value in given.items()]
-    return more
+
+def _size_words(init_from: str) -> list[str]:
+    """Return the words that set the sizes of a folder of transformers; none for other paths."""
+    if not is_of_transformers(init_from):
+        return []
+    from lightning_sv.interop.hf.load import backbone_config
+
+    words: list[str] = []
+    for name, value in asdict(backbone_config(init_from)).items():
+        if name not in _NOT_SIZES and value is not None:
+            words.append(f"--model.backbone.{name}={json.dumps(value)}")
+    return words

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_sv.errors import ConfigError
 from lightning_sv.own_code import modules_named
 from lightning_sv.runs.directory import LAST, read_config, run_of
+from lightning_sv.settings.words import Option, options_of
 
 #: a text of a config, after the path of its keys
 Text = tuple[tuple[str, ...], str]
@@ -45,21 +46,26 @@ def allow_words(modules: Collection[str]) -> list[str]:
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        "--config", "-c", dest="configs", nargs="?", const="", action="append", default=[]
-    )
-    parser.add_argument("--ckpt_path", nargs="?", const="", default="")
-    parser.add_argument("--run_dir", nargs="?", const="", default="")
-    given, _ = parser.parse_known_args(words)
-    checkpoint = given.ckpt_path
+    given = options_of(words)
+    checkpoint = _last_value(given, "ckpt_path")
     if not checkpoint:
         return
-    path = _expanded(given.run_dir) / LAST if checkpoint == "last" else _expanded(checkpoint)
+    if checkpoint == "last":
+        path = _expanded(_last_value(given, "run_dir")) / LAST
+    else:
+        path = _expanded(checkpoint)
     run = run_of(path) or path.parent.parent
-    for file in map(_expanded, given.configs):
-        if file.is_file() and file.parent.resolve() == run.resolve():
+    for option in given:
+        file = _expanded(option.value or "")
+        is_config = option.name == "config" and file.is_file()
+        if is_config and file.parent.resolve() == run.resolve():
             check_trusted(file, modules_of(file), allow)
+
+
+def _last_value(options: Sequence[Option], name: str) -> str:
+    """Return the last value of an option; empty if it has none."""
+    values = [option.value or "" for option in options if option.name == name]
+    return values[-1] if values else ""
 
 
 def _expanded(text: str) -> Path:

@@ -8,8 +8,21 @@ from typing import Any, Literal, get_args, get_origin
 
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, expect, expect_known
-from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
-from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
+from lightning_sv.nn import (
+    Backbone,
+    BackboneConfig,
+    activated_parameters,
+    flops_per_token,
+    meta_backbone,
+)
+from lightning_sv.optim import (
+    OptimConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    configured_groups,
+    role_groups,
+    tuned_lr,
+)
 from lightning_sv.optim.schedule import SCHEDULES
 from lightning_sv.own_code import find
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
@@ -18,7 +31,7 @@ from lightning_sv.settings.paths import find_config
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Settings of `lit.module.PretrainModule`, which documents them; `plan` has what follows from them."""
+    """Settings of `lit.module.PretrainModule`, which documents them."""
 
     backbone: BackboneConfig
     scale: str = "llama"
@@ -36,15 +49,12 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
-            if get_origin(each.type) is Literal:
-                expect_known(f"model.{each.name}", value, get_args(each.type))
-            elif is_dataclass(each.type) and not isinstance(value, each.type):  # type: ignore[arg-type]
-                expected = f"{each.type.__name__}(...), or a dictionary of its arguments."  # type: ignore[union-attr]
-                raise ConfigError(f"model.{each.name} is {value!r}; expected {expected}")
-        expect(self.seed is None or 0 <= self.seed < 2**63, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
-        expect(self.tokens_per_param > 0, "model.tokens_per_param", self.tokens_per_param, "a number above 0.")
-        # A checkpoint and a run's name hold the words and options of a preset, which may change later.
+            _check_type(f"model.{each.name}", getattr(self, each.name), each.type)
+        is_seed = self.seed is None or 0 <= self.seed < 2**63
+        expect(is_seed, "model.seed", self.seed, "an integer from 0 to 2^63 - 1.")
+        budget = self.tokens_per_param
+        expect(budget > 0, "model.tokens_per_param", budget, "a number above 0.")
+        # A checkpoint and a run's name hold the words and options of a preset, which may change.
         scale, options = expand_preset(self.scale, self.scale_options)
         object.__setattr__(self, "scale", str(scale))
         object.__setattr__(self, "scale_options", options)
@@ -65,6 +75,16 @@ class PretrainConfig:
         return ModelPlan(self)
 
 
+def _check_type(key: str, value: object, kind: Any) -> None:
+    """Check a choice, or the class of a nested config."""
+    if get_origin(kind) is Literal:
+        expect_known(key, value, get_args(kind))  # type: ignore[arg-type]
+    elif is_dataclass(kind) and not isinstance(value, kind):  # type: ignore[arg-type]
+        name = kind.__name__  # type: ignore[union-attr]
+        expected = f"{name}(...), or a dictionary of its arguments."
+        raise ConfigError(f"{key} is {value!r}; expected {expected}")
+
+
 class ModelPlan:
     """Parameters, groups, FLOPs and learning rate of a model that is not built yet.
 
@@ -78,7 +98,8 @@ class ModelPlan:
         canonical: strategy without words that have no effect on this model
 
     Raises:
-        ConfigError: a strategy, option or optimizer that does not fit the model, or no known learning rate
+        ConfigError: a strategy, option or optimizer that does not fit the model, or no known
+            learning rate
     """
 
     def __init__(self, config: PretrainConfig):
@@ -91,7 +112,8 @@ class ModelPlan:
         self.n_activated = activated_parameters(meta, config.backbone)
         self.canonical = meta.canonical
         find(SCHEDULES, config.schedule.name, "model.schedule.name")
-        configured_groups(self.parameter_groups(meta), config.optim, self.lr)  # a check; building imports torch._dynamo
+        # A check: building an optimizer would import torch._dynamo.
+        configured_groups(self.parameter_groups(meta), config.optim, self.lr)
 
     def meta(self) -> Backbone:
         """Return the backbone on the meta device, for names, sizes and roles."""
@@ -99,7 +121,7 @@ class ModelPlan:
         return meta_backbone(config.backbone, config.strategy, config.scale_options)
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
-        """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
+        """Return the steps for `tokens_per_param` tokens per activated parameter, rounded up."""
         tokens = self._config.tokens_per_param * self.n_activated
         return max(1, -int(-tokens // tokens_per_step))
 
@@ -113,33 +135,41 @@ class ModelPlan:
 
 
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module from base.yaml and model/NAME.yaml of the package's conf, with changes.
+    """Return the arguments of a module from base.yaml and model/NAME.yaml, with changes.
 
-    A name that the package lacks may be that of a file in ./conf/model.
+    The files are those of the package's conf; one that it lacks may be in ./conf.
 
-    Changes are arguments of `PretrainConfig`, or fields of `BackboneConfig`.
+    Args:
+        name: name of the file in conf/model
+        changes: arguments of `PretrainConfig`, or fields of `BackboneConfig`
 
     Raises:
         ConfigError: the file does not exist, or a change is unknown
     """
-    from lightning_sv.settings.yaml_file import read_yaml  # imported here, so that a model needs no omegaconf
-
-    sizes = BackboneConfig.__dataclass_fields__
     arguments: dict[str, Any] = {}
     for kind, stem in ((".", "base"), ("optim", "adamw"), ("schedule", "cos"), ("model", name)):
-        path = find_config(kind, stem, own_first=False)  # ./conf may be that of a different project
-        values: Any = read_yaml(path, str(path)).get("model")
-        expect(isinstance(values, dict), f"model in {path}", values, "a mapping, the section of a module.")
-        for key, value in values.items():
-            old = arguments.get(key)
-            arguments[key] = {**old, **value} if isinstance(old, dict) else value
+        for key, value in _model_section(kind, stem).items():
+            earlier = arguments.get(key)
+            arguments[key] = {**earlier, **value} if isinstance(earlier, dict) else value
+    sizes = BackboneConfig.__dataclass_fields__
     known = [*(each.name for each in fields(PretrainConfig)), "lr", *sizes]
     for key in sorted(arguments):
-        expect_known(f"{find_config('model', name, own_first=False)}: key of model", key, known)
+        expect_known(f"conf/model/{name}.yaml: key of model", key, known)
     for key, value in changes.items():
         expect_known("argument", key, known)
-        (arguments["backbone"] if key in sizes else arguments)[key] = value
+        target = arguments["backbone"] if key in sizes else arguments
+        target[key] = value
     return arguments
+
+
+def _model_section(kind: str, stem: str) -> dict[str, Any]:
+    from lightning_sv.settings.yaml_file import read_yaml  # so that a model needs no omegaconf
+
+    path = find_config(kind, stem, own_first=False)  # ./conf may be that of a different project
+    values = read_yaml(path, str(path)).get("model")
+    if not isinstance(values, dict):
+        raise ConfigError(f"model in {path} is {values}; expected the section of a module.")
+    return values
 
 
 def is_of_transformers(init_from: str) -> bool:

@@ -27,7 +27,9 @@ def expand_path(text: str, key: str) -> str:
         raise ConfigError(f"{key} is {text!r}; expected a path ({error}).") from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise ConfigError(f"{key} is {text:.100}; expected a usable path ({error.strerror}).") from None
+            raise ConfigError(
+                f"{key} is {text:.100}; expected a usable path ({error.strerror})."
+            ) from None
     return path
 
 
@@ -66,12 +68,18 @@ def expand_variables(text: str, key: str) -> str:
     path = os.path.expandvars(text)
     unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
     if unset and not os.path.lexists(path.removeprefix("files:")):
-        raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it, or write the path.")
+        raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it.")
     return path
 
 
 def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
-    """Return conf/KIND/NAME.yaml of the working directory, or else of the package; in the other order if asked."""
+    """Return conf/KIND/NAME.yaml of the working directory, or else of the package.
+
+    With `own_first=False` the package comes first.
+
+    Raises:
+        ConfigError: neither has the file
+    """
     roots = _config_folders()
     for root in roots if own_first else reversed(roots):
         path = root / kind / f"{name}.yaml"
@@ -82,4 +90,6 @@ def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
 
 def config_names(kind: str) -> list[str]:
     """Return the names of the files in conf/KIND."""
-    return sorted({path.stem for root in _config_folders() for path in (root / kind).glob("*.yaml")})
+    return sorted(
+        {path.stem for root in _config_folders() for path in (root / kind).glob("*.yaml")}
+    )

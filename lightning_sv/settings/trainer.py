@@ -14,8 +14,8 @@ from lightning_sv.errors import ConfigError, expect
 log = logging.getLogger(__name__)
 
 
-#: type of a value that is read but not used to build an object. With `Any`, jsonargparse imports and instantiates
-#: whatever class the value names.
+#: type of a value that is read but not used to build an object. With `Any`, jsonargparse imports
+#: and instantiates whatever class the value names.
 Plain = None | bool | int | float | dict | str
 
 
@@ -35,7 +35,8 @@ class Argument:
 
     Attributes:
         note: what the argument does in a run; for a refused one, what to use instead
-        accepted: the only accepted values, which change nothing; empty if Lightning follows every value
+        accepted: the only accepted values, which change nothing; empty if Lightning follows every
+            value
     """
 
     note: str
@@ -51,12 +52,18 @@ _OTHER_TRAINER = "Use a Trainer of your own."
 #: every argument of Lightning's Trainer; docs/own-trainer.md shows this table
 TRAINER_ARGUMENTS = {
     "accelerator": Argument("Kind of device."),
-    "strategy": Argument("auto, ddp, or lightning_sv.lit.fsdp.FullyShardedStrategy; others are refused."),
+    "strategy": Argument(
+        "auto, ddp, or lightning_sv.lit.fsdp.FullyShardedStrategy; others are refused."
+    ),
     "devices": Argument("Devices per node."),
     "num_nodes": Argument("Number of nodes."),
-    "precision": Argument("bf16-mixed, bf16-true, 32-true or 64-true; those of float16 are refused."),
+    "precision": Argument(
+        "bf16-mixed, bf16-true, 32-true or 64-true; those of float16 are refused."
+    ),
     "logger": Argument("Loggers in addition to the run's TensorBoard files; false is refused."),
-    "callbacks": Argument("Callbacks in addition to the run's own; those that change what is trained are refused."),
+    "callbacks": Argument(
+        "Callbacks in addition to the run's own; those that change what is trained are refused."
+    ),
     "fast_dev_run": Argument("A few batches, in a temporary directory."),
     "max_epochs": Argument("May end a run before max_steps."),
     "min_epochs": Argument("Delays a stop by a callback."),
@@ -67,31 +74,47 @@ TRAINER_ARGUMENTS = {
     "limit_val_batches": Argument("Set data.val_sequences instead.", (1.0, None)),
     "limit_test_batches": Argument("No command tests; use validate.", (1.0, None)),
     "limit_predict_batches": Argument("No command predicts; use generate.", (1.0, None)),
-    "overfit_batches": Argument("Prepare a corpus of the text to repeat, and set trainer.max_steps.", (0.0, 0)),
+    "overfit_batches": Argument(
+        "Prepare a corpus of the text to repeat, and set trainer.max_steps.", (0.0, 0)
+    ),
     "val_check_interval": Argument("Set data.validations instead.", (1.0, None)),
     "check_val_every_n_epoch": Argument("Set data.validations instead.", (None,)),
-    "num_sanity_val_steps": Argument("Batches of a validation before the first step; 0 by default."),
+    "num_sanity_val_steps": Argument(
+        "Batches of a validation before the first step; 0 by default."
+    ),
     "log_every_n_steps": Argument("Set scalars.every_n_steps instead.", (None, 50)),
-    "enable_checkpointing": Argument("A run writes checkpoints, each checkpoint.every_n_steps.", (None, True)),
+    "enable_checkpointing": Argument(
+        "A run writes checkpoints, each checkpoint.every_n_steps.", (None, True)
+    ),
     "enable_progress_bar": Argument("Use --quiet.", (None, True)),
     "enable_model_summary": Argument("Lightning's table of modules; false by default."),
-    "accumulate_grad_batches": Argument("Set data.global_batch and data.micro_batch instead.", (1, None)),
+    "accumulate_grad_batches": Argument(
+        "Set data.global_batch and data.micro_batch instead.", (1, None)
+    ),
     "gradient_clip_val": Argument("Largest global norm of the gradient; null for no clipping."),
     "gradient_clip_algorithm": Argument(
         "As in the paper, trainer.gradient_clip_val limits the global norm.", (None, "norm")
     ),
     "deterministic": Argument("Deterministic operations of torch."),
     "benchmark": Argument("cuDNN's search for fast convolutions."),
-    "inference_mode": Argument("torch.inference_mode in validation; FullyShardedStrategy needs torch.no_grad."),
-    "use_distributed_sampler": Argument("Every device reads its part of the global batch without it.", (False,)),
+    "inference_mode": Argument(
+        "torch.inference_mode in validation; FullyShardedStrategy needs torch.no_grad."
+    ),
+    "use_distributed_sampler": Argument(
+        "Every device reads its part of the global batch without it.", (False,)
+    ),
     "profiler": Argument("A profiler of Lightning."),
     "detect_anomaly": Argument("torch's search for the operation of a gradient of NaN."),
     "barebones": Argument(_OTHER_TRAINER, (False,)),
     "plugins": Argument("Cluster environments, such as SLURMEnvironment; others are refused."),
     "sync_batchnorm": Argument("The models have no batch norm.", (False,)),
-    "reload_dataloaders_every_n_epochs": Argument("Opens the corpus again; does not change the order."),
+    "reload_dataloaders_every_n_epochs": Argument(
+        "Opens the corpus again; does not change the order."
+    ),
     "default_root_dir": Argument("Set run_dir.", (None,)),
-    "enable_autolog_hparams": Argument("A run records its settings for the table of runs.", (True,)),
+    "enable_autolog_hparams": Argument(
+        "A run records its settings for the table of runs.", (True,)
+    ),
     "model_registry": Argument(_OTHER_TRAINER, (None,)),
 }
 #: base class of Lightning's plugins -> what to use instead; empty if a run follows them
@@ -107,12 +130,17 @@ _BUDGET = "may end the run before its budget, with a high learning rate and with
 _ROLES = "changes which parameters are trained; set requires_grad in configure_model of a subclass"
 _AVERAGES = "validates and saves averaged weights, which no file of the run records"
 _BAR = "is a second progress bar; set progress.lines, or use --quiet"
-#: callback of Lightning that a `PretrainModule` refuses in any Trainer -> reason and hint, as docs/own-trainer.md
+#: callback of Lightning that a `PretrainModule` refuses in any Trainer -> reason and hint, as
+#: docs/own-trainer.md
 REFUSED_EVERYWHERE = {
     "LearningRateFinder": "changes the recorded rate; compare rates with `lightning-sv sweep --lr`",
     "BatchSizeFinder": "changes the recorded batch; use the size that `lightning-sv plan` prints",
-    "GradientAccumulationScheduler": "changes the batch of a step; set accumulate_grad_batches or data.global_batch",
-    "StochasticWeightAveraging": "replaces the schedule; set model.schedule, or use WeightAveraging",
+    "GradientAccumulationScheduler": (
+        "changes the batch of a step; set accumulate_grad_batches or data.global_batch"
+    ),
+    "StochasticWeightAveraging": (
+        "replaces the schedule; set model.schedule, or use WeightAveraging"
+    ),
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
@@ -133,44 +161,67 @@ ENDING_CALLBACKS = ("EarlyStopping", "Timer")
 
 
 def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
-    """Reject values and callbacks that a run overwrites or does not support; warn about those that may end it early.
+    """Reject values and callbacks that a run overwrites or does not support.
 
-    If `complete`, reject these too: a run that is compared must use its budget.
+    Callbacks and times that may end a run early are warned about; if `complete`, they are rejected,
+    because a run that is compared must use its budget.
 
     Raises:
         ConfigError: names the key or callback, the reason and a hint
     """
-    for key, argument in TRAINER_ARGUMENTS.items():
-        # 1 is one batch for Lightning, 1.0 all of them
-        if not argument.is_followed and repr(given[key]) not in map(repr, argument.accepted):
-            raise ConfigError(f"trainer.{key} is {given[key]}; expected its default. {argument.note}")
+    _check_refused_arguments(given)
     _check_strategy_plugins(given["strategy"])
-    early = [] if given["max_time"] is None else [f"trainer.max_time {given['max_time']}"]
-    for name in map(class_name, entries_of(given["callbacks"])):
+    callbacks = [class_name(entry) for entry in entries_of(given["callbacks"])]
+    for name in callbacks:
         if name in REFUSED_CALLBACKS:
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
-        if name in ENDING_CALLBACKS:
-            early.append(f"trainer.callbacks: {name}")
-    for what in early:
+    early = [f"trainer.callbacks: {name}" for name in callbacks if name in ENDING_CALLBACKS]
+    if given["max_time"] is not None:
+        early.append(f"trainer.max_time {given['max_time']}")
+    for end in early:
         if complete:
-            raise ConfigError(f"{what} {_BUDGET}; expected runs that can be compared. Remove it.")
-        log.warning("%s %s", what, _BUDGET)
-    clip, steps = given["gradient_clip_val"], given["max_steps"]
-    expect((clip or 0) >= 0, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
+            raise ConfigError(f"{end} {_BUDGET}; expected runs that can be compared. Remove it.")
+        log.warning("%s %s", end, _BUDGET)
+    _check_followed_arguments(given)
+
+
+def _check_refused_arguments(given: Any) -> None:
+    for key, argument in TRAINER_ARGUMENTS.items():
+        accepted = map(repr, argument.accepted)  # 1 is one batch for Lightning, 1.0 all of them
+        if not argument.is_followed and repr(given[key]) not in accepted:
+            raise ConfigError(
+                f"trainer.{key} is {given[key]}; expected its default. {argument.note}"
+            )
+
+
+def _check_followed_arguments(given: Any) -> None:
+    clip = given["gradient_clip_val"]
+    clips = clip is None or clip >= 0
+    expect(clips, "trainer.gradient_clip_val", clip, "at least 0, or null for no clipping.")
     for key in ("limit_train_batches", "max_epochs"):
-        expect(given[key] != 0, f"trainer.{key}", given[key], "a number above 0, because a run takes steps.")
-    expect(given["logger"] is not False, "trainer.logger", False, "a logger, or null. A run writes its losses.")
-    expect(steps == -1 or steps >= 1, "trainer.max_steps", steps, "at least 1, or -1 to follow model.tokens_per_param.")
-    check_precision(given["precision"])
-    if str(given["precision"]) == "bf16-true":
-        log.warning("trainer.precision bf16-true loses small changes of a scale vector near 1; bf16-mixed keeps them")
+        takes_steps = given[key] != 0
+        expect(takes_steps, f"trainer.{key}", given[key], "a number above 0, for a run with steps.")
+    logs = given["logger"] is not False
+    expect(logs, "trainer.logger", False, "a logger, or null. A run writes its losses.")
+    steps = given["max_steps"]
+    is_length = steps == -1 or steps >= 1
+    expect(is_length, "trainer.max_steps", steps, "at least 1, or -1 for model.tokens_per_param.")
+    precision = str(given["precision"])
+    check_precision(precision)
+    if precision == "bf16-true":
+        log.warning(
+            "trainer.precision bf16-true loses small changes of a scale vector near 1; "
+            "bf16-mixed keeps them"
+        )
 
 
 def check_precision(precision: object) -> None:
     """Refuse the precisions of float16."""
     reason = REFUSED_PRECISIONS.get(str(precision))
     if reason is not None:
-        raise ConfigError(f"trainer.precision is {precision}; expected bf16-mixed or 32-true, because {reason}.")
+        raise ConfigError(
+            f"trainer.precision is {precision}; expected bf16-mixed or 32-true, because {reason}."
+        )
 
 
 def entries_of(value: Any) -> list[Any]:
@@ -180,17 +231,21 @@ def entries_of(value: Any) -> list[Any]:
 
 
 def class_name(entry: Any) -> str:
-    """Return the name of a class without its module; empty if the entry of a list of classes names none."""
+    """Return the name of a class without its module; empty if the entry names no class."""
     path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
     return path.rpartition(".")[2] if isinstance(path, str) else ""
 
 
 def _check_strategy_plugins(strategy: Any) -> None:
     """Refuse plugins among the arguments of a strategy, as those of trainer.plugins."""
-    arguments = strategy.get("init_args") if isinstance(strategy, dict | Namespace) else None
+    if not isinstance(strategy, dict | Namespace):
+        return
+    arguments = strategy.get("init_args") or {}
     for key, kind in _STRATEGY_PLUGINS.items():
-        if arguments is not None and arguments.get(key) is not None:
-            raise ConfigError(f"trainer.strategy.init_args.{key} is set; expected null. {PLUGINS[kind]}")
+        if arguments.get(key) is not None:
+            raise ConfigError(
+                f"trainer.strategy.init_args.{key} is set; expected null. {PLUGINS[kind]}"
+            )
 
 
 def check_plugins(plugins: Iterable[object]) -> None:
@@ -200,15 +255,22 @@ def check_plugins(plugins: Iterable[object]) -> None:
         ConfigError: names the class and a hint
     """
     for plugin in plugins:
-        bases = [base.__name__ for base in type(plugin).__mro__]
-        kind = next((base for base in bases if base in PLUGINS), None)
-        hint = _OTHER_TRAINER if kind is None else PLUGINS[kind]
+        hint = _plugin_hint(plugin)
         if hint:
-            raise ConfigError(f"trainer.plugins is {type(plugin).__name__}; expected cluster environments. {hint}")
+            name = type(plugin).__name__
+            raise ConfigError(f"trainer.plugins is {name}; expected cluster environments. {hint}")
+
+
+def _plugin_hint(plugin: object) -> str:
+    """Return what to use instead of a plugin; empty if a run follows it."""
+    for base in type(plugin).__mro__:
+        if base.__name__ in PLUGINS:
+            return PLUGINS[base.__name__]
+    return _OTHER_TRAINER
 
 
 def prepare_process() -> None:
-    """Silence warnings of libraries that do not apply to our runs, and let CUDA's memory segments grow.
+    """Silence warnings of libraries that do not apply to runs, and let CUDA's segments grow.
 
     Growing segments avoid fragmentation if sizes change, as between training and validation.
     """
@@ -220,6 +282,6 @@ def prepare_process() -> None:
         ".*isinstance.treespec, LeafSpec.*",
         ".*log_every_n_steps.*",
         ".*Checkpoint directory .* exists and is not empty.*",
-        "TensorFloat32 tensor cores .* not enabled.*",  # it would round the products of float32 runs
+        "TensorFloat32 tensor cores .* not enabled.*",  # it would round float32 products
     ):
         warnings.filterwarnings("ignore", message=message)

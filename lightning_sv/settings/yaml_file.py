@@ -1,4 +1,4 @@
-"""Safe YAML loading: config files and dataclasses; and conversion between command-line arguments and config keys."""
+"""Safe YAML loading of config files and dataclasses, and config keys as command-line words."""
 
 import io
 import json
@@ -17,6 +17,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 from lightning_sv.atomic import reading
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path
+from lightning_sv.settings.words import options_of
 
 #: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
@@ -29,37 +30,43 @@ CALLBACKS = {
 }
 #: keys that contain further keys
 SECTIONS = frozenset(CALLBACKS) | {
-    "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling", "model.scale_options",
-    "model.optim", "model.schedule",
+    "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling",
+    "model.scale_options", "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
-#: Maximum number of values of a config with its aliases expanded; a run's config has about two hundred.
+#: Maximum number of values of a config with its aliases expanded; a run's config has about two
+#: hundred.
 MAX_NODES = 10_000
 _MAX_DEPTH = 100
 _T = TypeVar("_T")
 
 
 def read_as(record: type[_T], path: Path) -> _T:
-    """Read a YAML file as a dataclass, also nested ones; a field `name` becomes the name of the file."""
+    """Read a YAML file as a dataclass; a field `name` becomes the name of the file."""
     content = read_yaml(path, str(path))
-    named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
+    has_name = "name" in record.__dataclass_fields__  # type: ignore[attr-defined]
+    named = {"name": path.stem} if has_name else {}
     try:
         merged = OmegaConf.merge(OmegaConf.structured(record), named, content)  # type: ignore[arg-type]
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{path} has no keys and values; expected YAML such as KEY: VALUE ({error!r}).") from error
+        raise ConfigError(
+            f"{path} has no keys and values; expected YAML such as KEY: VALUE ({error!r})."
+        ) from error
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
-    """Read a file of keys and values without empty sections; interpolations stay text; errors name it `where`."""
+    """Read keys and values of a file without empty sections; errors name the file `where`."""
     try:
         with reading(path):
             if not Path(path).is_file():  # a run reads it several times
                 hint = _missing_folder_hint(Path(path))
                 expected = f"expected a file with keys.{hint}"
-                raise ConfigError(f"{where:.200} does not exist or is not a regular file; {expected}")
+                raise ConfigError(
+                    f"{where:.200} does not exist or is not a regular file; {expected}"
+                )
             text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
@@ -78,7 +85,12 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse text of keys and values; `where` is its name in errors."""
     try:
         content = _parse(text)
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: a 13th month
         raise ConfigError(f"{where} is not valid YAML: {_problem(error)}") from error
     expect(isinstance(content, dict), where, f"a {type(content).__name__}", "keys and values.")
     return deepcopy(content)
@@ -86,7 +98,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 def _problem(error: Exception) -> str:
     """Return the fault of a YAML text and its line, without the parser's quotation of the text."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())
     hint = ". Indent with spaces, not tabs." if "'\\t'" in problem else ""
@@ -126,7 +139,8 @@ def _size(node: Node, known: dict[int, int], depth: int) -> int:
     if id(node) not in known:
         children: list[Node] = []
         if isinstance(node, MappingNode):
-            children = [child for pair in node.value for child in pair]
+            for pair in node.value:
+                children += pair
         elif isinstance(node, SequenceNode):
             children = node.value
         known[id(node)] = 1 + sum(_size(child, known, depth + 1) for child in children)
@@ -134,33 +148,46 @@ def _size(node: Node, known: dict[int, int], depth: int) -> int:
 
 
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
-    """Return the files of `--config FILE`, and the `--key value` or `--key=value` that no later file overrides."""
+    """Return the files of `--config FILE`, and the `--key value` that no later file overrides."""
     files: list[Path] = []
     keys: dict[str, Any] = {}
     for key, text in option_pairs(words, command):
         if key == "config":
-            files.append(Path(config_path(text, "--config")))
-            overridden = read_leaves(files[-1]) if keys else {}
-            keys = {k: v for k, v in keys.items() if k not in overridden}
+            file = Path(config_path(text, "--config"))
+            files.append(file)
+            for overridden in read_leaves(file) if keys else ():
+                keys.pop(overridden, None)
             continue
-        twice = key.endswith("+") and key in keys
-        expect(not twice, f"{command}: --{key}", "set twice", "one. Put the others into a YAML file.")
-        if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
-            keys[key] = text
-            continue
-        try:  # OmegaConf, as for config files: 1e-3 is a number
-            keys[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {_problem(error)}") from error
+        if key.endswith("+") and key in keys:
+            raise ConfigError(
+                f"{command}: --{key} is set twice; expected one. Put the others into a YAML file."
+            )
+        keys[key] = _value(key, text, command)
     return files, keys
+
+
+def _value(key: str, text: str, command: str) -> Any:
+    """Return the value of a key, read by OmegaConf as in config files: 1e-3 is a number."""
+    if key in (*PATHS, *WITH_PATHS) and text != "null":  # a path may look like a number
+        return text
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = _problem(error)
+        raise ConfigError(f"{command}: --{key} {text!r} is not valid YAML: {problem}") from error
+    return content["value"]
 
 
 def option_pairs(words: Sequence[str], command: str) -> list[tuple[str, str]]:
     """Return (key, value) of words such as `--key value` and `--key=value`."""
-    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
-        raise ConfigError(f"{command}: {' '.join(words)} is neither an option nor a key of fit; expected --KEY VALUE.")
-    return [(key.removeprefix("--"), value) for key, value in zip(parts[::2], parts[1::2], strict=True)]
+    pairs: list[tuple[str, str]] = []
+    for option in options_of(words):
+        if not option.name or option.value is None:
+            given = " ".join(words)
+            expected = "neither an option nor a key of fit; expected --KEY VALUE."
+            raise ConfigError(f"{command}: {given} is {expected}")
+        pairs.append((option.name, option.value))
+    return pairs
 
 
 def read_leaves(file: Path) -> dict[str, Any]:
@@ -172,7 +199,11 @@ def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return the dotted keys of nested sections with their values."""
     values: dict[str, Any] = {}
     for name, child in content.items():
-        values |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+        key = f"{prefix}{name}"
+        if isinstance(child, Mapping):
+            values |= leaves(child, f"{key}.")
+        else:
+            values[key] = child
     return values
 
 
@@ -182,11 +213,18 @@ def to_args(keys: Mapping[str, Any]) -> list[str]:
     >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True, "a": {"b": math.inf, "c": None}})
     ['--model.optim.lr', '0.1', '--trainer.fast', 'true', '--a', '{b: .inf, c: null}']
     """
-    return [word for key, value in keys.items() for word in (f"--{key}", _plain(value))]
+    words: list[str] = []
+    for key, value in keys.items():
+        words += [f"--{key}", _plain(value)]
+    return words
 
 
 def _plain(value: Any) -> str:
     """Return a value as YAML in one line."""
     if isinstance(value, Mapping | list):
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).strip()
-    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+        return yaml.safe_dump(
+            value, default_flow_style=True, sort_keys=False, width=math.inf
+        ).strip()
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    return str(value)

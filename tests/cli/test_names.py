@@ -60,15 +60,15 @@ def test_names_become_config_files_at_their_place(words: list[str], expected: li
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--model", "tinny"], "model 'tinny' is unknown; known: .* Did you mean 'tiny'"),
-        (["--data", "leters"], "'leters' is unknown; known: .*letters.* Did you mean 'letters'"),
-        (["--data", "stdlib/"], "--data is stdlib/"),
-        (["--data", "pictures"], "files:pictures, which matches no file"),
-        (["--model", "tiny", "--model", "mini"], "--model is tiny and mini"),
-        (["--model", "tiny", "--scale", "hg", "--model.scale=llama"], "--scale is hg"),
-        (["--model", "tiny", "--probes"], "--probes has no value"),
-        (["--model", "tiny", "--data", "my notes", "--model.scale", "hgg"], "'hgg'"),
-        (["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"], "trainer.precision is 8"),
+        (["--model", "tinny"], "tinny.*tiny"),
+        (["--data", "leters"], "leters.*letters"),
+        (["--data", "stdlib/"], "stdlib/"),
+        (["--data", "pictures"], "files:pictures"),
+        (["--model", "tiny", "--model", "mini"], "--model.*tiny.*mini"),
+        (["--model", "tiny", "--scale", "hg", "--model.scale=llama"], "--scale"),
+        (["--model", "tiny", "--probes"], "--probes"),
+        (["--model", "tiny", "--data", "my notes", "--model.scale", "hgg"], "hgg"),
+        (["--model", "tiny", "--data", "my notes", "--trainer.precision", "8"], "trainer.precision"),
     ],
 )
 def test_wrong_name_is_refused_before_anything_is_made(

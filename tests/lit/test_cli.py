@@ -22,7 +22,6 @@ from lightning_sv.errors import ConfigError, StoppedError
 from lightning_sv.lit.run_arguments import run_parser, trainer_keys
 from lightning_sv.runs.directory import read_config
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.parse import _keys
 from lightning_sv.settings.trainer import (
     REFUSED_CALLBACKS,
     TRAINER_ARGUMENTS,
@@ -48,7 +47,7 @@ def test_fit_help_is_short_or_complete(capsys: pytest.CaptureFixture[str], monke
     listed = set(re.findall(r"--([\w.]+)", full))
     only_short = {"dry_run"}  # it is read before the parser, which has the keys of a run
     assert set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE)) - only_short <= listed
-    assert {key for key in _keys(run_parser()) if "." in key} - SECTIONS <= listed
+    assert {key for key in run_parser().known_keys() if "." in key} - SECTIONS <= listed
 
 
 def test_fit_stopped_by_slurm_is_requeued_once(run_args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,29 +143,29 @@ def test_plan_strategy_and_memory_follow_the_config(answer: Answer, run_args: li
     assert small["strategy"] == "ddp" and not small["fits"] and small["largest_micro_batch"] is None
 
 
+#: wrong arguments, and the option or key that the error names
 REFUSED = [
-    (["--gpus", "64", "--data.global_batch", "480"], "480; expected a multiple of 64, .* 60 or 80 devices, .* 512"),
-    (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
+    (["--gpus", "64", "--data.global_batch", "480"], "data.global_batch"),
+    (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch"),
     ([], "--gpus"),
-    (["--gpus", "0"], "--gpus is 0;"),
-    (["--gpus", "two"], "--gpus is two"),
-    (["--gpus", "2", "--mfu", "40"], "--mfu is 40.0;"),
-    (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
-    (["--gpus", "2", "--gpu", "h1000"], "GPU 'h1000' is unknown; known: h100"),
-    (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB;"),
-    (["--gpus", "2", "--strategy", "single"], "--gpus is 2; expected 1"),
-    (["--gpus", "2", "--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; expected .*FullyShardedStrategy"),
-    (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas is 3; expected a divisor of 4"),
-    (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision is 16-mixed"),
-    (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0;"),
-    (["--gpus", "2", "--trainer.max_epochs", "2"], "trainer.max_epochs is 2;"),
+    (["--gpus", "0"], "--gpus"),
+    (["--gpus", "two"], "--gpus"),
+    (["--gpus", "2", "--mfu", "40"], "--mfu"),
+    (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "--mfu"),
+    (["--gpus", "2", "--gpu", "h1000"], "h100"),
+    (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory"),
+    (["--gpus", "2", "--strategy", "single"], "--gpus"),
+    (["--gpus", "2", "--trainer.strategy", "fsdp"], "trainer.strategy"),
+    (["--gpus", "4", "--trainer.strategy", json.dumps(THREE_REPLICAS)], "replicas"),
+    (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision"),
+    (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps"),
+    (["--gpus", "2", "--trainer.max_epochs", "2"], "trainer.max_epochs"),
 ]
 
 
-@pytest.mark.parametrize(("args", "sentence"), thinned(REFUSED, REFUSED[::2], several=True))
-def test_plan_wrong_arguments_refused(refused: Refused, run_args: list[str], args: list[str], sentence: str) -> None:
-    error = refused("plan", *run_args, *args)
-    assert re.search(sentence, error) and error.count("\n") == 1
+@pytest.mark.parametrize(("args", "key"), thinned(REFUSED, REFUSED[::2], several=True))
+def test_plan_wrong_arguments_refused(refused: Refused, run_args: list[str], args: list[str], key: str) -> None:
+    assert key in refused("plan", *run_args, *args)
 
 
 TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"]

@@ -57,39 +57,71 @@ def test_parsers_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str
 
 
 ABSENT = f"{__name__}.AbsentLogger"
-NOT_CREATED = f"error: {ABSENT} cannot be created: No module named 'absent'.\n"
-WRONG = [
-    (["--model.lr", "0.1"], "Did you mean 'model.optim.lr'?"),
-    (["--data.batch_size", "4"], "Did you mean 'data.global_batch'?"),
-    (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
-    (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; expected a finite number or null.\n"),
-    (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
-    (["--allow_lr_jump", "maybe"], "error: allow_lr_jump is maybe; expected true or false.\n"),
-    (
-        ["--model.optim.name", "math:pi", "--model.optim.lr", "1"],
-        "error: model.optim.name is math:pi, a float; expected a function.\n",
-    ),
-    (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
-    (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected a list or the import path of a C"),
-    (["--seed_everything", ""], "error: seed_everything is ''; expected true or false or a whole number.\n"),
-    (["--trainer", "null"], "--trainer"),
-    (["--model.optim", ""], "--model.optim"),
-    (["--trainer="], "--trainer"),
-    (["--trainer", "{max_steps: 1, max_steps: 2}"], "--trainer"),
-    (["--seed_everything", "-3"], "error: seed_everything is -3; expected an integer from 0 to 4294967295.\n"),
-    (["--trainer.logger", ABSENT], NOT_CREATED),
-    (["--trainer.logger.class_path", ABSENT], NOT_CREATED),
-    (["--trainer.logger", f"[{{class_path: {ABSENT}}}]"], NOT_CREATED),
-    (["--trainer.logger+", ABSENT], NOT_CREATED),
-    (["--trainer.logger", ABSENT, "--trainer.logger.n", "x"], "error: trainer.logger: n is x; expected a whole number"),
-    (["--trainer.callbacks", "no_module.C"], "trainer.callbacks: no_module.C cannot be created: No module named 'no"),
+FIT = ["fit", *CONFIG]
+DRY = [*FIT, "--dry_run"]
+PLAN = ["plan", "--gpus", "1", *CONFIG]
+COMPARE = ["compare", "--a", "nop", "--b", "hg"]
+SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
+GENERATE = ["generate", "r"]
+#: command, wrong words, and what the error names
+WRONG: list[tuple[list[str], list[str], str]] = [
+    (FIT, ["--model.lr", "0.1"], "model.optim.lr"),
+    (FIT, ["--data.batch_size", "4"], "data.global_batch"),
+    (DRY, ["--trainer.max_step", "3"], "trainer.max_steps"),  # no abbreviation
+    (DRY, ["--model.optim", "{weight_deacy: 1}"], "model.optim.weight_decay"),
+    (FIT, ["--model.optim.lr", "nan"], "model.optim.lr"),
+    (DRY, ["--data.seq_len", "x"], "data.seq_len"),
+    (FIT, ["--data.seq_len", "null"], "data.seq_len"),
+    (FIT, ["--allow_lr_jump", "maybe"], "allow_lr_jump"),
+    (FIT, ["--model.optim.name", "math:pi", "--model.optim.lr", "1"], "model.optim.name"),
+    (FIT, ["--model.compile", "all"], "model.compile"),
+    (DRY, ["--model.scale", "unifed"], "unifed"),
+    (FIT, ["--trainer.callbacks+=Nonsense"], "trainer.callbacks"),
+    (FIT, ["--trainer.callbacks", "no_module.C"], "no_module"),
+    (FIT, ["--trainer.accelerator", "gpu"], "gpu"),
+    (FIT, ["--seed_everything", ""], "seed_everything"),
+    (FIT, ["--seed_everything", "-3"], "seed_everything"),
+    (FIT, ["--trainer", "null"], "trainer"),
+    (FIT, ["--model.optim", ""], "--model.optim"),
+    (FIT, ["--trainer="], "--trainer"),
+    (FIT, ["--trainer", "{max_steps: 1, max_steps: 2}"], "--trainer"),
+    (FIT, ["--trainer.logger", ABSENT], "absent"),
+    (FIT, ["--trainer.logger+", ABSENT], "absent"),
+    (FIT, ["--trainer.logger", ABSENT, "--trainer.logger.n", "x"], "trainer.logger"),
+    (FIT, ["--trainer.gradient_clip_val=.inf"], "trainer.gradient_clip_val"),
+    (FIT, ["--trainer.gradient_clip_val=-1e-9"], "trainer.gradient_clip_val"),
+    (FIT, ["--trainer.max_steps=0"], "trainer.max_steps"),
+    (PLAN, ["--gpu_memory=inf"], "--gpu_memory"),
+    (PLAN, ["--gpu", "H999"], "h100"),
+    (PLAN, ["--model.backbone.name", "mine"], "model.optim.lr"),
+    (PLAN, ["--data.seed=-1"], "data.seed"),
+    (PLAN, ["--model.seed=1" + "0" * 20], "model.seed"),
+    (PLAN, ["--optimizer=AdamW"], "--optimizer"),
+    (COMPARE, ["--seeds=1" + "0" * 20], "--seeds"),
+    (COMPARE, ["--jobs=1" + "0" * 5000], "--jobs"),
+    (SWEEP, ["--seeds=999999999"], "--seeds"),
+    (GENERATE, ["--temperature=nan"], "--temperature"),
+    (GENERATE, ["--seed=-1"], "--seed"),
+    (["train"], [], "fit"),
+    (["fit"], ["--config", "llama-1"], "llama-1b"),
+    (["fit"], ["--config", "runs/no_such_run/config.yaml"], "no_such_run"),
+    (["generate"], ["README.md"], "README.md"),
 ]
+
+
+@pytest.mark.parametrize(("command", "words", "named"), thinned(WRONG, WRONG[::2], several=True))
+def test_wrong_words_are_refused_by_their_key(
+    command: list[str], words: list[str], named: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    said = refused(*command, *words)
+    assert named in said and said.count("error: ") == 1
 
 
 @pytest.mark.parametrize("command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--a", "llama", "--b", "nop"]])
 def test_run_without_files_is_told_which(command: list[str], refused: Refused) -> None:
     said = refused(*command)
-    assert "data.seq_len" in said and "--config tiny-unified" in said and "fit.model" not in said
+    assert "data.seq_len" in said and "tiny-unified" in said
 
 
 def test_trainer_keys_equal_the_signature() -> None:
@@ -138,45 +170,6 @@ def test_plugins_are_followed_or_refused() -> None:
         strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {key: {}}}
         with pytest.raises(ConfigError, match=f"^trainer.strategy.init_args.{key} is "):
             check_trainer_keys(defaults | {"strategy": strategy})
-
-
-FIT = ["fit", *CONFIG]
-PLAN = ["plan", "--gpus", "1", *CONFIG]
-COMPARE = ["compare", "--a", "nop", "--b", "hg"]
-SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
-GENERATE = ["generate", "r"]
-#: key or option -> its value and the words before it
-OUT_OF_RANGE = [
-    *(("--trainer.gradient_clip_val", value, FIT) for value in (".inf", "-1e-9")),
-    *(("--trainer.max_steps", value, FIT) for value in ("0", "-2")),
-    ("--gpu_memory", "inf", PLAN), ("--data.seed", "-1", PLAN), ("--model.seed", "1" + "0" * 20, PLAN),
-    ("--seeds", "1" + "0" * 20, COMPARE), ("--jobs", "1" + "0" * 5000, COMPARE), ("--seeds", "9" * 9, SWEEP),
-    ("--temperature", "nan", GENERATE), ("--seed", "-1", GENERATE),
-]  # fmt: skip
-
-
-REFUSED = [([*PLAN, "--optimizer=AdamW"], "--optimizer=AdamW is "), *(([*FIT, *words], why) for words, why in WRONG)]
-REFUSED += [([*words, f"{key}={value}"], f"{key.removeprefix('--')} is ") for key, value, words in OUT_OF_RANGE]
-
-
-@pytest.mark.parametrize(("words", "message"), thinned(REFUSED, REFUSED[::2], several=True))
-def test_main_value_that_fits_nothing_is_refused(words: list[str], message: str, refused: Refused) -> None:
-    said = refused(*words)
-    assert message in said and said.count("\n") == 1 and "Union" not in said
-
-
-EARLY = [
-    (["fit", "--config", "runs/no_such_run/config.yaml"], "no folder runs"),
-    (["fit", "--dry_run", *CONFIG, "--trainer.max_stepps", "3"], "max_steps"),
-    (["fit", "--dry-run", *CONFIG, "--model.scale", "unifed"], "unifed"),
-    (["fit", "--dry_run", *CONFIG, "--model.optim.lr", "fast"], "model.optim.lr is fast"),
-]
-
-
-@pytest.mark.parametrize(("words", "part"), EARLY)
-def test_main_mistake_is_refused_before_a_corpus_is_read(words: list[str], part: str, refused: Refused) -> None:
-    said = refused(*words)
-    assert part in said and said.count("\n") == 1
 
 
 def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,31 +222,8 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
     """1 == 1.0, but Lightning's 1 is one batch. Parsers of one process may also read 1 as 1.0, so none is used here."""
     given = vars(trainer_keys()()) | TRAINER_DEFAULTS
     check_trainer_keys(given | {"limit_val_batches": 1.0})
-    with pytest.raises(ConfigError, match=r"limit_val_batches is 1; .*data\.val_sequences"):
+    with pytest.raises(ConfigError, match="limit_val_batches"):
         check_trainer_keys(given | {"limit_val_batches": 1})
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["train"], ["'fit'"]),
-        (["fit", "--config", "llama-1"], ["llama-1b", "presets"]),
-        (["generate", "conf"], ["conf", "config.yaml"]),
-        (["plan", "--gpu", "H999", "--gpus", "1"], ["h100"]),
-        (["plan", *CONFIG, "--gpus", "1", "--model.backbone.name", "mine"], ["model.optim.lr", "sweep"]),
-        (["fit", *CONFIG, "--trainer.callbacks+=not_here.Mine"], ["not_here", "PYTHONPATH"]),
-        (["fit", *CONFIG, "--trainer.callbacks+=pytorch_lightning.callbacks.Timer"], ["lightning.pytorch."]),
-        (["fit", "--config", "no_run/config.yaml"], ["no_run"]),
-        (["fit", *CONFIG, "--trainer.accelerator", "gpu"], ["trainer.accelerator", "cpu", "TRAINER"]),
-        (["generate", "README.md"], ["README.md"]),
-    ],
-)  # fmt: skip
-def test_main_usual_mistake_names_the_next_step(
-    words: list[str], names: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    said = refused(*words)
-    assert all(name in said for name in names) and len(said) < 400
 
 
 @pytest.mark.parametrize(
