@@ -131,7 +131,7 @@ class Parser(ArgumentParser):
             expect(is_section, section, value, "keys and values.")
 
     def _check_values(self, config: Any) -> None:
-        """Reject values that jsonargparse accepts: null of a file, and numbers that no key takes."""
+        """Reject values that jsonargparse accepts: null, and numbers that no key takes."""
         for action in self._actions:
             if action.dest not in config:
                 continue

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -21,8 +21,8 @@ from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import config_files, dropped_entries
-from lightning_sv.settings.words import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
+from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves, to_args
 
 log = logging.getLogger(__name__)
