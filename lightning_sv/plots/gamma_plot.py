@@ -1,4 +1,4 @@
-"""Picture of the size of scale vectors by layer and training tokens, from the scalars of `BranchNorms`."""
+"""Picture of scale vectors by layer and training tokens, from the scalars of `BranchNorms`."""
 
 import math
 import re
@@ -45,31 +45,35 @@ class GammaMap(NamedTuple):
     rms: NDArray[np.float64]
 
     def is_drawable(self) -> bool:
-        """Return True if there are two columns, because the width of a single one is not defined."""
+        """Return True if there are two columns; the width of a single one is not defined."""
         return len(self.tokens) > 1
 
 
 def gamma_maps(run: Run) -> list[GammaMap]:
-    """Return a map per kind of scale vector that the run logged more than once; branches with equal values share one.
+    """Return a map per kind of scale vector that the run logged more than once.
 
-    A vector before q, k and v belongs to three branches, so it was logged three times.
+    Branches with equal values share one: a vector before q, k and v was logged three times.
     """
-    branches: dict[tuple[str, str], dict[str, Curve]] = defaultdict(dict)
+    titles: dict[tuple[str, bytes], list[str]] = defaultdict(list)
+    maps: dict[tuple[str, bytes], GammaMap] = {}
+    for (branch, side), curves in _curves_by_branch(run).items():
+        gamma_map = _map_of(curves)
+        key = (side, gamma_map.rms.tobytes())
+        titles[key].append(branch)
+        maps[key] = gamma_map
+    titled = [maps[key]._replace(title=f"{', '.join(titles[key])}: {key[0]}") for key in maps]
+    return [gamma_map for gamma_map in titled if gamma_map.is_drawable()]
+
+
+def _curves_by_branch(run: Run) -> dict[tuple[str, str], dict[str, Curve]]:
+    """Return (branch, side) -> place -> logged rms of gamma."""
+    curves: dict[tuple[str, str], dict[str, Curve]] = defaultdict(dict)
     for tag, curve in run.curves.items():
         match = _TAG.fullmatch(tag)
         if match:
             place, branch, kind = match.groups()
-            branches[branch, _SIDES[kind]][place] = curve
-
-    merged: dict[tuple[str, bytes], list[str]] = defaultdict(list)
-    maps: dict[tuple[str, bytes], GammaMap] = {}
-    for (branch, side), curves in branches.items():
-        gamma_map = _map_of(curves)
-        key = (side, gamma_map.rms.tobytes())
-        merged[key].append(branch)
-        maps[key] = gamma_map
-    titled = [maps[key]._replace(title=f"{', '.join(merged[key])}: {key[0]}") for key in maps]
-    return [gamma_map for gamma_map in titled if gamma_map.is_drawable()]
+            curves[branch, _SIDES[kind]][place] = curve
+    return curves
 
 
 def _map_of(curves: Mapping[str, Curve]) -> GammaMap:
@@ -130,7 +134,7 @@ def gamma_figure(run: Run) -> Figure:
 
 
 def _largest_change(maps: Sequence[GammaMap]) -> float:
-    """Return the largest finite distance from the start; 1 if all are 0, because colours need a range."""
+    """Return the largest finite distance from the start; 1 if all are 0: colours need a range."""
     values = np.concatenate([gamma_map.rms.ravel() for gamma_map in maps])
     distances = np.abs(values[np.isfinite(values)] - _START)
     return float(distances.max(initial=0.0)) or 1.0
@@ -140,7 +144,9 @@ def _draw_map(axes: Axes, gamma_map: GammaMap, colours: CenteredNorm) -> QuadMes
     """Draw one panel, with the first layer at the bottom."""
     row_edges = np.arange(len(gamma_map.places) + 1) - 0.5
     column_edges = _edges_around(gamma_map.tokens)
-    mesh = axes.pcolormesh(column_edges, row_edges, gamma_map.rms, cmap="RdBu_r", norm=colours, rasterized=True)
+    mesh = axes.pcolormesh(
+        column_edges, row_edges, gamma_map.rms, cmap="RdBu_r", norm=colours, rasterized=True
+    )
     labels = [place.removeprefix("layer") for place in gamma_map.places]
     step = math.ceil(len(labels) / _MOST_LABELS)
     axes.set_yticks(range(0, len(labels), step), labels[::step])
@@ -153,6 +159,6 @@ def _draw_map(axes: Axes, gamma_map: GammaMap, colours: CenteredNorm) -> QuadMes
 
 
 def _edges_around(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return N + 1 edges of cells around N points, in the middle between two; the outer ones are the outer points."""
+    """Return N + 1 edges of cells: the middle between two points, and the outer points."""
     middles = (tokens[1:] + tokens[:-1]) / 2
     return np.concatenate([tokens[:1], middles, tokens[-1:]])

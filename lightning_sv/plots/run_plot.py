@@ -21,21 +21,22 @@ _PROJECTIONS = {
 
 @style.plain_style
 def draw_run(run: Run, path: str | Path) -> None:
-    """Draw the losses of a run, and the growth of its Q, K and V branches if they were logged, against tokens.
+    """Draw losses, and the growth of the Q, K and V branches if they were logged, against tokens.
 
-    The norm of a branch is that of its effective weight (with its scale vectors), averaged over the layers, relative
-    to its first logged value.
+    The norm of a branch is that of its effective weight (with its scale vectors), averaged over the
+    layers, relative to its first logged value.
 
     Raises:
         NotTestableError: the run has logged neither a training nor a validation loss
     """
-    branches = branch_curves(run)
-    losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
-    if not losses:
-        raise NotTestableError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
+    if TRAIN_LOSS not in run.curves and VAL_LOSS not in run.curves:
+        hint = "draw it once training has begun."
+        raise NotTestableError(f"{run.dir} has logged no loss yet; {hint}")
 
-    figure = style.new_figure(panels=2 if branches else 1)
-    panels = figure.subplots(1, 2 if branches else 1, squeeze=False)[0]
+    branches = branch_curves(run)
+    n_panels = 2 if branches else 1
+    figure = style.new_figure(panels=n_panels)
+    panels = figure.subplots(1, n_panels, squeeze=False)[0]
     _draw_losses(panels[0], run)
     if branches:
         draw_branches(panels[1], branches)
@@ -47,7 +48,7 @@ def draw_run(run: Run, path: str | Path) -> None:
 
 
 def branch_curves(run: Run) -> dict[str, Curve]:
-    """Return norms of the effective q, k and v weights, averaged over the layers; empty if they were not logged."""
+    """Return the logged norms of the effective q, k and v weights, averaged over the layers."""
     tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
     return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
 
@@ -63,7 +64,9 @@ def _draw_losses(axes: Axes, run: Run) -> None:
     title = "How low does the loss get?"
     if VAL_LOSS in run.curves:
         val = run.curve(VAL_LOSS)
-        axes.plot(*val, "o-", color=style.VERMILLION, linewidth=1.8, markersize=3, label="validation")
+        axes.plot(
+            *val, "o-", color=style.VERMILLION, linewidth=1.8, markersize=3, label="validation"
+        )
         shown.append(val)
         title += f" {run.val_loss:.3f} at {style.human_tokens(run.tokens)} tokens"
     style.set_limits(axes, shown, from_share=0.05)
@@ -90,5 +93,7 @@ def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64
     """Return the mean of the finite ones among the `width` values around each."""
     finite = np.isfinite(values)
     # centred, because a trailing mean lags behind the falling loss
-    sums, counts = (np.convolve(x, np.ones(width), "same") for x in (np.where(finite, values, 0.0), finite))
+    window = np.ones(width)
+    sums = np.convolve(np.where(finite, values, 0.0), window, "same")
+    counts = np.convolve(finite, window, "same")
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

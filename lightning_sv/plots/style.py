@@ -1,12 +1,13 @@
 """Shared style of all figures: colours, limits, token counts as text, files.
 
-Colours are those of Okabe and Ito, which colour-blind readers can distinguish; `llama` is always blue.
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; `llama` is always
+blue.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
@@ -35,14 +36,22 @@ BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY = PALETTE.values()
 # four line styles and five free colours, so that combinations repeat late
 LINES = ("-", "--", "-.", ":")
 
-_DEFAULTS: dict[Any, Any] = {key: value for key, value in rcParamsDefault.items() if key != "backend"}
-#: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc or the caller;
-#: `$` in a text is a dollar sign
+_DEFAULTS: dict[Any, Any] = dict(rcParamsDefault.items())
+del _DEFAULTS["backend"]
+#: decorator of functions that draw: matplotlib's defaults instead of the settings of a matplotlibrc
+#: or the caller; `$` in a text is a dollar sign
 plain_style = rc_context({**_DEFAULTS, "text.parse_math": False})
 #: the same, except that `$` begins a formula
 formula_style = rc_context(_DEFAULTS)
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+class Look(NamedTuple):
+    """Colour and line style of an arm."""
+
+    colour: str
+    line: str
 
 
 def human_tokens(tokens: float) -> str:
@@ -54,16 +63,21 @@ def human_tokens(tokens: float) -> str:
     return f"{tokens:.0f}"
 
 
-def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None) -> None:
-    """Set limits from the part of training after `from_share`, because the first drop would dominate."""
+def set_limits(
+    axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None
+) -> None:
+    """Set limits from the training after `from_share`, because the first drop would dominate."""
     end = max(float(curve.tokens[-1]) for curve in curves)
-    late = np.concatenate([c.values[c.tokens >= from_share * end] for c in curves])
-    late = np.append(late, [] if include is None else [include])
-    late = late[np.isfinite(late)]
     axes.set_xlim(0, end * 1.02 or 1)
-    if late.size and math.isfinite(float(np.ptp(late))):
-        pad = 0.08 * float(np.ptp(late)) or 0.05
-        axes.set_ylim(float(late.min()) - pad, float(late.max()) + pad)
+    late = [curve.values[curve.tokens >= from_share * end] for curve in curves]
+    if include is not None:
+        late.append(np.array([include]))
+    values = np.concatenate(late)
+    values = values[np.isfinite(values)]
+    if not values.size or not math.isfinite(float(np.ptp(values))):
+        return
+    pad = 0.08 * float(np.ptp(values)) or 0.05
+    axes.set_ylim(float(values.min()) - pad, float(values.max()) + pad)
 
 
 def new_figure(panels: int = 2, rows: int = 1) -> Figure:
@@ -85,14 +99,15 @@ def legend_below(figure: Figure, axes: Axes, title: str) -> None:
 
 
 def set_style(axes: Axes) -> None:
-    """Style axes: a faint grid, the title at the left, title and label broken into lines that fit the panel."""
+    """Style axes: a faint grid, the title at the left, texts in lines that fit the panel."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
     title = axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
     axes.set_title("")
-    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    figure = axes.get_figure(root=True)
     assert figure is not None
+    spec = axes.get_subplotspec()
     rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
     _fit(title, 0.8 * figure.bbox.width / columns)
     _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)
@@ -101,31 +116,44 @@ def set_style(axes: Axes) -> None:
 def _fit(text: Text, room: float) -> None:
     """Break a text into lines of at most `room` pixels, because the layout cuts longer ones."""
     lines: list[str] = []
-    for words in (line.split(" ") for line in text.get_text().split("\n")):
-        lines.append("")
-        for word in words:
-            text.set_text(f"{lines[-1]} {word}".strip())
-            if lines[-1] and max(text.get_window_extent().size) > room:
-                lines.append(word)
-            else:
-                lines[-1] = text.get_text()
+    for line in text.get_text().split("\n"):
+        lines += _broken_line(text, line, room)
     text.set_text("\n".join(lines))
 
 
+def _broken_line(text: Text, line: str, room: float) -> list[str]:
+    """Return the parts of a line that fit; the text is overwritten to measure them."""
+    parts = [""]
+    for word in line.split(" "):
+        longer = f"{parts[-1]} {word}".strip()
+        text.set_text(longer)
+        is_too_long = max(text.get_window_extent().size) > room
+        if parts[-1] and is_too_long:
+            parts.append(word)
+        else:
+            parts[-1] = longer
+    return parts
+
+
 def draw_seeds(
-    axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
+    axes: Axes,
+    tokens: ArrayLike,
+    values: NDArray[np.float64],
+    mean: ArrayLike,
+    look: Look,
+    **line: Any,
 ) -> None:
-    """Draw an arm: a thick line for the mean (N,), and a thin one per seed of values (seeds, N), if several."""
-    colour, style = look
-    for seed in values if len(values) > 1 else []:
-        axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
-    axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
+    """Draw an arm: a thick line for the mean (N,), a thin one per seed of values (seeds, N)."""
+    if len(values) > 1:
+        for seed in values:
+            axes.plot(tokens, seed, color=look.colour, linewidth=0.7, alpha=0.45)
+    axes.plot(tokens, mean, linestyle=look.line, color=look.colour, linewidth=2, **line)
 
 
 def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], str]) -> None:
     """Make an axis logarithmic, with labels at 1, 2 and 5 of each decade."""
-    set_scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
-    set_scale("log")  # it replaces the locator
+    axes.set(**{f"{which}scale": "log"})  # it replaces the locator
+    axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
     axis.set_minor_formatter(NullFormatter())
@@ -134,9 +162,15 @@ def set_log_axis(axes: Axes, which: Literal["x", "y"], words: Callable[[float], 
 def set_token_axis(axes: Axes) -> None:
     """Label the x axis with training tokens."""
     # all ticks have one unit: 0.5M, 1M, 1.5M instead of 500k, 1M, 1.5M
-    size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
+    end = axes.get_xlim()[1]
+    fitting_units = [(size, unit) for size, unit in _UNITS if size <= end]
+    size, unit = fitting_units[0] if fitting_units else (1.0, "")
+
+    def tick_label(tokens: float, _: int | None) -> str:
+        return f"{tokens / size:g}{unit}" if tokens else "0"
+
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_label))
     axes.set_xlabel("training tokens")
 
 

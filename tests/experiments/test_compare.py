@@ -25,8 +25,8 @@ from lightning_sv.errors import RunError
 from lightning_sv.experiments.compare import compare, print_comparison
 from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.report.plots import scalar_plots
 from lightning_sv.experiments.report.results_csv import run_frame, write_csv
+from lightning_sv.experiments.report.scalar_plots import scalar_plots
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore

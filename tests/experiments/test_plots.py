@@ -14,15 +14,11 @@ from matplotlib.lines import Line2D
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.report.copying import copying_table
-from lightning_sv.experiments.report.plots import (
-    branch_plots,
-    curve_plots,
-    gap_plot,
-    grid_plots,
-    scalar_plots,
-    scaling_plots,
-    with_looks,
-)
+from lightning_sv.experiments.report.curve_plots import curve_plots
+from lightning_sv.experiments.report.grid_plots import grid_plots
+from lightning_sv.experiments.report.plot import with_looks
+from lightning_sv.experiments.report.scalar_plots import branch_plots, scalar_plots
+from lightning_sv.experiments.report.scaling_plots import gap_plot, scaling_plots
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec

@@ -149,6 +149,7 @@ def test_write_report_csv_files_have_all_numbers(report: Path) -> None:
     # 2 arms of curves, in nats and in tokens, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope each
     assert quantities.count("final loss") == 2 + 8 and quantities.count("token factor") == 2 and len(quantities) == 20
     assert {row["baseline"] for row in differences if "law" in row["quantity"]} == {"llama"}
+    assert {row["n"] for row in differences} == {"3", ""}  # the laws have none
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
     assert verdicts[3]["estimate"] == "" and verdicts[0]["p_corrected"] == "0.06"

@@ -29,7 +29,7 @@ class CurvesKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the losses, and the differences to the baseline."""
-        from lightning_sv.experiments.report.plots import curve_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.curve_plots import curve_plots  # it imports matplotlib
 
         return curve_plots(panel)
 

@@ -65,7 +65,7 @@ class GridKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the loss against each setting, with the optimum."""
-        from lightning_sv.experiments.report.plots import grid_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.grid_plots import grid_plots  # it imports matplotlib
 
         return grid_plots(panel)
 

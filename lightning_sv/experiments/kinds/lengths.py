@@ -43,6 +43,6 @@ class LengthsKind(ScalingKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the difference to the baseline at each length."""
-        from lightning_sv.experiments.report.plots import LENGTHS, gap_plot  # it imports matplotlib
+        from lightning_sv.experiments.report.scaling_plots import LENGTHS, gap_plot  # it imports matplotlib
 
         return Drawing([gap_plot(panel, {}, LENGTHS)])

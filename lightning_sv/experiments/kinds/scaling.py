@@ -87,7 +87,7 @@ class ScalingKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""
-        from lightning_sv.experiments.report.plots import scaling_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.scaling_plots import scaling_plots  # it imports matplotlib
 
         return scaling_plots(panel)
 

@@ -13,7 +13,8 @@ from lightning_sv.statistics.verdicts import count_pairs, interval_text, times
 
 #: headings of `claim_table`
 CLAIM_COLUMNS = [
-    "figure", "claim", "verdict", "corrected", "p", "in words", "ours, nats per token unless said", "the paper's",
+    "figure", "claim", "verdict", "corrected", "p", "in words",
+    "ours, nats per token unless said", "the paper's",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def _p_text(verdict: Verdict) -> str:
 
 
 def estimate_text(verdict: Verdict) -> str:
-    """Return the estimate of a claim and its interval, with its part if it has several, and its unit."""
+    """Return the estimate of a claim with its part, unit, interval and number of pairs."""
     if verdict.estimate is None:
         return "not measured"
 
@@ -65,7 +66,8 @@ def estimate_text(verdict: Verdict) -> str:
     if verdict.unit == "times":
         return f"{part}{times(verdict.estimate)} times ({_ratio_interval(verdict)}; {basis})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
-    return f"{part}{verdict.estimate:+.4f}{unit} ({interval_text(verdict.low, verdict.high)}; {basis})"
+    interval = interval_text(verdict.low, verdict.high)
+    return f"{part}{verdict.estimate:+.4f}{unit} ({interval}; {basis})"
 
 
 def _ratio_interval(verdict: Verdict) -> str:

@@ -74,7 +74,7 @@ class Content:
 def report_content(
     figures: Sequence[Figure], sections: Sequence[Sequence[Section]], facts: Mapping[str, str]
 ) -> Content:
-    """Return the content of a report, from the sections of each figure and the facts at its head."""
+    """Return the content of a report, from the sections of each figure and its facts."""
     title = "Scale vectors: the paper's figures, regenerated"
     if len(figures) == 1:
         title = figures[0].spec.title
@@ -86,8 +86,9 @@ def report_content(
 def figure_content(figure: Figure, sections: Sequence[Section]) -> FigureContent:
     """Return the content of one figure."""
     spec = figure.spec
-    ratio = figure.ratio() or "not stated"
-    ratios = f"Training tokens per parameter: {ratio}; the paper's are {spec.paper_tokens_per_param}."
+    ours = figure.ratio() or "not stated"
+    papers = spec.paper_tokens_per_param
+    ratios = f"Training tokens per parameter: {ours}; the paper's are {papers}."
     return FigureContent(
         title=spec.title,
         about=f"{spec.section}. {spec.summary} {ratios}",
@@ -106,7 +107,9 @@ def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[:, (table != "").any()]
 
 
-def head_facts(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> dict[str, str]:
+def head_facts(
+    figures: Sequence[Figure], what: str, made: Provenance, caution: str = ""
+) -> dict[str, str]:
     """Return the facts at the head of a report: what it is about, its claims, and its runs."""
     runs = _runs_of(figures)
     facts = {"experiments": what}
@@ -118,7 +121,8 @@ def head_facts(figures: Sequence[Figure], what: str, made: Provenance, caution: 
 
     ratios = _range_text([tokens_per_param(run) for run in runs])
     facts["training tokens per parameter"] = f"{ratios} (the paper's are {PAPER_TOKENS_PER_PARAM})"
-    facts["epochs over the training text"] = _range_text([run.summary.get("epochs") for run in runs])
+    epochs = _range_text([run.summary.get("epochs") for run in runs])
+    facts["epochs over the training text"] = epochs
     for key in ("commit", "machine", "torch"):
         facts[f"{key} of the runs"] = ", ".join(_values(runs, key)) or "not stated"
     facts["runs"] = f"{len({run.dir for run in runs})}, finished {_period(runs)}"
@@ -167,11 +171,13 @@ def _resolved_by_chance(judged: Sequence[Verdict]) -> str:
     others = [v for v in judged if not v.primary]
     by_chance = max(1, round(2 * ALPHA * len(judged)))
     return (
-        f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and its opposite. If all "
-        f"arms were equal, about {by_chance} would be resolved by chance. After the correction for their number, "
-        f"{_count_kept(primary)} of {len(primary)} primary ones, at most one per figure, keep their verdict (Holm), "
-        f"and {_count_kept(others)} of the {len(others)} others (Benjamini-Hochberg). Claims that share runs are not "
-        "independent. Differences of losses use the variance of all arms of one model and budget, if it is equal."
+        f"{len(judged)} claims are tested, each by one-sided tests at {ALPHA:.0%} of itself and "
+        f"its opposite. If all arms were equal, about {by_chance} would be resolved by chance. "
+        f"After the correction for their number, {_count_kept(primary)} of {len(primary)} primary "
+        f"ones, at most one per figure, keep their verdict (Holm), and {_count_kept(others)} of "
+        f"the {len(others)} others (Benjamini-Hochberg). Claims that share runs are not "
+        "independent. Differences of losses use the variance of all arms of one model and budget, "
+        "if it is equal."
     )
 
 

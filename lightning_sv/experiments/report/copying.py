@@ -1,4 +1,4 @@
-"""Copying from the context: the table of a panel, and the parts of a difference by kind of token."""
+"""Copying from the context: table of a panel, and parts of a difference by kind of token."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,15 @@ from lightning_sv.statistics.paired import PairedDifference, paired_difference, 
 #: kinds of tokens in `callbacks.copying.token_kinds`
 TOKEN_KINDS = ("repeat", "seen", "unseen")
 GAIN = f"{COPYING}second_minus_first"
-#: nats per token; loss on the second copy of a text minus that on the first, below which the circuit counts as formed
+#: nats per token; loss on the second copy of a text minus that on the first, below which the
+#: circuit counts as formed
 FORMED = -0.5
 NOTE = (
-    "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "
-    "the rest; mean of the seeds. The parts of a difference are share times difference of a kind. They add up to the "
-    "difference on the measured sequences. The circuit counts as formed when a text is predicted better by 0.5 nats "
-    "per token on its second reading; one time per seed."
+    "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in "
+    "it otherwise, and of the rest; mean of the seeds. The parts of a difference are share times "
+    "difference of a kind. They add up to the difference on the measured sequences. The circuit "
+    "counts as formed when a text is predicted better by 0.5 nats per token on its second reading; "
+    "one time per seed."
 )
 
 
@@ -31,15 +33,18 @@ def measured(arms: Sequence[Arm]) -> bool:
 
 
 def parts_of(a: Arm, b: Arm) -> dict[str, PairedDifference]:
-    """Split B - A of paired runs by kind of token: share of the kind times difference of its mean losses.
+    """Split B - A of paired runs by kind of token: its share times the difference of its losses.
 
     The parts add up to the difference on the measured sequences, a part of those of val/loss.
     """
-    return {kind: paired_difference(_shares_of_loss(a, kind), _shares_of_loss(b, kind)) for kind in TOKEN_KINDS}
+    parts = {}
+    for kind in TOKEN_KINDS:
+        parts[kind] = paired_difference(_shares_of_loss(a, kind), _shares_of_loss(b, kind))
+    return parts
 
 
 def copying_table(panel: LoadedPanel) -> pd.DataFrame:
-    """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
+    """Return per arm: loss by kind, gain on a second copy, when the circuit forms, parts."""
     arms = baseline_first(panel.arms)
     shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
     rows = []

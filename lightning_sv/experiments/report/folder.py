@@ -1,4 +1,4 @@
-"""The folder of a report: names of its pages, and whether it may be overwritten. Imports no matplotlib."""
+"""Folder of a report: names of its pages, and whether it may be overwritten; no matplotlib."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,9 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     known = {path.resolve() for path in ours}
     if any({run, run.parent} & known for run in runs):
         return
-    what = f"a report of other runs ({runs[0]})" if runs else f"a {existing[0]} that lightning-sv did not write"
+    what = f"a {existing[0]} that lightning-sv did not write"
+    if runs:
+        what = f"a report of other runs ({runs[0]})"
     raise ConfigError(f"{out} contains {what}; choose a different --out.")
 
 
@@ -35,7 +37,7 @@ def _is_report_without_runs(out: Path) -> bool:
 
 
 def reported_runs(out: Path) -> list[Path]:
-    """Return the run directories of the report in a folder, absolute; none if there is no report."""
+    """Return the absolute run directories of the report in a folder; none without a report."""
     results = out / RESULTS
     if not results.exists():
         return []

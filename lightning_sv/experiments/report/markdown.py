@@ -42,7 +42,7 @@ def _section_blocks(section: Section) -> list[str]:
 
 
 def _paragraph(text: str) -> str:
-    """Escape a text at the start of a paragraph, so that a number or a dash does not begin a list."""
+    """Escape a text at the start of a paragraph: a number or a dash does not begin a list."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", markdown_text(text))
 
 
@@ -62,5 +62,10 @@ def _table(table: pd.DataFrame) -> str:
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [map(markdown_text, columns), ["---"] * len(columns), *(map(markdown_text, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [_line(map(markdown_text, columns)), _line(["---"] * len(columns))]
+    lines += [_line(map(markdown_text, row)) for row in rows]
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -37,7 +37,7 @@ def html_page(content: Content, root: Path) -> str:
 
 
 def _cell_class(cell: str, column: str) -> str:
-    """Return the CSS class of a cell: `verdict equal-within` for `equal within 0.01`; empty if it is no verdict."""
+    """Return the CSS class of a cell: `verdict equal-within`, or empty if it is no verdict."""
     if column not in ("verdict", "corrected") or cell not in _VERDICTS:
         return ""
     colour = "-".join(cell.split()[:2])

@@ -8,6 +8,7 @@ copying measurements, means of step sizes and provenance, but no other scalars a
 import csv
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -29,14 +30,14 @@ log = logging.getLogger(__name__)
 #: file of a report with one row per run
 RESULTS = "results.csv"
 csv.field_size_limit(2**31 - 1)  # a curve of many validations is one cell
-#: starts of the formulas of spreadsheets
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: start of a formula of a spreadsheet, also after apostrophes
+_FORMULA = r"(?='*[-=+@\t\r])"
 #: columns with values of the summary
 _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash",
     "tokenizer_sha256", "torch", "commit", "date", "machine",
 )  # fmt: skip
-#: tag and starts of tags of `TrainingMonitor` and `RelativeSteps`, whose means over a run have columns
+#: tags of `TrainingMonitor` and `RelativeSteps`, whose means over a run have columns
 CLIPPED = "clipped_steps"
 ROLE_STEP = "relative_step/role/"
 _STEPS = (CLIPPED, ROLE_STEP, "relative_step/mean/")
@@ -72,7 +73,7 @@ def _run_cells(arm: Arm, run: Run, out: Path) -> dict[str, Any]:
         "tokens": run.tokens,
         "tokens_per_param": tokens_per_param(run),
         "epochs": run.summary.get("epochs"),
-        "val_loss": str(run.val_loss),  # nan of a diverged run is a value, not an empty cell
+        "val_loss": "nan" if isnan(run.val_loss) else run.val_loss,  # nan alone is an empty cell
         LATE_TRAIN_LOSS: run.late_train_loss,
         **step_means(run),
         **{key: run.summary.get(key) for key in _SUMMARY},
@@ -89,7 +90,7 @@ def tokens_per_param(run: Run) -> float | None:
 
 
 def step_means(run: Run) -> dict[str, float]:
-    """Return the share of clipped steps and the relative steps per role and branch: means of a run."""
+    """Return the share of clipped steps, and the relative steps per role and branch."""
     if run.recorded:  # the columns of its row
         return {tag: float(run.summary[tag]) for tag in _step_tags(run.summary)}
     return {tag: float(run.curves[tag].values.mean()) for tag in _step_tags(run.curves)}
@@ -100,21 +101,10 @@ def _step_tags(names: Iterable[str]) -> list[str]:
 
 
 def write_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame; its texts cannot be formulas of a spreadsheet, see `plain_cell`."""
+    """Write a frame; texts that spreadsheets would take for formulas begin with an apostrophe."""
+    plain = frame.replace(f"^{_FORMULA}", "'", regex=True)
     with atomic_path(path) as partial:
-        frame.map(plain_cell).to_csv(partial, index=False, lineterminator="\n")
-
-
-def plain_cell(value: Any) -> Any:
-    """Return a value for a cell.
-
-    A text that spreadsheets would take for a formula begins with an apostrophe.
-
-    >>> plain_cell("=1+1"), plain_cell("llama"), plain_cell(-0.5)
-    ("'=1+1", 'llama', -0.5)
-    """
-    is_formula = isinstance(value, str) and value.lstrip("'").startswith(_FORMULA)
-    return f"'{value}" if is_formula else value
+        plain.to_csv(partial, index=False, lineterminator="\n")
 
 
 def curve_text(curve: Curve) -> str:
@@ -142,15 +132,9 @@ def read_csv(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
             if None in row or None in row.values():  # csv marks too many or too few cells this way
                 found = f"{path}, line {line}: the number of cells differs from the header"
                 raise ConfigError(f"{found}; restore the file.")
-            rows[line] = {key: _cell_text(cell) for key, cell in row.items()}
+            rows[line] = {key: re.sub(f"^'{_FORMULA}", "", cell) for key, cell in row.items()}
         columns = tuple(reader.fieldnames or ())
     return columns, rows
-
-
-def _cell_text(cell: str) -> str:
-    """Return the text of a cell from `plain_cell`."""
-    is_escaped = cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA)
-    return cell[1:] if is_escaped else cell
 
 
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:

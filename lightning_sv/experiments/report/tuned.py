@@ -16,8 +16,8 @@ from lightning_sv.statistics.optimum import Optimum
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     """Write the optima of grids with their errors.
 
-    If two grids have the same model and steps, that of the figure `tuning` is written, else the first; if two arms of a
-    grid have the same strategy, the arm with the lower loss.
+    If two grids have the same model and steps, that of the figure `tuning` is written, else the
+    first; if two arms of a grid have the same strategy, the arm with the lower loss.
     """
     texts: dict[Path, str] = {}
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):

@@ -10,14 +10,20 @@ from lightning_sv.experiments.arms import runs_of
 from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
 from lightning_sv.experiments.report import copying, steps
 from lightning_sv.experiments.report.claims import verdict_frame
-from lightning_sv.experiments.report.content import Picture, Section, head_facts, report_content, without_empty_columns
+from lightning_sv.experiments.report.content import (
+    Picture,
+    Section,
+    head_facts,
+    report_content,
+    without_empty_columns,
+)
 from lightning_sv.experiments.report.differences import difference_frame
 from lightning_sv.experiments.report.folder import HTML, MARKDOWN
 from lightning_sv.experiments.report.markdown import markdown_report
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.plot import Plot
-from lightning_sv.experiments.report.plots import copying_plot, gamma_plot
 from lightning_sv.experiments.report.results_csv import RESULTS, run_frame, write_csv
+from lightning_sv.experiments.report.scalar_plots import copying_plot, gamma_plot
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.plots.gamma_plot import gamma_maps
@@ -25,8 +31,8 @@ from lightning_sv.plots.style import plain_style
 from lightning_sv.runs.provenance import Provenance
 
 GAMMA_NOTE = (
-    "Root mean square of the entries of γ, by layer and training tokens. White is 1, the value at the start of "
-    "training. Branches with equal values share a panel."
+    "Root mean square of the entries of γ, by layer and training tokens. White is 1, the value at "
+    "the start of training. Branches with equal values share a panel."
 )
 
 
@@ -34,12 +40,18 @@ GAMMA_NOTE = (
 def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
     """Write a report into a directory.
 
-        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv
-        and tuned/MODEL-STEPS.yaml for grids
+        report.html, report.md   pages; the first one is self-contained
+        figures/*.png, *.svg     pictures of the pages
+        results.csv              one row per run
+        differences.csv          one row per difference to a baseline
+        verdicts.csv             one row per claim
+        tuned/MODEL-STEPS.yaml   optima of grids
 
-    `report.html` is self-contained. `results.csv` has one row per run, `differences.csv` per difference to a baseline,
-    and `verdicts.csv` per claim. `what` describes the experiments, e.g. the budget of `paper` and its summary;
-    `caution` is a warning about all figures.
+    Args:
+        figures: evaluated figures with different names
+        out: directory of the report
+        what: description of the experiments, e.g. the budget of `paper` and its summary
+        caution: warning about all figures
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     sections = [_figure_sections(figure, out) for figure in figures]
@@ -73,7 +85,11 @@ def _panel_sections(panel: LoadedPanel, out: Path, stem: str) -> list[Section]:
     pictures = _saved(drawing.plots, out, stem)
     sections = [Section(panel.title, pictures, table, [*drawing.notes, *panel.notes])]
     if panel.kind.shows_training:
-        sections += [*_copying_section(panel, out, stem), *_steps_section(panel), *_gamma_section(panel, out, stem)]
+        sections += [
+            *_copying_section(panel, out, stem),
+            *_steps_section(panel),
+            *_gamma_section(panel, out, stem),
+        ]
     return sections
 
 

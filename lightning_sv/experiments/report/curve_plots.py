@@ -1,0 +1,177 @@
+"""Plots of losses against tokens, and of their differences to the baseline."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.claims.pooling import TWO_SIDED
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
+from lightning_sv.experiments.report.plot import Plot, finished, with_looks
+from lightning_sv.plots import style
+from lightning_sv.runs.events import Curve
+from lightning_sv.statistics.paired import PairedCurve, PairedDifference, on_one_grid, paired_curve
+from lightning_sv.statistics.verdicts import EQUAL, NOT_RESOLVED, direction
+
+#: nats per token; a line that ends further from the number of its legend has a note
+_APART = 5e-5
+
+
+def curve_plots(panel: LoadedPanel) -> Drawing:
+    """Plot loss against tokens, and the difference to the baseline; notes on missing parts."""
+    differences, notes = _difference_plots(panel)
+    return Drawing([_loss_plot(panel), *differences], notes)
+
+
+def _loss_plot(panel: LoadedPanel) -> Plot:
+    axes = style.new_figure(panels=1).subplots()
+    for arm, look in with_looks(panel.arms):
+        tokens, values = on_one_grid(arm.curves)
+        label = f"{arm.name}  {arm.losses.mean():.4f}"
+        mark = (
+            {"marker": "o"} if len(tokens) == 1 else {}
+        )  # a recording may have only the last loss
+        style.draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
+
+    curves: list[Curve] = []
+    for arm in panel.arms:
+        curves += arm.curves
+    ends = [float(curve.tokens[-1]) for curve in curves]
+    style.set_limits(axes, curves, from_share=0.2 * min(ends) / max(ends))
+    style.set_token_axis(axes)
+    title = "Which ends lowest?" if len(panel.arms) > 1 else "How low does the loss get?"
+    axes.set(title=title, ylabel="validation loss, nats per token")
+    legend = f"at the end, {_seeds_text(panel.arms)}"
+    return finished("loss", f"{panel.title}: validation loss", axes, legend)
+
+
+def _seeds_text(arms: Sequence[Arm]) -> str:
+    """Return `one seed`, `mean of 3 seeds` or `mean of 2 to 3 seeds`."""
+    counts = [len(arm.runs) for arm in arms]
+    if max(counts) == 1:
+        return "one seed"
+    ends = dict.fromkeys([str(min(counts)), str(max(counts))])
+    return f"mean of {' to '.join(ends)} seeds"
+
+
+class _Line(NamedTuple):
+    """The difference of an arm to the baseline: against tokens, and at the end as in the table."""
+
+    arm: Arm
+    look: style.Look
+    curve: PairedCurve
+    end: PairedDifference
+
+    @property
+    def is_point(self) -> bool:
+        """If True, the difference is known at the end alone."""
+        return len(self.curve.tokens) == 1
+
+    def label(self, *, show_count: bool) -> str:
+        """Return the text of the legend: the name, the last difference and what it shows."""
+        parts = [f"{self.arm.name}  {self.end.mean:+.4f}"]
+        if show_count:
+            parts.append("one pair" if self.curve.n == 1 else f"{self.curve.n} pairs")
+        word = direction(self.end)
+        if word in (EQUAL, NOT_RESOLVED) and self.end.low is not None:
+            parts.append(word)
+        return ", ".join(parts)
+
+
+def _difference_plots(panel: LoadedPanel) -> Drawing:
+    """Plot the mean difference, with its interval, of arms that have the tokens of the baseline."""
+    (baseline, _), *others = with_looks(panel.arms)
+    if not baseline.baseline:
+        return Drawing()
+
+    notes = []
+    drawn = []
+    for arm, look in others:
+        try:
+            drawn.append((arm, look, _curve_of_pairs(panel, baseline, arm)))
+        except NotTestableError as error:
+            notes.append(str(error))
+    lines = [
+        _Line(arm, look, curve, _final_difference(panel, baseline, arm))
+        for arm, look, curve in drawn
+    ]
+    for line in lines:
+        if abs(line.end.mean - line.curve.mean[-1]) > _APART:
+            other_pairs = (
+                "the line is the mean of its pairs; the number at its end also uses other pairs."
+            )
+            notes.append(f"{line.arm.name}: {other_pairs}")
+    plots = [_difference_plot(panel.title, baseline, lines)] if lines else []
+    return Drawing(plots, notes)
+
+
+def _curve_of_pairs(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedCurve:
+    """Return the difference of two arms against tokens.
+
+    Raises:
+        NotTestableError: they end at different tokens, or share no evaluation
+    """
+    end = arm.runs[0].tokens
+    end_of_baseline = baseline.runs[0].tokens
+    if end != end_of_baseline:
+        ends = f"{arm.name} ends at {style.human_tokens(end)} tokens, {baseline.name} at"
+        only = "only the table has the difference of their final losses."
+        raise NotTestableError(f"{ends} {style.human_tokens(end_of_baseline)}: {only}")
+    try:
+        a, b = panel.paired(baseline, arm)
+        return paired_curve(a.curves, b.curves)
+    except NotTestableError as error:
+        raise NotTestableError(f"{arm.name} - {baseline.name} cannot be drawn: {error}") from error
+
+
+def _final_difference(panel: LoadedPanel, baseline: Arm, arm: Arm) -> PairedDifference:
+    return panel.difference(arm, baseline, confidence=TWO_SIDED)
+
+
+def _difference_plot(title: str, baseline: Arm, lines: Sequence[_Line]) -> Plot:
+    axes = style.new_figure(panels=1).subplots()
+    axes.axhline(0, color=style.GREY, linewidth=1)
+    counts = sorted({line.curve.n for line in lines})
+    for line in lines:
+        _draw_difference(axes, line, line.label(show_count=len(counts) > 1))
+
+    shown = []
+    for tokens, mean, low, high, _ in (line.curve for line in lines):
+        shown += [Curve(tokens, mean), Curve(tokens, low), Curve(tokens, high)]
+    style.set_limits(axes, shown, from_share=0.2, include=0.0)
+    style.set_token_axis(axes)
+    axes.set(
+        title="How far from the baseline?", ylabel=f"difference to {baseline.name}, nats per token"
+    )
+
+    legend = "one pair: no interval, no verdict"
+    if counts != [1]:
+        mark = "bar" if all(line.is_point for line in lines) else "band"
+        pairs = " to ".join(dict.fromkeys([str(counts[0]), str(counts[-1])]))
+        legend = f"{mark}: 95% interval of {pairs} pairs"
+    return finished(
+        "difference", f"{title}: difference to {baseline.name}", axes, f"at the end; {legend}"
+    )
+
+
+def _draw_difference(axes: Axes, line: _Line, label: str) -> None:
+    """Draw a line with a band, or a point with a bar."""
+    colour, line_style = line.look
+    look: dict[str, Any] = {
+        "linestyle": line_style,
+        "color": colour,
+        "linewidth": 2,
+        "label": label,
+    }
+    tokens, mean, low, high, _ = line.curve
+    end = line.end
+    if not line.is_point:
+        axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(tokens, mean, **look)
+        return
+    bar = None
+    if end.low is not None and end.high is not None:
+        bar = [[end.mean - end.low], [end.high - end.mean]]
+    axes.errorbar(tokens, [end.mean], bar, marker="o", capsize=3, **look)

@@ -1,0 +1,84 @@
+"""Plots of final losses against the settings of a grid."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from lightning_sv.experiments.arms import Series
+from lightning_sv.experiments.kinds.base import Drawing, LoadedPanel
+from lightning_sv.experiments.report.plot import FINAL_LOSS, Plot, finished, with_looks
+from lightning_sv.plots import style
+from lightning_sv.statistics.optimum import Optimum
+
+#: last part of a key -> label of its axis
+_WORDS = {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}
+
+
+def grid_plots(panel: LoadedPanel) -> Drawing:
+    """Plot the final loss of each arm against each setting, with its optimum."""
+    optima = {series.name: series.optimum for series in panel.series}
+    notes = [_why_not_fitted(name, optimum) for name, optimum in optima.items() if optimum.why_not]
+    plots = []
+    for axis, key in enumerate(panel.spec.axes):
+        values = {arm.point[axis] for arm in panel.arms}
+        if len(values) > 1:
+            plots.append(_profile_plot(panel, axis, key, optima))
+    return Drawing(plots, notes)
+
+
+def _why_not_fitted(name: str, optimum: Optimum) -> str:
+    values = ", ".join(f"{value:g}" for value in optimum.values)
+    return f"{name} has no fitted optimum: {optimum.why_not} ({values})."
+
+
+def _profile_plot(panel: LoadedPanel, axis: int, key: str, optima: Mapping[str, Optimum]) -> Plot:
+    axes = style.new_figure(panels=1).subplots()
+    for series, look in with_looks(panel.series):
+        optimum = optima[series.name]
+        label = f"{series.name}: {optimum.loss:.4f} at {optimum.values[axis]:.3g}"
+        _draw_profile(axes, _lowest_losses(series, axis), look, label)
+        if not optimum.why_not:
+            _draw_optimum(axes, optimum, axis, look.colour)
+    style.set_log_axis(axes, "x", "{:g}".format)
+    name = key.rpartition(".")[2]
+    setting = _WORDS.get(name, name)
+    axes.set(xlabel=setting, ylabel=FINAL_LOSS, title="Where is the optimum of each arm?")
+    others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
+    legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
+    return finished(name, f"{panel.title}, {setting}", axes, legend)
+
+
+def _lowest_losses(series: Series, axis: int) -> dict[float, NDArray[np.float64]]:
+    """Return value of one axis -> losses (seeds,) at the best values of the others; sorted."""
+    lowest: dict[float, NDArray[np.float64]] = {}
+    for arm in series.arms:
+        value = arm.point[axis]
+        if value not in lowest or arm.losses.mean() < lowest[value].mean():
+            lowest[value] = arm.losses
+    return dict(sorted(lowest.items()))
+
+
+def _draw_profile(
+    axes: Axes, losses: Mapping[float, NDArray[np.float64]], look: style.Look, label: str
+) -> None:
+    """Draw a line through the means, and a dot per seed."""
+    for value, seeds in losses.items():
+        axes.plot(
+            np.full(len(seeds), value), seeds, ".", color=look.colour, alpha=0.45, markersize=5
+        )
+    means = [seeds.mean() for seeds in losses.values()]
+    (line,) = axes.plot(list(losses), means, "o", color=look.colour, label=label, linewidth=2)
+    line.set(linestyle=look.line, markersize=4)
+
+
+def _draw_optimum(axes: Axes, optimum: Optimum, axis: int, colour: str) -> None:
+    """Draw a ring at the optimum, and its standard error."""
+    value = optimum.values[axis]
+    error = optimum.errors[axis]
+    ends = value * np.exp([-error, error])
+    axes.plot(ends, [optimum.loss] * 2, "-", color=colour, linewidth=1.2)
+    axes.plot(
+        value, optimum.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour
+    )
