@@ -126,10 +126,15 @@ def commit() -> str:
 
     Without a checkout, return the version of the package.
     """
-    root = Path(__file__).resolve().parents[2]
+    return commit_of(Path(__file__).resolve().parents[2])
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit of the checkout in a folder, or why there is none with our version."""
     answer = _git("rev-parse", "--show-toplevel", "HEAD", at=root) or ""
     top, _, head = answer.partition("\n")
-    if not top and (root / ".git").exists():  # git is missing, or the checkout has another owner
+    is_refused = not top and (root / ".git").exists()
+    if is_refused:  # git is missing, or the checkout has another owner
         return f"version {__version__}, of a checkout that git does not read"
     # an environment may be inside the checkout of a different project
     is_ours = bool(top) and Path(top).resolve() == root

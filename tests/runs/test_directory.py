@@ -164,6 +164,17 @@ def test_runs_command_lists_settings_and_losses(
     assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", shown_label, "0.006", "12", "4.602"]
 
 
+def test_runs_command_cuts_no_path_that_another_program_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "40")
+    run = tmp_path / "runs" / ("long" * 50)
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(CONFIG)
+    assert f"runs/{run.name} " in told("runs")
+
+
 def test_run_of_checkpoint_in_a_folder_of_its_own_is_the_run(tmp_path: Path) -> None:
     """ModelCheckpoint takes the slash of `{val/loss}` in its filename for a folder."""
     run = tmp_path / "run"
