@@ -1,1 +1,1 @@
-"""Statistics of finished runs: paired differences, the block model, verdicts, optima of grids, scaling laws."""
+"""Statistics of runs: paired differences, the block model, verdicts, optima, scaling laws."""

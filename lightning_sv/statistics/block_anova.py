@@ -1,9 +1,10 @@
-"""Differences of two arms under loss = arm + seed + residual, with one residual variance of the arms of a design.
+"""Differences of two arms under loss = arm + seed + residual, with one residual variance.
 
-The arms of one model at one budget, trained on the same seeds, are a randomized block design whose blocks are the
-seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom and Student's
-quantile is 4.30; fifteen arms of three seeds leave 28 and it is 2.05. Seeds are fixed effects, so that the t
-distribution is exact even if an arm lacks a seed, and nothing is assumed about the scatter of seeds.
+The arms of one model at one budget, trained on the same seeds, are a randomized block design whose
+blocks are the seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2
+degrees of freedom and Student's quantile is 4.30; fifteen arms of three seeds leave 28 and it is
+2.05. Seeds are fixed effects, so that the t distribution is exact even if an arm lacks a seed, and
+nothing is assumed about the scatter of seeds.
 """
 
 import math
@@ -17,9 +18,11 @@ from scipy.special import fdtrc
 from lightning_sv.errors import NotTestableError
 from lightning_sv.statistics.paired import PairedDifference, paired_difference
 
-#: p value, times the number of arms, below which an arm scatters more than the others and is not pooled
+#: p value, times the number of arms, below which an arm scatters more than the others and is not
+#: pooled
 UNEQUAL = 0.05
-#: with this many pairs or fewer, no test notices an arm that scatters three times as much in most cases
+#: with this many pairs or fewer, no test notices an arm that scatters three times as much in most
+#: cases
 FEW_PAIRS = 3
 
 #: arm -> seed -> loss, nats per token
@@ -30,18 +33,13 @@ class BlockModel:
     """The least-squares fit of loss = arm + seed + residual to finite losses."""
 
     def __init__(self, losses: Losses):
-        cells = [(arm, seed, loss) for arm, row in losses.items() for seed, loss in row.items()]
         self.losses = losses
         self.arms = list(losses)
-        seeds = sorted({seed for _, seed, _ in cells})
+        design = _design(losses)
+        y = np.concatenate([list(row.values()) for row in losses.values()])
 
-        design = np.zeros((len(cells), len(self.arms) + len(seeds)))
-        for i, (arm, seed, _) in enumerate(cells):
-            design[i, self.arms.index(arm)] = 1.0
-            design[i, len(self.arms) + seeds.index(seed)] = 1.0
-        y = np.array([loss for _, _, loss in cells])
-
-        # the design has one redundant column per connected part; differences are those of the shortest solution
+        # the design has one redundant column per connected part; differences are those of the
+        # shortest solution
         self._inverse: NDArray[np.floating] = np.linalg.pinv(design)
         self._effects = self._inverse @ y
         self._known = self._inverse @ design
@@ -49,7 +47,7 @@ class BlockModel:
         # nats per token: bound on the rounding errors of float64 in a sum of a few thousand terms
         self._rounding = 1e-12 * math.sqrt(float(y @ y))
         #: degrees of freedom of the residual variance
-        self.df = len(cells) - int(np.linalg.matrix_rank(design))
+        self.df = len(y) - int(np.linalg.matrix_rank(design))
         squares = float(residuals @ residuals)
         #: sum of squares of the residuals; 0 if they are rounding errors
         self.squares = squares if squares >= self._rounding**2 else 0.0
@@ -71,7 +69,8 @@ class BlockModel:
     def p_scatters_more(self, arm: Hashable) -> float:
         """P value against an arm whose variance is that of the others, small if it is larger.
 
-        F = ((SS - SS_others) / (df - df_others)) / (SS_others / df_others), exact under one variance.
+        F = ((SS - SS_others) / (df - df_others)) / (SS_others / df_others), exact under one
+        variance.
         """
         others = self.without(arm)
         own_df = self.df - others.df
@@ -92,18 +91,33 @@ class BlockModel:
         weights[self.arms.index(a)] += 1.0
         weights[self.arms.index(b)] -= 1.0
         if not np.allclose(weights @ self._known, weights, atol=1e-8):
-            raise NotTestableError(f"{a} and {b} share no seed, nor are they connected by other arms' seeds.")
+            raise NotTestableError(
+                f"{a} and {b} share no seed, nor are they connected by other arms' seeds."
+            )
         mean = float(weights @ self._effects)
         row = weights @ self._inverse
         # copies would differ by the last digit of the solver
         return mean if abs(mean) >= self._rounding else 0.0, float(row @ row)
 
 
+def _design(losses: Losses) -> NDArray[np.float64]:
+    """Return a row per loss, with ones in the columns of its arm and of its seed."""
+    seeds = sorted(set[int]().union(*losses.values()))
+    rows = []
+    for place, row in enumerate(losses.values()):
+        for seed in row:
+            indicators = np.zeros(len(losses) + len(seeds))
+            indicators[place] = 1.0
+            indicators[len(losses) + seeds.index(seed)] = 1.0
+            rows.append(indicators)
+    return np.stack(rows)
+
+
 class BlockDesign:
     """Arms with one residual variance, without those that scatter more than the others.
 
-    Arms are left out one at a time, the one with the smallest p value first, while this p value times the number of
-    arms (Bonferroni) is below `UNEQUAL`.
+    Arms are left out one at a time, the one with the smallest p value first, while this p value
+    times the number of arms (Bonferroni) is below `UNEQUAL`.
     """
 
     def __init__(self, losses: Losses):
@@ -121,7 +135,7 @@ class BlockDesign:
             self.pooled = self.pooled.without(arm)
 
     def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
-        """A - B with the scatter of the pooled arms, or with that of the pairs alone if an arm is left out of the pool.
+        """A - B with the scatter of the pooled arms, or of its pairs if an arm is left out.
 
         An arm of one run has no interval, because its own deviation is unknown.
 
@@ -129,25 +143,40 @@ class BlockDesign:
             NotTestableError: no chain of shared seeds connects the two arms
         """
         alone = self._pairs_alone(a, b, confidence)
-        if {a, b} & self.left_out.keys():
+        if a in self.left_out or b in self.left_out:
             if alone is None:
-                raise NotTestableError(f"{a} and {b} share no seed, and one of them scatters too much to be pooled.")
+                reason = "share no seed, and one of them scatters too much to be pooled."
+                raise NotTestableError(f"{a} and {b} {reason}")
             return replace(alone, scatter=self._why_alone(a, b))
+        if alone is None:
+            return self._pooled_difference(a, b, 0, confidence)
 
-        mean, share = self.pooled.difference(a, b)
-        one_run = min(len(self._losses[arm]) for arm in (a, b)) < 2
-        if alone is not None and one_run:
+        if self._has_one_run(a) or self._has_one_run(b):
             return alone
-        if alone is not None and alone.n > 1 and alone.mean == 0.0 == alone.se:
+        if alone.n > 1 and alone.mean == 0.0 == alone.se:
             return replace(alone, scatter="their own scatter: the losses are equal")
+        pooled = self._pooled_difference(a, b, alone.n, confidence)
+        if pooled.scatter and 1 < alone.n <= FEW_PAIRS:
+            return replace(pooled, alone=alone)
+        return pooled
 
-        variance, df = self.pooled.variance, self.pooled.df
-        se = None if one_run or not df else math.sqrt(variance * share)
-        n = 0 if alone is None else alone.n
-        pooled = PairedDifference(mean, None, None, se, n, confidence, df, self._source(se), math.sqrt(2 * variance))
-        if pooled.scatter and alone is not None and 1 < n <= FEW_PAIRS:
-            pooled = replace(pooled, alone=alone)
-        return pooled.at(confidence)
+    def _has_one_run(self, arm: Hashable) -> bool:
+        return len(self._losses[arm]) < 2
+
+    def _pooled_difference(
+        self, a: Hashable, b: Hashable, n: int, confidence: float
+    ) -> PairedDifference:
+        """A - B of n pairs with the scatter of the pooled arms."""
+        mean, share = self.pooled.difference(a, b)
+        variance = self.pooled.variance
+        df = self.pooled.df
+        se = None
+        if df and not self._has_one_run(a) and not self._has_one_run(b):
+            se = math.sqrt(variance * share)
+        scatter = "" if se is None else self._pooled_arms()
+        sd = math.sqrt(2 * variance)
+        difference = PairedDifference(mean, None, None, se, n, confidence, df, scatter, sd)
+        return difference.at(confidence)
 
     def _pairs_alone(self, a: Hashable, b: Hashable, confidence: float) -> PairedDifference | None:
         """A - B over the seeds of both; None without such a seed."""
@@ -158,10 +187,10 @@ class BlockDesign:
         theirs = [self._losses[b][seed] for seed in shared]
         return paired_difference(theirs, ours, confidence)
 
-    def _source(self, se: float | None) -> str:
-        """Return which arms have the pooled scatter; empty if they are only the two of the difference."""
+    def _pooled_arms(self) -> str:
+        """Describe the arms that share their scatter; empty if they are two alone."""
         n_arms = len(self.pooled.scattered)
-        if n_arms < 3 or se is None:
+        if n_arms < 3:
             return ""
         total = f" of {n_arms + len(self.left_out)}" if self.left_out else ""
         return f"scatter of {n_arms}{total} arms, {self.pooled.df} degrees of freedom"
@@ -169,4 +198,5 @@ class BlockDesign:
     def _why_alone(self, a: Hashable, b: Hashable) -> str:
         p = min(self.left_out[arm] for arm in (a, b) if arm in self.left_out)
         n_arms = len(self.pooled.scattered)
-        return f"their own scatter, because an arm scatters more than {n_arms} others (F test, p {p:.2g})"
+        reason = f"an arm scatters more than {n_arms} others (F test, p {p:.2g})"
+        return f"their own scatter, because {reason}"

@@ -1,15 +1,15 @@
 """Optima of grids: a quadratic fit in the logarithms of the settings around the lowest loss.
 
-Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std). Its minimum is less biased than
-the lowest point, which is also low by chance. Points more than `CLIFF` above it are omitted. A minimum at the end of
-the grid, beyond it, or far from every run is rejected. A cross varies one setting at a time, with five points instead
-of nine; its paraboloid has no product of two settings.
+Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std). Its minimum is
+less biased than the lowest point, which is also low by chance. Points more than `CLIFF` above it
+are omitted. A minimum at the end of the grid, beyond it, or far from every run is rejected. A cross
+varies one setting at a time, with five points instead of nine; its paraboloid has no product of two
+settings.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,11 @@ class Optimum:
 
     Attributes:
         values: settings, in the order of the axes
-        errors: standard errors of their natural logarithms; 0 for an axis of one value, nan if unknown
+        errors: standard errors of their natural logarithms; 0 for an axis of one value, nan if
+            unknown
         loss: mean over the seeds, nats per token
-        se: standard error of the loss without the offsets of the seeds; None without degrees of freedom
+        se: standard error of the loss without the offsets of the seeds; None without degrees of
+            freedom
         why_not: why there is no fit; then `values` and `loss` are those of the lowest point
     """
 
@@ -44,72 +46,153 @@ class Optimum:
     why_not: str = ""
 
 
-def fit_optimum(points: Rows, losses: Rows, planned: Rows = ()) -> Optimum:
-    """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
+class _NoFitError(Exception):
+    """The losses around the lowest point have no fitted minimum."""
 
-    The fit has the lowest point and its neighbours along all axes, without those above `CLIFF`. The errors of z* follow
-    from those of the coefficients by the implicit function theorem, 2A dz* = -d(gradient).
+
+def fit_optimum(points: Rows, losses: Rows, planned: Rows = ()) -> Optimum:
+    """z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / lowest point's values).
+
+    The fit has the lowest point and its neighbours along all axes, without those above `CLIFF`.
 
     Args:
-        points: (N, K) positive values of the axes; a full grid, one with points left out, or a cross
+        points: (N, K) positive values of the axes; a full grid, one with points left out, or a
+            cross
         losses: (N, S) losses of the runs, nats per token; the same S seeds at every point
         planned: (M, K) points of the grid with those that diverged; by default `points`
     """
-    x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
+    y = np.asarray(losses, dtype=np.float64)
     means = y.mean(axis=1)
-    best = int(np.argmin(means))
-    without = partial(Optimum, tuple(map(float, points[best])), (math.nan,) * x.shape[1], float(means[best]), None, 0)
+    lowest = int(np.argmin(means))
+    values = np.asarray(points, dtype=np.float64)
+    try:
+        return _fit(values, y, lowest, np.asarray(planned or points, dtype=np.float64))
+    except _NoFitError as reason:
+        unknown = (math.nan,) * values.shape[1]
+        at_lowest = tuple(map(float, points[lowest]))
+        return Optimum(at_lowest, unknown, float(means[lowest]), None, 0, str(reason))
+
+
+def _fit(values: Array, y: Array, lowest: int, planned: Array) -> Optimum:
+    """Fit a paraboloid to the losses y (N, S) at values (N, K) around the lowest point.
+
+    Raises:
+        _NoFitError: there is no minimum between the points
+    """
+    x = np.log(values)
+    # index of each point along each axis
     places = np.stack([np.unique(column, return_inverse=True)[1] for column in x.T], axis=1)
-    last = places.max(axis=0)
-    swept = np.ptp(np.asarray(planned or points, dtype=np.float64), axis=0) > 0
-    if any(varied and place in (0, top) for varied, place, top in zip(swept, places[best], last, strict=True)):
-        return without("the lowest loss is at the end of the grid")
-    near = (abs(places - places[best]) <= 1).all(axis=1) & (means <= means[best] + CLIFF)
-    free = [k for k in range(x.shape[1]) if last[k]]
-    z = x[near][:, free] - x[best, free]
-    i, j = _terms(x[:, free])
-    design = _features(z, i, j)
-    n, seeds = y[near].shape
-    if np.linalg.matrix_rank(design) < design.shape[1]:
-        return without("too few points lie around the lowest one, below the cliff")
-    inverse = np.linalg.pinv(design)
-    coefficients = inverse @ means[near]
-    df = n * seeds - design.shape[1] - (seeds - 1)
-    residuals = (y[near] - y[near].mean(axis=0)) - (design @ coefficients - means[near].mean())[:, None]
-    variance = float((residuals**2).sum()) / df if df > 0 else math.nan
-    covariance = variance / seeds * (inverse @ inverse.T)
-    hessian = np.zeros((len(free), len(free)))
-    hessian[i, j] += coefficients[1 + len(free) :]
-    hessian[j, i] += coefficients[1 + len(free) :]
-    if (np.linalg.eigvalsh(hessian) <= 0).any():
-        return without("the losses around the lowest one curve down")
-    minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
-    if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
-        return without("the fit's minimum lies beyond the points around the lowest one")
-    values = np.array(points[best], dtype=np.float64)
-    values[free] *= np.exp(minimum)
-    if free and abs(x[:, free] - x[best, free] - minimum).max(axis=1).min() > math.log(FAR) + 1e-9:
-        at = ", ".join(f"{value:.3g}" for value in values)
-        return without(f"the fit's minimum ({at}) is further than a factor of {FAR:g} from every run")
-    features, half = _features(minimum[None], i, j)[0], np.eye(len(free)) / 2
-    slopes = _features(minimum + half, i, j) - _features(minimum - half, i, j)  # exact, because they are quadratic
-    moved = np.linalg.solve(hessian, slopes)
+    _check_inside(places, places[lowest], is_swept=np.ptp(planned, axis=0) > 0)
+
+    means = y.mean(axis=1)
+    is_neighbour = (abs(places - places[lowest]) <= 1).all(axis=1)
+    near = is_neighbour & (means <= means[lowest] + CLIFF)
+    varied = [axis for axis in range(x.shape[1]) if places[:, axis].max()]
+    z = x[:, varied] - x[lowest, varied]
+    paraboloid = _Paraboloid(z[near], y[near], *_terms(x[:, varied]))
+    minimum = paraboloid.minimum
+    if (minimum < z[near].min(axis=0)).any() or (minimum > z[near].max(axis=0)).any():
+        raise _NoFitError("the fit's minimum lies beyond the points around the lowest one")
+
+    best = values[lowest].copy()
+    best[varied] *= np.exp(minimum)
+    distance = abs(z - minimum).max(axis=1).min() if varied else 0.0
+    if distance > math.log(FAR) + 1e-9:
+        at = ", ".join(f"{value:.3g}" for value in best)
+        limit = f"further than a factor of {FAR:g} from every run"
+        raise _NoFitError(f"the fit's minimum ({at}) is {limit}")
+
     errors = np.zeros(x.shape[1])
-    errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
-    se = math.sqrt(float(features @ covariance @ features)) if df > 0 else None
-    return Optimum(tuple(map(float, values)), tuple(map(float, errors)), float(features @ coefficients), se, max(df, 0))
+    errors[varied] = paraboloid.errors_of_minimum()
+    return Optimum(
+        tuple(map(float, best)),
+        tuple(map(float, errors)),
+        paraboloid.loss_at_minimum,
+        paraboloid.error_of_loss(),
+        max(paraboloid.df, 0),
+    )
+
+
+def _check_inside(places: Integers, lowest: Integers, is_swept: NDArray[np.bool_]) -> None:
+    """Refuse a lowest point at an end of an axis that the grid sweeps."""
+    is_end = (lowest == 0) | (lowest == places.max(axis=0))
+    if (is_swept & is_end).any():
+        raise _NoFitError("the lowest loss is at the end of the grid")
+
+
+class _Paraboloid:
+    """The least-squares fit of loss = seed + c + b'z + z'Az to y (N, S) at z (N, K).
+
+    i and j are the axes of the products z_i z_j.
+    """
+
+    def __init__(self, z: Array, y: Array, i: Integers, j: Integers):
+        self._i = i
+        self._j = j
+        self._n_axes = z.shape[1]
+        design = self._features(z)
+        if np.linalg.matrix_rank(design) < design.shape[1]:
+            raise _NoFitError("too few points lie around the lowest one, below the cliff")
+
+        inverse = np.linalg.pinv(design)
+        means = y.mean(axis=1)
+        self._coefficients = inverse @ means
+        n, seeds = y.shape
+        #: degrees of freedom of the residual variance
+        self.df = n * seeds - design.shape[1] - (seeds - 1)
+        fitted = design @ self._coefficients - means.mean()
+        residuals = (y - y.mean(axis=0)) - fitted[:, None]
+        variance = float((residuals**2).sum()) / self.df if self.df > 0 else math.nan
+        self._covariance = variance / seeds * (inverse @ inverse.T)
+
+        hessian = np.zeros((self._n_axes, self._n_axes))  # 2A
+        hessian[i, j] += self._coefficients[1 + self._n_axes :]
+        hessian[j, i] += self._coefficients[1 + self._n_axes :]
+        if (np.linalg.eigvalsh(hessian) <= 0).any():
+            raise _NoFitError("the losses around the lowest one curve down")
+        self._hessian = hessian
+        gradient = self._coefficients[1 : 1 + self._n_axes]
+        #: (K,)
+        self.minimum: Array = np.linalg.solve(hessian, -gradient)
+
+    @property
+    def loss_at_minimum(self) -> float:
+        """Loss at the minimum, mean over the seeds."""
+        return float(self._features(self.minimum[None])[0] @ self._coefficients)
+
+    def error_of_loss(self) -> float | None:
+        """Return the standard error of the loss at the minimum; None without degrees of freedom."""
+        if self.df <= 0:
+            return None
+        features = self._features(self.minimum[None])[0]
+        return math.sqrt(float(features @ self._covariance @ features))
+
+    def errors_of_minimum(self) -> Array:
+        """Return the standard errors (K,) of the minimum z*.
+
+        They follow from those of the coefficients by the implicit function theorem,
+        2A dz* = -d(gradient).
+        """
+        half = np.eye(self._n_axes) / 2
+        # differences of a quadratic function are exact
+        slopes = self._features(self.minimum + half) - self._features(self.minimum - half)
+        moved = np.linalg.solve(self._hessian, slopes)
+        errors: Array = np.sqrt(np.diag(moved @ self._covariance @ moved.T))
+        return errors
+
+    def _features(self, z: Array) -> Array:
+        """(N, K) -> 1, z_k, z_i z_j: (N, 1 + K + number of products)."""
+        return np.column_stack([np.ones(len(z)), z, z[:, self._i] * z[:, self._j]])
 
 
 def _terms(x: Array) -> tuple[Integers, Integers]:
-    """Choose the products of the coordinates x (N, K): all squares, and pairs that vary together."""
+    """Choose the products of the coordinates x (N, K): squares, and pairs that vary together."""
     i, j = np.triu_indices(x.shape[1])
-    # all points of a cross lie on the two lines through its centre
-    pairs = [x[:, [a, b]] for a, b in zip(i, j, strict=True)]
-    crosses = [any((pair == centre).any(axis=1).all() for centre in pair) for pair in pairs]
-    kept = (i == j) | ~np.array(crosses, dtype=bool)
+    is_kept = [a == b or not _is_cross(x[:, [a, b]]) for a, b in zip(i, j, strict=True)]
+    kept = np.array(is_kept, dtype=bool)
     return i[kept], j[kept]
 
 
-def _features(z: Array, i: Integers, j: Integers) -> Array:
-    """(N, K) -> 1, z_k, z_i z_j: (N, 1 + K + number of products)."""
-    return np.column_stack([np.ones(len(z)), z, z[:, i] * z[:, j]])
+def _is_cross(pair: Array) -> bool:
+    """Return whether all points (N, 2) lie on the two lines through one of them."""
+    return any((pair == centre).any(axis=1).all() for centre in pair)

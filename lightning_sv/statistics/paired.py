@@ -1,7 +1,7 @@
-"""Paired differences d = B - A of runs that share a seed: mean, interval, p values; and tokens to reach a loss.
+"""Paired differences d = B - A of runs that share a seed, and tokens to reach a loss.
 
-Runs of one seed share their initial matrices and batches. docs/verdicts.md has the share of the variance that this
-cancels. All functions are pure.
+Runs of one seed share their initial matrices and batches. docs/verdicts.md has the share of the
+variance that this cancels. All functions are pure.
 """
 
 import math
@@ -27,9 +27,12 @@ class PairedDifference:
         n: number of pairs
         confidence: coverage of the interval, e.g. 0.95
         df: degrees of freedom of the scatter; n - 1 if the scatter is that of these pairs alone
-        scatter: source of the scatter in words, if it is pooled over more arms or pooling was rejected
-        sd: standard deviation of the difference of one pair, if it is not se sqrt(n), because an arm has more runs
-        alone: difference with the scatter of its pairs alone, if it is pooled and the pairs are too few to test that
+        scatter: source of the scatter in words, if it is pooled over more arms or pooling was
+            rejected
+        sd: standard deviation of the difference of one pair, if it is not se sqrt(n), because an
+            arm has more runs
+        alone: difference with the scatter of its pairs alone, if it is pooled and the pairs are too
+            few to test that
     """
 
     mean: float
@@ -46,15 +49,19 @@ class PairedDifference:
     @property
     def smallest_resolvable(self) -> float | None:
         """Half of the interval: the smallest mean that this scatter and n resolve."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+        if self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / 2
 
     def at(self, confidence: float) -> "PairedDifference":
         """Return the same difference with an interval of this coverage."""
         if self.se is None:
             return replace(self, confidence=confidence)
         half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
-        alone = self.alone and self.alone.at(confidence)
-        return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence, alone=alone)
+        low = self.mean - half
+        high = self.mean + half
+        alone = None if self.alone is None else self.alone.at(confidence)
+        return replace(self, low=low, high=high, confidence=confidence, alone=alone)
 
     def p_below(self, bound: float = 0.0) -> float:
         """One-sided p value against d >= bound: small if d is below; 1 for one pair."""
@@ -65,7 +72,7 @@ class PairedDifference:
         return self._p(bound - self.mean)
 
     def p_within(self, margin: float) -> float:
-        """P value of equivalence by two one-sided tests (Schuirmann 1987): small if |d| < margin."""
+        """P value of two one-sided tests of equivalence (Schuirmann 1987): small if within."""
         return max(self.p_below(margin), self.p_above(-margin))
 
     def _p(self, distance: float) -> float:
@@ -82,8 +89,8 @@ class TokenEfficiency:
 
     Attributes:
         tokens_a: tokens at which A reached the target of each pair; None if it never did
-        factor: geometric mean over the pairs; None unless every pair reached its target, because a mean over the
-            successful pairs alone is biased towards B
+        factor: geometric mean over the pairs; None unless every pair reached its target, because a
+            mean over the successful pairs alone is biased towards B
         low: lower end of the interval of the factor; None without a factor or for one pair
         why_not: why the runs have no factor; then all tokens are None
     """
@@ -117,21 +124,30 @@ def percent(confidence: float) -> str:
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
-    """mean(b - a) of finite numbers (n,), one per seed in equal order, with Student's t interval over the pairs."""
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    assert first.ndim == 1 and first.shape == second.shape and first.size, (first.shape, second.shape)
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+    """mean(b - a) of numbers (n,), one per seed in equal order, with Student's t interval.
+
+    Raises:
+        NotTestableError: a number is not finite
+    """
+    first = np.asarray(a, dtype=np.float64)
+    second = np.asarray(b, dtype=np.float64)
+    assert first.ndim == 1 and first.size and first.shape == second.shape, (first, second)
+    if not np.isfinite([first, second]).all():
         found = f"A {first.tolist()} and B {second.tolist()}"
-        raise NotTestableError(f"A paired difference needs finite numbers, got {found}; leave out runs that diverged.")
+        raise NotTestableError(
+            f"A paired difference needs finite numbers, got {found}; leave out runs that diverged."
+        )
     difference = second - first
-    mean, n = float(difference.mean()), difference.size
+    mean = float(difference.mean())
+    n = difference.size
     se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
     return PairedDifference(mean, None, None, se, n, confidence, n - 1).at(confidence)
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:
-    """min{t : loss(t) <= target} with losses (N,) linear between evaluations at tokens (N,); None if never reached."""
-    t, loss = np.asarray(tokens, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    """min{t : loss(t) <= target}, losses (N,) linear between tokens (N,); None if never reached."""
+    t = np.asarray(tokens, dtype=np.float64)
+    loss = np.asarray(losses, dtype=np.float64)
     assert t.shape == loss.shape and t.ndim == 1, (t.shape, loss.shape)
     below = np.flatnonzero(loss <= target)
     if below.size == 0:
@@ -146,44 +162,75 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
 def token_efficiency(
     a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95, *, to_higher: bool = False
 ) -> TokenEfficiency:
-    """tokens_A / tokens_B to a target loss: geometric mean over the pairs, interval from logarithms.
+    """tokens_A / tokens_B to a target loss: geometric mean over the pairs.
 
-    Both arms have the same seeds in the same order. The target of a pair is the last value of A, or with `to_higher`
-    the higher one of both final losses, which both reach.
+    Both arms have the same seeds in the same order. The target of a pair is the last value of A, or
+    with `to_higher` the higher one of both final losses, which both reach.
     """
-    ends = [(float(x.values[-1]), float(y.values[-1])) for x, y in zip(a, b, strict=True)]
-    targets = [max(pair) if to_higher else pair[0] for pair in ends]
-    early = any(curve.values[0] <= target for of in (a, b) for curve, target in zip(of, targets, strict=True))
-    for fails, why in (
-        (min(curve.tokens.size for curve in (*a, *b)) < 2, "a run has its final loss alone, not those before it"),
-        (not np.isfinite(ends).all(), "a run diverged"),
-        (early, "a run reached the target before its first validation"),
-    ):
-        if fails:
-            nothing = (None,) * len(a)
-            return TokenEfficiency(nothing, nothing, None, None, None, why)
-    reach_a, reach_b = (tuple(tokens_to_reach(*c, t) for c, t in zip(of, targets, strict=True)) for of in (a, b))
-    known_a, known_b = ([x for x in reached if x is not None] for reached in (reach_a, reach_b))
-    if len(known_a) < len(a) or len(known_b) < len(b):
-        return TokenEfficiency(reach_a, reach_b, None, None, None)
-    log = paired_difference(np.log(known_b), np.log(known_a), confidence)
-    low, high = (None if end is None else math.exp(end) for end in (log.low, log.high))
-    return TokenEfficiency(reach_a, reach_b, math.exp(log.mean), low, high)
+    targets = [_target(x, y, to_higher=to_higher) for x, y in zip(a, b, strict=True)]
+    why_not = _why_no_efficiency(a, b, targets)
+    if why_not:
+        nothing = (None,) * len(a)
+        return TokenEfficiency(nothing, nothing, None, None, None, why_not)
+
+    reached_a = _tokens_of_pairs(a, targets)
+    reached_b = _tokens_of_pairs(b, targets)
+    if None in reached_a or None in reached_b:
+        return TokenEfficiency(reached_a, reached_b, None, None, None)
+    log_a = np.log(np.array(reached_a, dtype=np.float64))
+    log_b = np.log(np.array(reached_b, dtype=np.float64))
+    log = paired_difference(log_b, log_a, confidence)
+    low = None if log.low is None else math.exp(log.low)
+    high = None if log.high is None else math.exp(log.high)
+    return TokenEfficiency(reached_a, reached_b, math.exp(log.mean), low, high)
+
+
+def _target(a: Curve, b: Curve, *, to_higher: bool) -> float:
+    end_of_a = float(a.values[-1])
+    return max(end_of_a, float(b.values[-1])) if to_higher else end_of_a
+
+
+def _why_no_efficiency(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]) -> str:
+    """Return why runs have no ratio of tokens; empty if they have one."""
+    curves = [*a, *b]
+    if min(curve.tokens.size for curve in curves) < 2:
+        return "a run has its final loss alone, not those before it"
+    if not np.isfinite([curve.values[-1] for curve in curves]).all():
+        return "a run diverged"
+    for curve, target in zip(curves, [*targets, *targets], strict=True):
+        if curve.values[0] <= target:
+            return "a run reached the target before its first validation"
+    return ""
+
+
+def _tokens_of_pairs(curves: Sequence[Curve], targets: Sequence[float]) -> tuple[float | None, ...]:
+    pairs = zip(curves, targets, strict=True)
+    return tuple(tokens_to_reach(*curve, target) for curve, target in pairs)
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Interpolate curves linearly to the evaluations of the one that has the fewest: tokens (N,), values (runs, N).
+    """Interpolate curves linearly to the evaluations of the one that has the fewest.
+
+    Returns:
+        tokens (N,) and values (runs, N)
 
     Raises:
         NotTestableError: no tokens are covered by all curves
     """
-    first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
+    first = max(curve.tokens[0] for curve in curves)
+    last = min(curve.tokens[-1] for curve in curves)
     if first > last:
-        apart = f"one has its first validation after {first:,} tokens, a different one ends at {last:,}"
-        raise NotTestableError(f"The runs share no part of training: {apart}; compare runs of one budget.")
-    grids = [c.tokens[(first <= c.tokens) & (c.tokens <= last)] for c in curves]
-    tokens = min((grid for grid in grids if grid.size), key=len)
-    return tokens, np.stack([np.interp(tokens, *c) for c in curves])
+        apart = f"one has its first validation after {first:,} tokens, a different one ends at"
+        raise NotTestableError(
+            f"The runs share no part of training: {apart} {last:,}; compare runs of one budget."
+        )
+    grids = []
+    for curve in curves:
+        is_shared = (first <= curve.tokens) & (curve.tokens <= last)
+        if is_shared.any():
+            grids.append(curve.tokens[is_shared])
+    tokens = min(grids, key=len)
+    return tokens, np.stack([np.interp(tokens, *curve) for curve in curves])
 
 
 def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
@@ -194,8 +241,12 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
     """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
-    points = [paired_difference(column[: len(a)], column[len(a) :]) for column in values.T[finite]]
-    if not points:
-        raise NotTestableError("The runs share no finite evaluation; repair the runs that diverged.")
-    mean, low, high = np.array([(p.mean, p.low, p.high) for p in points], dtype=np.float64).T  # None is NaN
-    return PairedCurve(tokens[finite], mean, low, high, len(a))
+    if not finite.any():
+        raise NotTestableError(
+            "The runs share no finite evaluation; repair the runs that diverged."
+        )
+    n = len(a)
+    points = [paired_difference(column[:n], column[n:]) for column in values.T[finite]]
+    intervals = [(point.mean, point.low, point.high) for point in points]
+    mean, low, high = np.array(intervals, dtype=np.float64).T  # None is NaN
+    return PairedCurve(tokens[finite], mean, low, high, n)

@@ -1,7 +1,7 @@
 """Scaling laws of two arms, fitted jointly: L(N) = a N^-b + c, and L(N) = u - s ln N.
 
-Both arms read the same text, so that they share the floor c. A few sizes do not determine separate floors. All
-functions are pure.
+Both arms read the same text, so that they share the floor c. A few sizes do not determine separate
+floors. All functions are pure.
 """
 
 import math
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Law:
-    """`power`: L(N) = scale N^-slope + floor. `log-linear`: L(N) = floor - slope ln N; nats per token."""
+    """L(N) = scale N^-slope + floor, or `log-linear`: L(N) = floor - slope ln N; nats per token."""
 
     form: Form
     scale: float
@@ -44,7 +44,8 @@ class Law:
     def formula(self) -> str:
         """Return the law with its numbers."""
         if self.form == "log-linear":
-            return f"{self.floor:.3f} {'-' if self.slope >= 0 else '+'} {abs(self.slope):.4f} ln N"
+            sign = "-" if self.slope >= 0 else "+"
+            return f"{self.floor:.3f} {sign} {abs(self.slope):.4f} ln N"
         return f"{self.scale:.3g} N^-{self.slope:.3f} + {self.floor:.3f}"
 
 
@@ -54,7 +55,8 @@ class ScalingFit:
 
     Attributes:
         offset: L_B - L_A at the geometric mean of the sizes, nats per token: below 0, B is lower
-        slope: slope of B - slope of A (exponents, or nats per token and e-fold): above 0, B gains more from size
+        slope: slope of B - slope of A (exponents, or nats per token and e-fold): above 0, B gains
+            more from size
         residual: root mean square of (mean loss - law) over both arms, nats per token
     """
 
@@ -66,14 +68,21 @@ class ScalingFit:
     residual: float
 
 
-def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500) -> list[ScalingFit]:
-    """Fit both laws to both arms by least squares on mean losses; 95% intervals from a bootstrap of the pairs.
+#: those of the baseline A and of B
+Laws = tuple[Law, Law]
 
-    A resample draws n seeds with replacement at each size; both arms keep their pairs. Deviations are widened by
-    sqrt(n / (n - 1)), and the ends of the interval by Student's t over the normal quantile with S (n - 1) degrees of
-    freedom (the rescaling of Rao and Wu, 1988, doi:10.1080/01621459.1988.10478591). At five sizes with three pairs,
-    95% intervals of constructed lines contain the offset in 94% and the slope in 92% of 1,000 cases. The intervals do
-    not include the error of a wrong form.
+
+def fit_scaling(
+    sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples: int = 500
+) -> list[ScalingFit]:
+    """Fit both laws to both arms by least squares on mean losses, with 95% intervals.
+
+    The intervals are from a bootstrap. A resample draws n seeds with replacement at each size; both
+    arms keep their pairs. Deviations are widened by sqrt(n / (n - 1)), and the ends of the interval
+    by Student's t over the normal quantile with S (n - 1) degrees of freedom (the rescaling of Rao
+    and Wu, 1988, doi:10.1080/01621459.1988.10478591). At five sizes with three pairs, 95% intervals
+    of constructed lines contain the offset in 94% and the slope in 92% of 1,000 cases. The
+    intervals do not include the error of a wrong form.
 
     Args:
         sizes: (S,) parameters (or tokens) of each size
@@ -82,31 +91,42 @@ def fit_scaling(sizes: Sequence[float], a: ArrayLike, b: ArrayLike, *, resamples
         resamples: number of bootstrap resamples
 
     Returns:
-        The power law, unless two sizes do not determine its five parameters, and the log-linear law.
+        The power law, unless two sizes do not determine its five parameters, and the log-linear
+        law.
 
     Raises:
         NotTestableError: fewer than two sizes, equal sizes, or losses that are not finite
     """
-    losses = np.stack([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])  # (2, S, n)
-    assert losses.shape[1] == len(sizes) and losses.size, losses.shape
+    losses = np.stack([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])
+    assert losses.shape[1] == len(sizes) and losses.size, losses.shape  # (2, S, n)
     if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
-        raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
+        needed = "at least two sizes above 0, all different"
+        raise NotTestableError(f"A scaling fit needs {needed}, got {list(sizes)}.")
     if not np.isfinite(losses).all():
-        raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
+        hint = "leave out or repair the runs that diverged."
+        raise NotTestableError(f"A scaling fit needs finite losses; {hint}")
+
     shifts = _shifts(losses, resamples, seed=0)
-    forms: tuple[Form, ...] = ("power", "log-linear") if len(sizes) > 2 else ("log-linear",)
+    forms: list[Form] = ["log-linear"]
+    if len(sizes) > 2:
+        forms.insert(0, "power")
     return [_fit_law(form, np.asarray(sizes, dtype=np.float64), losses, shifts) for form in forms]
 
 
 def _fit_law(form: Form, sizes: Floats, losses: Floats, shifts: Floats) -> ScalingFit:
-    means, seeds = losses.mean(axis=2), losses.shape[2]
+    means = losses.mean(axis=2)
+    seeds = losses.shape[2]
     best = _both_laws(form, sizes, means)
-    drawn = [_differences(_both_laws(form, sizes, means + shift, best), sizes) for shift in shifts]
-    offset, slope = (
-        _interval(value, [differences[i] for differences in drawn], len(sizes), seeds)
-        for i, value in enumerate(_differences(best, sizes))
-    )
-    residual = math.sqrt(float(np.mean((np.stack([law(sizes) for law in best]) - means) ** 2)))
+    drawn = []
+    for shift in shifts:
+        laws = _both_laws(form, sizes, means + shift, start=best)
+        drawn.append((_offset(laws, sizes), _slope_difference(laws)))
+    offsets, slopes = np.array(drawn).reshape(-1, 2).T
+
+    offset = _interval(_offset(best, sizes), offsets, len(sizes), seeds)
+    slope = _interval(_slope_difference(best), slopes, len(sizes), seeds)
+    fitted = np.stack([law(sizes) for law in best])
+    residual = math.sqrt(float(np.mean((fitted - means) ** 2)))
     return ScalingFit(form, *best, offset, slope, residual)
 
 
@@ -117,54 +137,86 @@ def _shifts(losses: Floats, resamples: int, seed: int) -> Floats:
         return np.empty((0, arms, sizes))
     deviations = (losses - losses.mean(axis=2, keepdims=True)) * math.sqrt(n / (n - 1))
     drawn = np.random.default_rng(seed).integers(n, size=(resamples, sizes, n))
-    at = np.arange(sizes)[:, None]
-    return np.stack([deviations[arm][at, drawn].mean(axis=-1) for arm in range(arms)], axis=1)
+    every_size = np.arange(sizes)[:, None]
+    of_arms = [deviations[arm][every_size, drawn].mean(axis=-1) for arm in range(arms)]
+    return np.stack(of_arms, axis=1)
 
 
-def _interval(value: float, drawn: Sequence[float], sizes: int, seeds: int) -> PairedDifference:
-    confidence, degrees = 0.95, sizes * (seeds - 1)
-    if not drawn:
-        return PairedDifference(value, None, None, None, seeds, confidence, degrees)
+def _interval(value: float, drawn: Floats, sizes: int, seeds: int) -> PairedDifference:
+    """Return a value with the interval of its resamples, widened for few seeds."""
+    confidence = 0.95
+    df = sizes * (seeds - 1)
+    if not drawn.size:
+        return PairedDifference(value, None, None, None, seeds, confidence, df)
     upper = 0.5 + confidence / 2
-    quantile = float(stdtrit(degrees, upper))
+    quantile = float(stdtrit(df, upper))
     wider = quantile / float(ndtri(upper))
-    low, high = (value + wider * (float(end) - value) for end in np.quantile(drawn, [1 - upper, upper]))
-    return PairedDifference(value, low, high, (high - low) / 2 / quantile, seeds, confidence, degrees)
+    ends = [float(end) for end in np.quantile(drawn, [1 - upper, upper])]
+    low, high = [value + wider * (end - value) for end in ends]
+    se = (high - low) / 2 / quantile
+    return PairedDifference(value, low, high, se, seeds, confidence, df)
 
 
-def _differences(laws: tuple[Law, Law], sizes: Floats) -> tuple[float, float]:
-    """Return the offset and the difference of the slopes, see `ScalingFit`."""
-    (a, b), middle = laws, np.exp(np.log(sizes).mean())
-    return float(b(middle) - a(middle)), b.slope - a.slope
+def _offset(laws: Laws, sizes: Floats) -> float:
+    """Return L_B - L_A at the geometric mean of the sizes."""
+    a, b = laws
+    middle = np.exp(np.log(sizes).mean())
+    return float(b(middle) - a(middle))
 
 
-def _both_laws(form: Form, sizes: Floats, means: Floats, start: tuple[Law, Law] | None = None) -> tuple[Law, Law]:
+def _slope_difference(laws: Laws) -> float:
+    a, b = laws
+    return b.slope - a.slope
+
+
+def _both_laws(form: Form, sizes: Floats, means: Floats, start: Laws | None = None) -> Laws:
     """(S,) sizes and (2, S) mean losses -> both laws of least squares."""
-    if form == "log-linear":
-        slopes, levels = np.polyfit(np.log(sizes), means.T, 1)
-        lines = [Law(form, 0.0, -float(slope), float(level)) for slope, level in zip(slopes, levels, strict=True)]
-        return lines[0], lines[1]
-    # given the exponents, the laws are linear in (a_A, a_B, c), all at least 0, so only the exponents are searched
-    middle = float(np.exp(np.log(sizes).mean()))
-    unit = sizes / middle
-
-    def linear(log_exponents: Floats) -> tuple[Floats, Floats]:
-        columns = np.zeros((2, len(unit), 3))
-        columns[:, :, 2] = 1
-        for arm, exponent in enumerate(np.exp(log_exponents)):
-            columns[arm, :, arm] = unit**-exponent
-        flat = columns.reshape(-1, 3)
-        found, _ = nnls(flat, means.ravel())
-        return found, flat @ found - means.ravel()
-
-    points = [(x, x) for x in _STARTS] if start is None else [(start[0].slope, start[1].slope)]
-    low, high = np.log(_EXPONENTS)
-    searches = [
-        least_squares(lambda p: linear(p)[1], np.log(x).clip(low, high), bounds=(low, high), max_nfev=200)
-        for x in points
+    if form == "power":
+        return _power_laws(sizes, means, start)
+    slopes, levels = np.polyfit(np.log(sizes), means.T, 1)
+    a, b = [
+        Law("log-linear", 0.0, -float(slope), float(level))
+        for slope, level in zip(slopes, levels, strict=True)
     ]
+    return a, b
+
+
+def _power_laws(sizes: Floats, means: Floats, start: Laws | None) -> Laws:
+    """Return both power laws; the search for the exponents begins at those of `start`.
+
+    Given the exponents, the laws are linear in (a_A, a_B, c), all at least 0, so that only the
+    exponents are searched.
+    """
+    middle = float(np.exp(np.log(sizes).mean()))
+    units = sizes / middle
+
+    def residuals(log_exponents: Floats) -> Floats:
+        design = _power_design(units, np.exp(log_exponents))
+        scales, _ = nnls(design, means.ravel())
+        return np.asarray(design @ scales - means.ravel())
+
+    points = [(exponent, exponent) for exponent in _STARTS]
+    if start is not None:
+        points = [(start[0].slope, start[1].slope)]
+    low, high = np.log(_EXPONENTS)
+    searches = []
+    for point in points:
+        first = np.log(point).clip(low, high)
+        searches.append(least_squares(residuals, first, bounds=(low, high), max_nfev=200))
     best = min(searches, key=lambda search: float(search.cost)).x
-    (*scales, floor), _ = linear(best)
-    exponents = [float(x) for x in np.exp(best)]
-    laws = [Law(form, float(s) * middle**x, x, float(floor)) for s, x in zip(scales, exponents, strict=True)]
-    return laws[0], laws[1]
+
+    (*scales, floor), _ = nnls(_power_design(units, np.exp(best)), means.ravel())
+    a, b = [
+        Law("power", float(scale) * middle**exponent, exponent, float(floor))
+        for scale, exponent in zip(scales, map(float, np.exp(best)), strict=True)
+    ]
+    return a, b
+
+
+def _power_design(units: Floats, exponents: Floats) -> Floats:
+    """(S,) sizes and (2,) exponents -> (2 S, 3): columns of a_A, a_B and c."""
+    design = np.zeros((2, len(units), 3))
+    design[:, :, 2] = 1
+    for arm, exponent in enumerate(exponents):
+        design[arm, :, arm] = units**-exponent
+    return design.reshape(-1, 3)

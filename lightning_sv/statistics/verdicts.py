@@ -1,7 +1,8 @@
 """Verdicts from confidence intervals, with p values and sentences.
 
-A claim with a direction and its opposite are each tested by one side at 5%, and "equal" by two one-sided tests at 5%
-(Schuirmann 1987). The 90% interval shows all three, because its ends are the bounds of the one-sided tests.
+A claim with a direction and its opposite are each tested by one side at 5%, and "equal" by two
+one-sided tests at 5% (Schuirmann 1987). The 90% interval shows all three, because its ends are the
+bounds of the one-sided tests.
 """
 
 import math
@@ -12,7 +13,9 @@ from scipy.special import ndtr, ndtri
 
 from lightning_sv.statistics.paired import PairedDifference, TokenEfficiency, percent
 
-VerdictWord = Literal["holds", "contradicted", "equal within 0.01", "not resolved", "not testable here"]
+VerdictWord = Literal[
+    "holds", "contradicted", "equal within 0.01", "not resolved", "not testable here"
+]
 
 HOLDS: VerdictWord = "holds"
 CONTRADICTED: VerdictWord = "contradicted"
@@ -42,10 +45,12 @@ class Outcome(NamedTuple):
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
-    """Compare the interval with a bound: below it, above it, or not resolved, as without an interval."""
+    """Compare the interval with a bound: below it, above it, or not resolved."""
     if d.low is None or d.high is None:
         return NOT_RESOLVED
-    return HOLDS if d.high < bound else CONTRADICTED if d.low > bound else NOT_RESOLVED
+    if d.high < bound:
+        return HOLDS
+    return CONTRADICTED if d.low > bound else NOT_RESOLVED
 
 
 def inside(d: PairedDifference, margin: float) -> VerdictWord:
@@ -54,24 +59,28 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
         return NOT_RESOLVED
     if d.low > -margin and d.high < margin:
         return HOLDS
-    return CONTRADICTED if d.low > margin or d.high < -margin else NOT_RESOLVED
+    is_outside = d.low > margin or d.high < -margin
+    return CONTRADICTED if is_outside else NOT_RESOLVED
 
 
 def directed(d: PairedDifference, bound: float = 0.0) -> Outcome:
     """Test the claim that d is below a bound, and its opposite."""
-    return Outcome(below(d, bound), min(d.p_below(bound), d.p_above(bound)), _pairs_to_go(d, bound))
+    p = min(d.p_below(bound), d.p_above(bound))
+    return Outcome(below(d, bound), p, _pairs_to_go(d, bound))
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Outcome:
-    """Test as `directed`; a difference of losses without a direction may be equal within `MARGIN`."""
+    """Test as `directed`; a difference of losses without a direction may be equal."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Outcome(EQUAL, d.p_within(MARGIN))
-    none = bound > -MARGIN  # otherwise a value that is not below the bound is not inside the margin
-    return directed(d, bound)._replace(to_go=_pairs_to_go(d, bound, none=none))
+    outcome = directed(d, bound)
+    if bound <= -MARGIN:  # a value that is not below the bound is not inside the margin
+        return outcome
+    return outcome._replace(to_go=_pairs_to_go_or_equal(d, bound))
 
 
 def direction(d: PairedDifference) -> str:
-    """Return the result for B of a difference B - A: lower, higher, equal within 0.01 or not resolved."""
+    """Return what B - A shows of B: lower, higher, equal within 0.01 or not resolved."""
     word = directed_or_equal(d).word
     return {HOLDS: "lower", CONTRADICTED: "higher"}.get(word, word)
 
@@ -84,28 +93,33 @@ def equivalent(d: PairedDifference, margin: float) -> Outcome:
 
 def opposite(outcome: Outcome) -> Outcome:
     """Return the result of the same test for the negated claim."""
-    return outcome._replace(word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(outcome.word, outcome.word))
+    return outcome._replace(
+        word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(outcome.word, outcome.word)
+    )
 
 
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
     if d.low is None or d.high is None:
-        found = "in the only pair, which gives no interval" if d.n == 1 else f"over {d.n} pairs, without an interval"
-        return f"{what} is {d.mean:+.3f}{unit} {found}"
+        pairs = f"over {d.n} pairs, without an interval"
+        if d.n == 1:
+            pairs = "in the only pair, which gives no interval"
+        return f"{what} is {d.mean:+.3f}{unit} {pairs}"
     n = digits((d.high - d.low) / 2)
-    within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {pairs_words(d)}"
-    return f"{what} is {d.mean:+.{n}f}{unit} ({within})"
+    ends = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}"
+    return f"{what} is {d.mean:+.{n}f}{unit} ({ends}, {pairs_words(d)})"
 
 
 def pairs_words(d: PairedDifference) -> str:
-    """`6 pairs; scatter of 15 arms, 70 degrees of freedom`; of few pairs also the interval of their own scatter."""
+    """`6 pairs; scatter of 15 arms, 70 degrees of freedom`, and of few pairs their own interval."""
     words = [count_pairs(d.n)]
     if d.scatter:
         words.append(d.scatter)
-    if d.alone is not None and d.alone.low is not None and d.alone.high is not None:
-        n = digits((d.alone.high - d.alone.low) / 2)
-        words.append(f"by their own scatter {d.alone.low:+.{n}f} to {d.alone.high:+.{n}f}")
+    alone = d.alone
+    if alone is not None and alone.low is not None and alone.high is not None:
+        n = digits((alone.high - alone.low) / 2)
+        words.append(f"by their own scatter {alone.low:+.{n}f} to {alone.high:+.{n}f}")
     return "; ".join(words)
 
 
@@ -125,28 +139,33 @@ _POWER = 0.8
 _TOO_MANY = 10_000
 
 
-def _pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) -> str:
-    """`about 14 pairs would decide a difference as large, 34 show that there is none` (if `none`), in 8 of 10 cases."""
+def _pairs_to_go(d: PairedDifference, bound: float = 0.0) -> str:
+    """`about 14 pairs would decide a difference as large`, in 8 of 10 cases."""
+    if not d.se:
+        return ""
+    return _decide(d.n, _pairs_beyond(_spread(d), d.confidence, d.mean - bound))
+
+
+def _pairs_to_go_or_equal(d: PairedDifference, bound: float) -> str:
+    """`about 14 pairs would decide a difference as large, 34 show that there is none`."""
     if not d.se:
         return ""
     spread = _spread(d)
-    needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
-    if not none:
-        return _decide(d.n, needed)
     no_effect = _number(d.n, _pairs_within(spread, d.confidence, MARGIN))
+    needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
     if needed > _TOO_MANY:
         return f"{no_effect} pairs would show that there is none"
     return f"{_decide(d.n, needed)}, {no_effect.removeprefix('about ')} show that there is none"
 
 
 def _pairs_to_equal(d: PairedDifference, margin: float) -> str:
-    """`about 88 pairs would decide a difference as large`: inside or outside +-margin, in 8 of 10 cases."""
+    """`about 88 pairs would decide a difference as large`: inside or outside +-margin."""
     if not d.se:
         return ""
-    spread, away = _spread(d), abs(d.mean) - margin
-    if away < 0:
-        return _decide(d.n, _pairs_within(spread, d.confidence, margin, abs(d.mean)))
-    return _decide(d.n, _pairs_beyond(spread, d.confidence, away))
+    outside = abs(d.mean) - margin
+    if outside < 0:
+        return _decide(d.n, _pairs_within(_spread(d), d.confidence, margin, abs(d.mean)))
+    return _decide(d.n, _pairs_beyond(_spread(d), d.confidence, outside))
 
 
 def _spread(d: PairedDifference) -> float:
@@ -154,20 +173,22 @@ def _spread(d: PairedDifference) -> float:
 
 
 def _pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
-    """Pairs after which a difference of this mean is shown to be within +-margin, in 8 of 10 cases."""
+    """Return the pairs that show a difference to be within +-margin, in 8 of 10 cases."""
     z = float(ndtri((1 + confidence) / 2))
 
-    def lacks(root: float) -> float:
-        near, far = ((margin - sign * mean) * root / spread - z for sign in (1, -1))
-        return float(ndtr(near) + ndtr(far)) - 1 - _POWER
+    def lacking_power(root: float) -> float:
+        below_upper = float(ndtr((margin - mean) * root / spread - z))
+        above_lower = float(ndtr((margin + mean) * root / spread - z))
+        return below_upper + above_lower - 1 - _POWER
 
-    return float(brentq(lacks, 0.0, (z + 3) * spread / (margin - mean))) ** 2
+    return float(brentq(lacking_power, 0.0, (z + 3) * spread / (margin - mean))) ** 2
 
 
 def _pairs_beyond(spread: float, confidence: float, distance: float) -> float:
-    """Pairs after which a one-sided test resolves a difference from a bound at that distance, in 8 of 10 cases."""
+    """Return the pairs that resolve a difference at a distance from a bound, in 8 of 10 cases."""
     root = float(ndtri((1 + confidence) / 2) + ndtri(_POWER)) * spread
-    return (root / distance) ** 2 if abs(distance) * _TOO_MANY > root else math.inf
+    is_finite = abs(distance) * _TOO_MANY > root
+    return (root / distance) ** 2 if is_finite else math.inf
 
 
 def _decide(n: int, needed: float) -> str:
@@ -176,7 +197,9 @@ def _decide(n: int, needed: float) -> str:
 
 def _number(n: int, needed: float) -> str:
     """`about 14`; always more than the n pairs at hand, which did not decide."""
-    return f"more than {_TOO_MANY:,}" if needed > _TOO_MANY else f"about {max(n + 1, math.ceil(needed)):,}"
+    if needed > _TOO_MANY:
+        return f"more than {_TOO_MANY:,}"
+    return f"about {max(n + 1, math.ceil(needed)):,}"
 
 
 def times(ratio: float) -> str:
@@ -185,40 +208,43 @@ def times(ratio: float) -> str:
 
 
 def digits(scale: float) -> int:
-    """Number of decimals that show two significant digits of `scale`, at least three."""
-    return 3 if scale <= 0 else min(6, max(3, 1 - math.floor(math.log10(scale))))
+    """Return the number of decimals that show two significant digits of `scale`, at least three."""
+    if scale <= 0:
+        return 3
+    return min(6, max(3, 1 - math.floor(math.log10(scale))))
 
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
-    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, 3 pairs)`."""
+    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, ...)`."""
     if d.low is None or d.high is None or d.smallest_resolvable is None:
         return (
-            f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token for this seed alone. "
-            "Add seeds."
+            f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token "
+            "for this seed alone. Add seeds."
         )
     n = digits(d.smallest_resolvable)
     level = f"{percent(d.confidence)} interval"
-    if below(d) == NOT_RESOLVED:
-        ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
-        if inside(d, MARGIN) == HOLDS:
-            return f"{b} and {a} are equal within {MARGIN:g}: {ends}, lies inside ({pairs_words(d)})."
-        scatter = f" ({d.scatter})" if d.scatter else ""
-        return (
-            f"Not resolved: {ends}, covers zero; {count_pairs(d.n)} could show a difference of about "
-            f"{d.smallest_resolvable:.{n}f}{scatter}."
-        )
-    low, high = sorted((abs(d.low), abs(d.high)))
-    return (
-        f"{b} is {'lower' if d.mean < 0 else 'higher'} than {a} by {abs(d.mean):.{n}f} nats per token ({level} "
-        f"{low:.{n}f} to {high:.{n}f}, {pairs_words(d)})."
-    )
+    if below(d) != NOT_RESOLVED:
+        low, high = sorted([abs(d.low), abs(d.high)])
+        word = "lower" if d.mean < 0 else "higher"
+        ends = f"{level} {low:.{n}f} to {high:.{n}f}, {pairs_words(d)}"
+        return f"{b} is {word} than {a} by {abs(d.mean):.{n}f} nats per token ({ends})."
+
+    ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
+    if inside(d, MARGIN) == HOLDS:
+        equal = f"{b} and {a} are equal within {MARGIN:g}"
+        return f"{equal}: {ends}, lies inside ({pairs_words(d)})."
+    scatter = f" ({d.scatter})" if d.scatter else ""
+    smallest = f"a difference of about {d.smallest_resolvable:.{n}f}{scatter}"
+    return f"Not resolved: {ends}, covers zero; {count_pairs(d.n)} could show {smallest}."
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
-    """Return `To reach the higher final loss, llama needs 1.24 times as many tokens as unified (...)`."""
+    """`To reach the higher final loss, llama needs 1.24 times as many tokens as unified (...)`."""
     if e.factor is None:
-        return f"{b} against {a}: no token factor, because {e.why_not or 'a run ends no lower than it began'}."
+        reason = e.why_not or "a run ends no lower than it began"
+        return f"{b} against {a}: no token factor, because {reason}."
     within = "one pair, no interval"
     if e.low is not None and e.high is not None:
         within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
-    return f"To reach the higher final loss, {a} needs {times(e.factor)} times as many tokens as {b} ({within})."
+    needs = f"{a} needs {times(e.factor)} times as many tokens as {b}"
+    return f"To reach the higher final loss, {needs} ({within})."
