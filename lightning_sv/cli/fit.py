@@ -20,7 +20,7 @@ def run(argv: list[str], command: str = "fit") -> int:
 def _train(command: str, words: list[str]) -> int:
     # importing Lightning takes seconds, which a dry run does not need
     from lightning_sv.lit.cli import PretrainCLI
-    from lightning_sv.lit.distributed import exit_code
+    from lightning_sv.lit.signals import exit_code
 
     try:
         PretrainCLI(args=[command, *words])

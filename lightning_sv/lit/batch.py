@@ -18,14 +18,18 @@ def check_block(block: Any, vocabulary: int) -> Tensor:
         ConfigError: a different type or shape, or ids outside of the vocabulary
     """
     if not isinstance(block, Tensor):
-        raise ConfigError(f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids.")
+        raise ConfigError(
+            f"the batch is a {type(block).__name__}; expected a (B, T + 1) tensor of token ids."
+        )
     is_integer = not (block.is_floating_point() or block.is_complex() or block.dtype == torch.bool)
     if not is_integer or block.ndim != 2 or block.shape[1] < 2:
         expected = "integer token ids (B, T + 1), with T of at least 1."
         raise ConfigError(f"the batch is {block.dtype} {tuple(block.shape)}; expected {expected}")
     if block.dtype not in (torch.int32, torch.int64):  # torch has few operations for other integers
         block = block.long()
-    if block.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for the device
+    if (
+        block.device.type == "cpu" and not torch.compiler.is_compiling()
+    ):  # elsewhere it would wait for the device
         _check_range(block, vocabulary)
     return block
 
@@ -34,7 +38,9 @@ def _check_range(block: Tensor, vocabulary: int) -> None:
     low, high = block.aminmax()
     if low < 0 or high >= vocabulary:
         expected = f"0 to {vocabulary - 1}. Masked targets, such as -100, are not supported."
-        raise ConfigError(f"the range of token ids is {int(low)} to {int(high)}; expected {expected}")
+        raise ConfigError(
+            f"the range of token ids is {int(low)} to {int(high)}; expected {expected}"
+        )
 
 
 def documents_of(tokens: Tensor, trainer: L.Trainer | None) -> Tensor:

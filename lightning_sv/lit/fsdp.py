@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,14 @@ from lightning_sv.lit.checkpoint.compat import check_recorded
 from lightning_sv.lit.checkpoint.sharded_writer import ChecksummedWriter
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.init import init_weights
-from lightning_sv.runs.sharded_checkpoint import GROUPS, META, flat_tensors, is_sharded, number_parameters, read_sharded
+from lightning_sv.runs.sharded_checkpoint import (
+    GROUPS,
+    META,
+    flat_tensors,
+    is_sharded,
+    number_parameters,
+    read_sharded,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +53,21 @@ _SHARDED = StateDictOptions(full_state_dict=False)
 
 
 def shard(
-    backbone: Backbone, mesh: DeviceMesh, device: torch.device, *, seed: int, keep_gathered: bool = False
+    backbone: Backbone,
+    mesh: DeviceMesh,
+    device: torch.device,
+    *,
+    seed: int,
+    keep_gathered: bool = False,
 ) -> None:
     """Shard parameters, gradients and optimizer state over the devices of `mesh`, along their first axis.
 
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
-    Parameters are gathered and gradients reduced in float32: autocast casts the inputs of a product,
-    as on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
-    A backbone on the meta device is initialized from `seed`, one block at a time; otherwise the weights of rank 0 are
-    used. `mesh` has one dimension, or two, replicas x shards (hybrid sharding). `keep_gathered` frees a block in
-    backward alone.
+    Parameters are gathered and gradients reduced in float32: autocast casts the inputs of a
+    product, as on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4
+    to 0.8%). A backbone on the meta device is initialized from `seed`, one block at a time;
+    otherwise the weights of rank 0 are used. `mesh` has one dimension, or two, replicas x shards
+    (hybrid sharding). `keep_gathered` frees a block in backward alone.
     """
     blocks = {f"layers.{index}.": layer for index, layer in enumerate(backbone.layers)}
     for prefix, part in {**blocks, "embed.": backbone.embed, "head.": backbone.head}.items():
@@ -77,20 +88,23 @@ def shard(
 class FullyShardedStrategy(ModelParallelStrategy):
     """Lightning's FSDP2 strategy over all devices of all nodes.
 
-    It reads the checkpoints of every other strategy, and writes them too, unless `save_distributed_checkpoint`.
-    Lightning's own strategy numbers the optimizer's states in the order of the model, torch in the order of the
-    parameter groups. Here it is torch's, so that a run moves between one device, DDP and FSDP2.
+    It reads the checkpoints of every other strategy, and writes them too, unless
+    `save_distributed_checkpoint`. Lightning's own strategy numbers the optimizer's states in the
+    order of the model, torch in the order of the parameter groups. Here it is torch's, so that a
+    run moves between one device, DDP and FSDP2.
 
     Args:
         process_group_backend: backend of torch.distributed; null for the device's default
-        keep_gathered: if True, weights are gathered once per step instead of twice in each of its micro-batches, for 4
-            bytes per parameter, which `plan` counts
-        replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over devices / replicas
-            devices, and gradients are averaged over the copies
-        save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A checkpoint is a
-            folder (`lightning_sv.runs.sharded_checkpoint`), which resumes on every number of devices. To resume under a
-            different strategy, your own Trainer needs the plugin `lit.checkpoint.atomic_io.AtomicCheckpointIO`
-        timeout: longest time that a rank waits for the others; null for ten minutes in the command line, else torch's
+        keep_gathered: if True, weights are gathered once per step instead of twice in each of its
+            micro-batches, for 4 bytes per parameter, which `plan` counts
+        replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over
+            devices / replicas devices, and gradients are averaged over the copies
+        save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A
+            checkpoint is a folder (`lightning_sv.runs.sharded_checkpoint`), which resumes on every
+            number of devices. To resume under a different strategy, your own Trainer needs the
+            plugin `lit.checkpoint.atomic_io.AtomicCheckpointIO`
+        timeout: longest time that a rank waits for the others; null for ten minutes in the command
+            line, else torch's
     """
 
     def __init__(
@@ -133,7 +147,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self.mesh = self.device_mesh["data_parallel"]
         if self.replicas > 1:
             sizes = self.replicas, devices // self.replicas
-            self.mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=("replicate", "shard"))
+            self.mesh = init_device_mesh(
+                self.root_device.type, sizes, mesh_dim_names=("replicate", "shard")
+            )
 
     def setup(self, trainer: Trainer) -> None:
         """Refuse to fit a model with weights that are not sharded: each device would train its own."""
@@ -141,16 +157,21 @@ class FullyShardedStrategy(ModelParallelStrategy):
         unsharded = next((name for name, p in trained if not isinstance(p, DTensor)), None)
         found = f"{type(self).__name__}, and the weight {unsharded} is not sharded"
         wanted = "weights that configure_model shards, as that of PretrainModule does with its backbone. Use ddp."
-        expect(unsharded is None or trainer.state.fn != TrainerFn.FITTING, "trainer.strategy", found, wanted)
+        expect(
+            unsharded is None or trainer.state.fn != TrainerFn.FITTING,
+            "trainer.strategy",
+            found,
+            wanted,
+        )
         super().setup(trainer)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Keep complete gradients on every device in all micro-batches of a step but the last, without reduction.
 
-        Lightning's own method supports DDP only. Reducing in each micro-batch multiplies the traffic of a step by their
-        number; complete gradients cost 4 bytes per parameter, which `plan` counts. With `keep_gathered` the same holds
-        for the weights.
+        Lightning's own method supports DDP only. Reducing in each micro-batch multiplies the
+        traffic of a step by their number; complete gradients cost 4 bytes per parameter, which
+        `plan` counts. With `keep_gathered` the same holds for the weights.
         """
         backbone: Any = self.lightning_module.net  # type: ignore[union-attr]
         backbone.set_requires_gradient_sync(False)
@@ -164,7 +185,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Gather the state on rank 0, as torch's own `state_dict` would be; empty on the others.
 
-        With `save_distributed_checkpoint`, the shards of this rank under the names of the parameters.
+        With `save_distributed_checkpoint`, the shards of this rank under the names of the
+        parameters.
         """
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
@@ -196,7 +218,9 @@ class FullyShardedStrategy(ModelParallelStrategy):
             torch.save(checkpoint | {GROUPS: groups}, partial_of(path) / META)
             sync(partial_of(path) / META)
         self.barrier()
-        if self._write_group is None:  # used by the writing thread only, because NCCL cannot send host memory
+        if (
+            self._write_group is None
+        ):  # used by the writing thread only, because NCCL cannot send host memory
             self._write_group = distributed.new_group(backend="gloo")
         writer = ChecksummedWriter(partial_of(path))
         future: Any = async_save(tensors, storage_writer=writer, process_group=self._write_group)
@@ -242,14 +266,24 @@ class FullyShardedStrategy(ModelParallelStrategy):
         try:
             future.result()
         except CheckpointException as error:
-            cause = next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
-            code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
-            raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
+            cause = next(
+                (cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None
+            )
+            code, why = (
+                (errno.EIO, repr(error))
+                if cause is None
+                else (cause.errno or errno.EIO, cause.strerror)
+            )
+            raise OSError(
+                code, f"could not write {path} ({why}); earlier checkpoints are unchanged"
+            ) from error
         if self.is_global_zero:
             replace(partial_of(path), path)  # an old one is of an abandoned branch of this run
             sync(path.parent)
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest."""
         assert self.model is not None
         for part in self.model.modules():
@@ -258,10 +292,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
         module: Any = self.lightning_module
         if is_sharded(checkpoint_path):
             return self._load_sharded(Path(checkpoint_path), module)
-        checkpoint: dict[str, Any] = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(
+            checkpoint_path, map_location="cpu", mmap=True, weights_only=True
+        )
         check_recorded(checkpoint, module)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
-        for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
+        for optimizer, saved in zip(
+            self.optimizers, checkpoint.get("optimizer_states", ()), strict=False
+        ):
             self._set_state(optimizer, saved, self._named(optimizer, saved)["state"], _FULL)
         return checkpoint
 
@@ -272,17 +310,25 @@ class FullyShardedStrategy(ModelParallelStrategy):
         check_recorded(checkpoint, module)
         model = get_model_state_dict(self.model, options=_SHARDED)
         optimizers: list[Any] = [
-            get_optimizer_state_dict(self.model, each, options=_SHARDED) if saved["state"] else saved
+            get_optimizer_state_dict(self.model, each, options=_SHARDED)
+            if saved["state"]
+            else saved
             for each, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
         ]
         load(flat_tensors(model, optimizers), checkpoint_id=folder)
         set_model_state_dict(self.model, model, options=_SHARDED)
-        for optimizer, state, saved in zip(self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False):
+        for optimizer, state, saved in zip(
+            self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False
+        ):
             self._set_state(optimizer, saved, state["state"], _SHARDED)
         return checkpoint
 
     def _set_state(
-        self, optimizer: Optimizer, saved: dict[str, Any], state: dict[str, Any], options: StateDictOptions
+        self,
+        optimizer: Optimizer,
+        saved: dict[str, Any],
+        state: dict[str, Any],
+        options: StateDictOptions,
     ) -> None:
         """Load the groups of a saved state dict, and `state`, by names."""
         assert self.model is not None
@@ -294,17 +340,26 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state dict with parameter names instead of numbers."""
-        names = {id(parameter): name for name, parameter in self.lightning_module.named_parameters()}  # type: ignore[union-attr]
-        here = (names[id(p)] for group in optimizer.param_groups for p in group["params"])
-        name = dict(zip(chain.from_iterable(g["params"] for g in saved["param_groups"]), here, strict=True))
-        return {
-            "state": {name[i]: state for i, state in saved["state"].items()},
-            "param_groups": [g | {"params": [name[i] for i in g["params"]]} for g in saved["param_groups"]],
-        }
+        module: Any = self.lightning_module
+        names_by_id = {id(parameter): name for name, parameter in module.named_parameters()}
+        names: dict[int, str] = {}
+        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            for parameter, number in zip(group["params"], saved_group["params"], strict=True):
+                names[number] = names_by_id[id(parameter)]
+        groups = []
+        for group in saved["param_groups"]:
+            groups.append(group | {"params": [names[number] for number in group["params"]]})
+        states = {names[number]: state for number, state in saved["state"].items()}
+        return {"state": states, "param_groups": groups}
 
 
 def check_strategy(strategy: object) -> None:
     """Refuse Lightning's own sharding, under which each rank clips by the norm of its shard, with a ConfigError."""
     other = isinstance(strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy)
     wanted = "auto, ddp or lightning_sv.lit.fsdp.FullyShardedStrategy, which clip by the norm over all devices."
-    expect(not other or isinstance(strategy, FullyShardedStrategy), "trainer.strategy", type(strategy).__name__, wanted)
+    expect(
+        not other or isinstance(strategy, FullyShardedStrategy),
+        "trainer.strategy",
+        type(strategy).__name__,
+        wanted,
+    )

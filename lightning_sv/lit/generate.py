@@ -33,7 +33,12 @@ class Sampling:
     def __post_init__(self) -> None:
         expect(self.tokens >= 1, "tokens", self.tokens, "at least 1.")
         expect(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1.")
-        expect(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number of at least 0.")
+        expect(
+            0 <= self.temperature < math.inf,
+            "temperature",
+            self.temperature,
+            "a finite number of at least 0.",
+        )
 
 
 @torch.no_grad()
@@ -69,7 +74,11 @@ def generate(
         ids.append(token)
     before, text = tokenizer.decode(start[1:]), tokenizer.decode(ids[1:])
     # Decoding the continuation alone would lose its first space in tokenizers such as Llama 2's.
-    return text.removeprefix(before) if text.startswith(before) else tokenizer.decode(ids[len(start) :])
+    return (
+        text.removeprefix(before)
+        if text.startswith(before)
+        else tokenizer.decode(ids[len(start) :])
+    )
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -77,5 +86,7 @@ def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int
         return int(logits.argmax())
     if sampling.top_k is not None and sampling.top_k < logits.numel():
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
-    logits = ((logits - logits.max()).double() / sampling.temperature).to(logits.dtype)  # none overflows
+    logits = ((logits - logits.max()).double() / sampling.temperature).to(
+        logits.dtype
+    )  # none overflows
     return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))

@@ -37,12 +37,12 @@ class Start(NamedTuple):
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
     """Read the weights of `init_from`, after checking that this model computes the same function with them.
 
-    They are of a checkpoint, of a run directory's last one, or of a folder of transformers. Optimizer, schedule, decay,
-    name, initialization and text may differ; the tokenizer may not.
+    They are of a checkpoint, of a run directory's last one, or of a folder of transformers.
+    Optimizer, schedule, decay, name, initialization and text may differ; the tokenizer may not.
 
     Raises:
-        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the message names the first
-            key that differs, and both values
+        ConfigError: no such checkpoint, a damaged one, or a different model or tokenizer; the
+            message names the first key that differs, and both values
     """
     if is_of_transformers(init_from):
         return _start_of_transformers(init_from, module, data)

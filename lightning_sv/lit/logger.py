@@ -44,8 +44,8 @@ class RunLogger(TensorBoardLogger):
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
         """Show `params` in the table of runs, with the last validation loss of each, also during training.
 
-        Lightning's method would write the metric as an additional scalar at step 0. For a resumed run, TensorBoard
-        shows the values written first.
+        Lightning's method would write the metric as an additional scalar at step 0. For a resumed
+        run, TensorBoard shows the values written first.
         """
         from torch.utils.tensorboard.summary import hparams  # takes a second to import
 
@@ -56,10 +56,13 @@ class RunLogger(TensorBoardLogger):
     def mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
         """Mark a checkpoint that is about to be written, or the first token of a segment.
 
-        TensorBoard and `runs.events` drop earlier events beyond the segment's start. Only marked steps can be resumed.
+        TensorBoard and `runs.events` drop earlier events beyond the segment's start. Only marked
+        steps can be resumed.
         """
         if self.opened:
-            self.experiment._get_file_writer().add_event(Event(session_log=SessionLog(status=status)), tokens)
+            self.experiment._get_file_writer().add_event(
+                Event(session_log=SessionLog(status=status)), tokens
+            )
 
     def save(self) -> None:
         """Flush pending events."""
@@ -85,7 +88,9 @@ class RunLogger(TensorBoardLogger):
             cause = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(cause, OSError):
                 raise
-            raise OSError(cause.errno, f"could not write events in {self.log_dir} ({cause.strerror})") from error
+            raise OSError(
+                cause.errno, f"could not write events in {self.log_dir} ({cause.strerror})"
+            ) from error
 
 
 @cache

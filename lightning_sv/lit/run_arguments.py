@@ -40,7 +40,9 @@ def _without_classes(hint: Any) -> Any:
     return reduce(or_, arguments) if origin in (Union, UnionType) else origin[arguments]
 
 
-def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
+def parse_run(
+    args: list[str], *, check_corpus: bool = True
+) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
     """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys."""
     parser = run_parser()
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
@@ -48,16 +50,21 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
             why = "because only fit takes its sizes from there. Set --model.init_from null."
-            raise ConfigError(f"model.init_from is {start}, a model of transformers; expected null, {why}")
+            raise ConfigError(
+                f"model.init_from is {start}, a model of transformers; expected null, {why}"
+            )
         run = parser.instantiate(config)
     trainer: dict[str, Any] = run.trainer.as_dict()
     if isinstance(strategy := trainer["strategy"], dict):
-        # Arguments on the command line are merged into init_args here, because the class is not imported.
+        # Arguments on the command line are merged into init_args here, because the class is not
+        # imported.
         other = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
         arguments = strategy.get("init_args", {}) | other
         if "class_path" not in strategy:
             keys = " ".join(f"init_args.{key}" for key in arguments)
-            raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
+            raise ConfigError(
+                f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}."
+            )
         strategy["init_args"] = arguments
     trainer["callbacks"] = _callbacks(trainer["callbacks"], args)
     _ = run.model.plan  # refuses settings that do not fit each other
@@ -69,7 +76,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
 def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
     """Return the callbacks that the trainer's key and the command line name.
 
-    Arguments of a callback on the command line replace it in `value`, because the class is not imported.
+    Arguments of a callback on the command line replace it in `value`, because the class is not
+    imported.
     """
     named = re.findall(r"--trainer\.callbacks\+?[= ]([\w.]+)", " ".join(args))
     return [entry for entry in entries_of(value) if class_name(entry)] + named
@@ -85,7 +93,9 @@ def check_run(args: list[str]) -> None:
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)
         start = config.get("model.init_from")
-        if start is None or not is_of_transformers(start):  # else the model has the sizes of `start`
+        if start is None or not is_of_transformers(
+            start
+        ):  # else the model has the sizes of `start`
             _ = parser.instantiate(config).model.plan
 
 

@@ -63,7 +63,8 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
 def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect the values that identify a run in a logger's table, known before the first step.
 
-    settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
+    settings: a hash of everything that affects the weights except the seed, so equal for the runs
+        of an arm.
     """
     own = module.own_optimizer
     identity = recorded_settings(module.settings, data) | {
@@ -123,7 +124,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
         f"({tokens / settings.plan.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
     if module.built_by:
-        console.print(f"the model is that of {module.built_by}; these numbers are those of PretrainModule")
+        console.print(
+            f"the model is that of {module.built_by}; these numbers are those of PretrainModule"
+        )
     if module.own_optimizer:
         console.print(f"the optimizer is that of {module.own_optimizer}")
     if module.own_optimizer or module.built_by:
@@ -132,7 +135,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
     table = Table("role", *first, "optimizer", *last)
     for row in group_table(
-        build_optimizer(settings.plan.parameter_groups(settings.plan.meta()), settings.optim, settings.plan.lr)
+        build_optimizer(
+            settings.plan.parameter_groups(settings.plan.meta()), settings.optim, settings.plan.lr
+        )
     ):
         table.add_row(*row)
     console.print(table)
@@ -147,10 +152,13 @@ def has_baseline(settings: PretrainConfig, data: DataConfig) -> bool:
     return (settings.init_from, settings.seed, data.seed) == (None, None, None)
 
 
-def show_summary(summary: dict[str, Any], run_dir: Path, *, compared: PretrainConfig | None, as_json: bool) -> None:
+def show_summary(
+    summary: dict[str, Any], run_dir: Path, *, compared: PretrainConfig | None, as_json: bool
+) -> None:
     """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
 
-    With the settings of the run as `compared`, a command is suggested that compares it with its baseline.
+    With the settings of the run as `compared`, a command is suggested that compares it with its
+    baseline.
     """
     try:
         # Import matplotlib here, because it would delay every start.
@@ -159,17 +167,23 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, compared: PretrainCo
 
         draw_run(read_run(run_dir), run_dir / PICTURE)
     except Exception as error:
-        log.warning("%s could not be drawn (%s: %s)", run_dir / PICTURE, type(error).__name__, error)
+        log.warning(
+            "%s could not be drawn (%s: %s)", run_dir / PICTURE, type(error).__name__, error
+        )
     if as_json:
         print(json_text({"run_dir": str(run_dir), **summary}))
         return
     print_summary(Console(), summary, run_dir, compared)
 
 
-def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, compared: PretrainConfig | None) -> None:
+def print_summary(
+    console: Console, summary: dict[str, Any], run_dir: Path, compared: PretrainConfig | None
+) -> None:
     """Print the results, the run directory and suggested commands."""
     title = escape(f"{summary['model']}, {summary['label']}")
-    table = Table(Column(), Column(justify="right"), title=title, title_justify="left", show_header=False)
+    table = Table(
+        Column(), Column(justify="right"), title=title, title_justify="left", show_header=False
+    )
     table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
     table.add_row("perplexity", f"{summary['val_perplexity']:.2f}")
     table.add_row("bits per byte", f"{summary['val_bits_per_byte']:.4f}")
@@ -191,10 +205,26 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path, comp
     if compared is not None:
         # the config sets the options for the baseline too
         given, usual = asdict(compared.scale_options), asdict(ScaleOptions())
-        own = to_args({f"model.scale_options.{key}": value for key, value in usual.items() if given[key] != value})
+        own = to_args(
+            {
+                f"model.scale_options.{key}": value
+                for key, value in usual.items()
+                if given[key] != value
+            }
+        )
         other = "unified" if strategy == "llama" and not own else strategy
         without = ["--a_label", "llama", "--a_args", shlex.join(own)] if own else []
-        compare = [program(), "compare", "--baseline", "llama", *without, "--arms", other, "--seeds", "3"]
+        compare = [
+            program(),
+            "compare",
+            "--baseline",
+            "llama",
+            *without,
+            "--arms",
+            other,
+            "--seeds",
+            "3",
+        ]
         lines["compare"] = shlex.join([*compare, "--config", str(run_dir / CONFIG)])
     for what, text in lines.items():
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -18,7 +18,10 @@ def check_supported(module: Any) -> None:
         names = [base.__name__ for base in type(callback).__mro__]
         refused = next((name for name in names if name in REFUSED_EVERYWHERE), None)
         if refused is not None:
-            raise ConfigError(f"a callback is {names[0]}; expected none, because it {REFUSED_EVERYWHERE[refused]}.")
+            reason = REFUSED_EVERYWHERE[refused]
+            raise ConfigError(f"a callback is {names[0]}; expected none, because it {reason}.")
+    if trainer.gradient_clip_algorithm == "value":
+        raise ConfigError("gradient_clip_algorithm is value; expected norm, as in the paper.")
     check_precision(trainer.precision)
     check_strategy(trainer.strategy)
 
@@ -34,4 +37,6 @@ def check_initial_weights(module: Any) -> None:
     start = module.settings.init_from
     is_resumed = module.trainer.ckpt_path is not None
     if start is not None and not module.has_loaded_weights and not is_resumed:
-        raise ConfigError(f"init_from is {start}; expected None in your own Trainer. Use load_state_dict.")
+        raise ConfigError(
+            f"init_from is {start}; expected None in your own Trainer. Use load_state_dict."
+        )

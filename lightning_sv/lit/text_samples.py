@@ -15,10 +15,12 @@ from lightning_sv.nn import Backbone
 class TextSamples(L.Callback):
     """Log a continuation of a prompt to TensorBoard after every validation; nothing if `tokens` is 0.
 
-    Sampling uses a private generator and does not affect the run: losses and weights are bitwise equal.
+    Sampling uses a private generator and does not affect the run: losses and weights are bitwise
+    equal.
 
     Args:
-        tokens: maximum number of tokens per sample, each a forward pass over at most `data.seq_len` tokens; 0 for none
+        tokens: maximum number of tokens per sample, each a forward pass over at most `data.seq_len`
+            tokens; 0 for none
         prompt: text to continue; empty for the start of a document
         temperature: sampling temperature; 0 for the most likely token
         top_k: number of most likely tokens to sample from; None for all
@@ -27,8 +29,15 @@ class TextSamples(L.Callback):
         ConfigError: a number out of range
     """
 
-    def __init__(self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int | None = 50):
-        expect(tokens >= 0, "tokens of TextSamples", tokens, "the number of tokens per sample, or 0 for none.")
+    def __init__(
+        self, tokens: int = 60, prompt: str = "", temperature: float = 0.8, top_k: int | None = 50
+    ):
+        expect(
+            tokens >= 0,
+            "tokens of TextSamples",
+            tokens,
+            "the number of tokens per sample, or 0 for none.",
+        )
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
@@ -37,7 +46,9 @@ class TextSamples(L.Callback):
         plain = getattr(pl_module, "built_by", None) is None  # a model of the user may not generate
         is_ours = plain and settings_of(pl_module) is not None and data_of(trainer) is not None
         if stage == "fit" and self._sampling is not None and not is_ours:
-            raise ConfigError("TextSamples is set; expected a PretrainModule and a TokenDataModule, or tokens=0.")
+            raise ConfigError(
+                "TextSamples is set; expected a PretrainModule and a TokenDataModule, or tokens=0."
+            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log one sample, on every device, because a sharded model needs them all."""
@@ -52,4 +63,6 @@ class TextSamples(L.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 verbatim = "".join(f"    {line}\n" for line in (self._prompt + text).split("\n"))
-                logger.experiment.add_text(tag_of(logger, "sample"), verbatim, axis(logger, trainer))
+                logger.experiment.add_text(
+                    tag_of(logger, "sample"), verbatim, axis(logger, trainer)
+                )

@@ -12,6 +12,7 @@ incomplete.
 
 import pickle
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ def read_sharded(path: str | Path, *, tensors: bool, checksums: bool) -> dict[st
     except Exception as error:  # pickle, torch and damaged entries raise various errors
         found = f"not a readable checkpoint ({error!r:.200})"
         raise ConfigError(f"{folder} is {found}; use a different one.") from error
+
+
+def as_file(source: Any) -> Any:
+    """Return the folder of a sharded checkpoint as a file in memory; anything else as it is."""
+    if not isinstance(source, str | Path) or not is_sharded(source):
+        return source
+    file = BytesIO()
+    torch.save(read_sharded(source, tensors=True, checksums=True), file)
+    file.seek(0)
+    return file
 
 
 def _read_content(folder: Path, names: set[str], *, tensors: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.distributed import REQUEUE_ON_SIGTERM
+from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM
 from lightning_sv.lit.module import PretrainModule
 from tests.faults.conftest import Tally
 from tests.faults.test_kill import start_in_a_write

@@ -222,7 +222,7 @@ def one_rank_differs(count: str, *words: str) -> None:
     if RANK == "0":
         code = main(fit)
     elif own == ("COMMIT",):
-        with patch("lightning_sv.lit.data.commit", lambda: "0" * 40):
+        with patch("lightning_sv.lit.same_run.commit", lambda: "0" * 40):
             code = main(fit)
     else:
         code = main([*fit, *own])

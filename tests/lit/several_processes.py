@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.distributed import STOPPED
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.signals import STOPPED
 from lightning_sv.nn import MixtureOfExperts
 from lightning_sv.optim import build_optimizer
 from lightning_sv.optim.groups import clip_by_role

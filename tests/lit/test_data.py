@@ -1,7 +1,6 @@
 """The data module in a plain `lightning.Trainer`."""
 
 import pickle
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,14 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner.tuning import Tuner
 
-from lightning_sv import PretrainModule, TokenDataModule
+from lightning_sv import TokenDataModule
 from lightning_sv.callbacks import TrainingMonitor
 from lightning_sv.corpus import RankShare
 from lightning_sv.errors import ConfigError
 from tests.callbacks.test_own_module import Foreign, foreign
-from tests.lit.own_trainer import SIZES, module, noted, trainer
+from tests.lit.own_trainer import module, noted, trainer
 
 #: Lightning warns about few workers, full folders and missing seeds
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -96,7 +94,7 @@ def test_data_module_without_a_seed_has_one_order(corpus: Path, monkeypatch: pyt
 def test_validation_of_devices_with_unequal_shares_has_equal_batches(
     data: TokenDataModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 1)
+    monkeypatch.setattr("lightning_sv.lit.evaluation.VALIDATION_TOKENS", 1)
     data.batches = replace(data.batches, val_sequences=3)
     shares = []
     for rank in range(2):
@@ -169,38 +167,6 @@ def test_validations_of_one_size(corpus: Path, tmp_path: Path, more: dict[str, A
     seen = Validations()
     trainer(tmp_path, seen, num_sanity_val_steps=0).fit(module(), data)
     assert seen.sequences == [data.batches.validation_sequences] * 2
-
-
-class OwnStep(PretrainModule):
-    def validation_step(self, block: torch.Tensor, batch_idx: int) -> None:
-        self.log("val/loss", self.loss(block)[0], sync_dist=True)
-
-
-@pytest.mark.parametrize(("sequences", "kind", "stage", "limit", "warned"), [
-    (3, OwnStep, "validate", 1.0, 1),
-    (4, OwnStep, "validate", 1.0, 0),
-    (3, OwnStep, "fit", 0, 0),
-    (3, OwnStep, "test", 1.0, 0),
-    (3, PretrainModule, "validate", 1.0, 0),
-    (3, BoringModel, "test", 1.0, 1),
-])  # fmt: skip
-def test_unequal_validation_of_a_module_that_averages_over_devices_warns(
-    sequences: int, kind: type[L.LightningModule], stage: str, limit: float, warned: int, data: TokenDataModule
-) -> None:
-    fit = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=False,
-        limit_val_batches=limit,
-    )
-    fit.strategy._lightning_module = kind(SIZES, lr=0.01) if issubclass(kind, PretrainModule) else kind()
-    data.trainer = fit
-    data.batches = replace(data.batches, val_sequences=sequences, full_last_validation=False)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        data.setup(stage)
-    assert sum("multiple" in str(each.message) for each in found) == warned
 
 
 @pytest.mark.parametrize(("key", "wrong"), [("global_batch", 0), ("seq_len", 100_000), ("seed", 2**32)])

@@ -108,7 +108,9 @@ def test_sharding_of_lightning_is_refused() -> None:
         join_ranks(trainer)
     for kind in (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy):
         module = PretrainModule.from_preset("tiny")
-        module._trainer = SimpleNamespace(callbacks=[], precision="32-true", strategy=object.__new__(kind))
+        module._trainer = SimpleNamespace(
+            callbacks=[], precision="32-true", gradient_clip_algorithm=None, strategy=object.__new__(kind)
+        )
         with pytest.raises(ConfigError, match=f"trainer.strategy is {kind.__name__};"):
             check_supported(module)
 

@@ -15,8 +15,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.lit.distributed import HUNG_UP, STOPPED
-from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.backbone_module import BackboneModule
+from lightning_sv.lit.signals import HUNG_UP, STOPPED
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, event_files, read_config
 from lightning_sv.runs.events import read_run
 from tests.conftest import Refused
@@ -155,9 +155,9 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
     fit = ["fit", *short_args, "--trainer.max_steps", "4", "--run_dir", str(run), "--ckpt_path", "last"]
     monkeypatch.setattr(rank_zero_only, "rank", 1)  # RANK of a launcher whose processes are runs of their own
     handlers = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
-    configure = PretrainModule.configure_model
+    configure = BackboneModule.configure_model
 
-    def hang_up(self: PretrainModule) -> None:
+    def hang_up(self: BackboneModule) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         configure(self)
 
@@ -168,7 +168,7 @@ def test_fit_hangup_in_setup_leaves_a_checkpoint(
 
     try:
         with monkeypatch.context() as patch, full() as lost:
-            patch.setattr(PretrainModule, "configure_model", hang_up)
+            patch.setattr(BackboneModule, "configure_model", hang_up)
             patch.setattr(sys, "stdout", lost)
             assert main(fit) == HUNG_UP
         assert load(run)["global_step"] == 1

@@ -16,7 +16,9 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         """Write `checkpoint` to `path`; after an OSError, the file at `path`, if any, is as before."""
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +29,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             # torch's zip writer fails at its end too, after a failed write
             cause = error if isinstance(error, OSError) else error.__context__
             if isinstance(cause, OSError):
-                why = f"could not write {final} ({cause.strerror}); its previous content is unchanged"
+                why = (
+                    f"could not write {final} ({cause.strerror}); its previous content is unchanged"
+                )
                 raise OSError(cause.errno, why) from error
             raise
 
@@ -46,7 +50,9 @@ def name_also(checkpoint: Path, name: Path) -> None:
     if checkpoint.is_dir():
         remove(partial_of(name))
         try:
-            partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+            partial_of(name).symlink_to(
+                os.path.relpath(checkpoint.resolve(), name.parent.resolve())
+            )
         except OSError:  # mounted buckets and CIFS have no links
             shutil.copytree(checkpoint, partial_of(name))
         replace(partial_of(name), name)  # the old one is a folder in a copied run

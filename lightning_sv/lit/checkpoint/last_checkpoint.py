@@ -14,10 +14,10 @@ from lightning_sv.atomic import partial_of, remove
 from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import expect
 from lightning_sv.lit.checkpoint.atomic_io import name_also
-from lightning_sv.lit.distributed import StopSignals
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
+from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.runs.trust import allow_words, modules_of
@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 class LastCheckpoint(Checkpoint):
     """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step, and step-500.ckpt etc. if requested.
 
-    A numbered checkpoint is a link to an earlier last.ckpt. A run resumes from any of them. Ctrl-C, SIGTERM,
-    SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a checkpoint.
+    A numbered checkpoint is a link to an earlier last.ckpt. A run resumes from any of them. Ctrl-C,
+    SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a
+    checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -49,8 +50,12 @@ class LastCheckpoint(Checkpoint):
         self._wait = False
         self._stop = self._stopping = False
         self._saved: int | None = None  # step of the latest checkpoint
-        self._written: Path | None = None  # sharded checkpoint of `_save` that is not yet the last one
-        self._resumed: int | None = None  # step at which this start began, until it writes its first checkpoint
+        self._written: Path | None = (
+            None  # sharded checkpoint of `_save` that is not yet the last one
+        )
+        self._resumed: int | None = (
+            None  # step at which this start began, until it writes its first checkpoint
+        )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
@@ -59,14 +64,18 @@ class LastCheckpoint(Checkpoint):
             for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
                 remove(partial)  # left by a process that was killed while writing
         self._resumed = self._saved = trainer.global_step
-        self._guard = next((each for each in _callbacks(trainer) if isinstance(each, FiniteGuard)), None)
+        self._guard = next(
+            (each for each in _callbacks(trainer) if isinstance(each, FiniteGuard)), None
+        )
         if self._guard is not None:
             self._guard.agree_on_stop(self.signals.is_received)
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Write after a step that is due, or on a request to stop."""
         self._finish_write(trainer, wait=False)
         self._stopping |= trainer.should_stop  # by max_time or a callback
@@ -78,7 +87,8 @@ class LastCheckpoint(Checkpoint):
         self._stop = self._agreed_stop(trainer)
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
         if self._stop or ends or self._clock.is_due(self._clock.step):
-            # Wait for this step's validation, which a resumed run would not repeat; Lightning validates before a stop.
+            # Wait for this step's validation, which a resumed run would not repeat; Lightning
+            # validates before a stop.
             self._wait = validates_now(trainer) or (ends and not self._stop)
             if not self._wait:
                 self._save(trainer)
@@ -148,9 +158,15 @@ class LastCheckpoint(Checkpoint):
         if self.keep > 1 and not name.is_dir():
             name_also(self.path, name)
         numbered = self.keep > 1 or name.is_dir()
-        found = {int(file.stem[5:]): file for file in self.path.parent.glob("step-*.ckpt") if file.stem[5:].isdigit()}
+        found = {
+            int(file.stem[5:]): file
+            for file in self.path.parent.glob("step-*.ckpt")
+            if file.stem[5:].isdigit()
+        }
         limit = math.inf if resumed is None else resumed
-        current = sorted(number for number in found if number <= limit or (numbered and number == step))
+        current = sorted(
+            number for number in found if number <= limit or (numbered and number == step)
+        )
         for number in found.keys() - set(current[-self.keep :] if numbered else current):
             remove(found[number])
 
@@ -165,8 +181,12 @@ class LastCheckpoint(Checkpoint):
             allow = allow_words(modules_of(config))
             if any(type(callback) is Timer for callback in _callbacks(trainer)):
                 allow += ["--trainer.max_time", "null"]  # whose time includes earlier starts
-            resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
-            hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
+            resume = shlex.join(
+                [program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow]
+            )
+            hint = (
+                f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
+            )
             log.warning("stopped at step %d; %s", trainer.global_step, hint)
 
 

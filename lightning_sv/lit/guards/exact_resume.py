@@ -18,7 +18,8 @@ class ExactResume(L.Callback):
 
     Attributes:
         segments: starts of the program that the run consists of
-        origin: origin of the initial weights, see `lit.init_from.Start`; None if they were initialized
+        origin: origin of the initial weights, see `lit.init_from.Start`; None if they were
+            initialized
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,9 @@ class ExactResume(L.Callback):
             self.origin = pl_module.origin
             self._rng = None
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         """Store the progress next to the settings, which the module stores."""
         data = data_of(trainer)
         checkpoint[CHECKPOINT_KEY] = {
@@ -50,7 +53,9 @@ class ExactResume(L.Callback):
         }
         checkpoint[RNG_KEY] = rng_states(pl_module.device)
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         """Continue after the saved step, also on a different number of devices."""
         if trainer.state.fn != "fit":
             return
@@ -73,7 +78,10 @@ class ExactResume(L.Callback):
 
     def segments_so_far(self, trainer: L.Trainer, pl_module: Any) -> list[dict[str, Any]]:
         """Return the segments of the run, each with the settings that change its numbers."""
-        numerics = {"precision": str(trainer.precision), "device": trainer.strategy.root_device.type}
+        numerics = {
+            "precision": str(trainer.precision),
+            "device": trainer.strategy.root_device.type,
+        }
         data = data_of(trainer)
         if data is not None and pl_module.settings.backbone.n_expert:
             # The balance loss of experts depends on the micro-batch.
@@ -86,7 +94,9 @@ def follow_schedule(scheduler: LRScheduler) -> None:
     if not isinstance(scheduler, LambdaLR):
         return
     factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-    for group, peak, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
+    for group, peak, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, factors, strict=True
+    ):
         group["lr"] = peak * factor
 
 
@@ -98,7 +108,9 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
     for counts in (progress["total"], progress["current"]):
         open_batches = counts["ready"] - counts["completed"]
         if counts["ready"] % then:
-            expected = f"{then}, as in the checkpoint, which was saved after a step of fewer batches"
+            expected = (
+                f"{then}, as in the checkpoint, which was saved after a step of fewer batches"
+            )
             raise ConfigError(f"trainer.accumulate_grad_batches is {now}; expected {expected}.")
         for name in ("ready", "started", "processed"):
             counts[name] = counts[name] // then * now

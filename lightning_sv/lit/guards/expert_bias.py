@@ -1,19 +1,32 @@
 """Balance of experts by their biases (router.balance is 'bias')."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_sv.nn import MixtureOfExperts
+from lightning_sv.nn import MixtureOfExperts, Routing
+
+
+def total_loads(routings: Sequence[Routing]) -> Tensor | None:
+    """Return the tokens of each expert on all devices, (blocks, experts); None for a dense model."""
+    if not routings:
+        return None
+    loads = torch.stack([routing.load for routing in routings])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(loads)  # the strategy's reduction would add a barrier
+    return loads
 
 
 class ExpertBias(L.Callback):
     """Move the experts' biases in every step by its loads on all devices (arXiv:2408.15664).
 
-    The bias moves just before the optimizer steps. It does not depend on the weights, and nothing reads it in between.
-    A callback that calls `training_step` is not counted, because no backward pass follows.
+    The bias moves just before the optimizer steps. It does not depend on the weights, and nothing
+    reads it in between. A callback that calls `training_step` is not counted, because no backward
+    pass follows.
     """
 
     def __init__(self) -> None:
@@ -29,11 +42,16 @@ class ExpertBias(L.Callback):
         if loads is not None:
             self._loads = loads if self._loads is None else self._loads + loads
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: Any, optimizer: Optimizer
+    ) -> None:
         """Move the biases, unless the step is skipped."""
-        loads, self._loads = self._loads, None
+        loads = self._loads
+        self._loads = None
         if loads is None or pl_module.nonfinite.skipped_now:
             return
-        mixtures = [module for module in pl_module.net.modules() if isinstance(module, MixtureOfExperts)]
+        mixtures = [
+            module for module in pl_module.net.modules() if isinstance(module, MixtureOfExperts)
+        ]
         for mixture, load in zip(mixtures, loads, strict=True):
             mixture.move_bias(load)

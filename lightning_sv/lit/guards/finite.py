@@ -23,14 +23,14 @@ from lightning_sv.runs.provenance import Provenance
 class FiniteGuard(L.Callback):
     """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
-    The check is the only host synchronization of a step, with one reduction and one copy, and other callbacks can
-    agree on a flag in it. (The fused AdamW could skip a step by itself and the host check later, but a run that should
-    stop would have continued by then.)
+    The check is the only host synchronization of a step, with one reduction and one copy, and other
+    callbacks can agree on a flag in it. (The fused AdamW could skip a step by itself and the host
+    check later, but a run that should stop would have continued by then.)
 
-    Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the sequence numbers
-    in the training split, the losses of the micro-batches per device, and the gradient norm; if it stops the run, also
-    commit, date and machine. Skipped steps are not random, so a comparison of such runs is biased; their number is in
-    the summary.
+    Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the
+    sequence numbers in the training split, the losses of the micro-batches per device, and the
+    gradient norm; if it stops the run, also commit, date and machine. Skipped steps are not random,
+    so a comparison of such runs is biased; their number is in the summary.
 
     Args:
         skip: if True, skip such steps instead of stopping the run
@@ -67,18 +67,24 @@ class FiniteGuard(L.Callback):
         if trainer.global_step == 0:
             self.skipped = 0
 
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
         """Note the loss of a micro-batch, which Lightning has divided by their number."""
         divisor = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         self._losses.append(loss.detach() * divisor)
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
         """Check before a step that all losses and the gradient norm are finite on all devices.
 
         Raises:
             RunError: a value is not finite, and steps are not skipped
         """
-        gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None
+        ]
         self.gradient_norm = get_total_norm(gradients, foreach=True)
         norm = full_tensor(self.gradient_norm)
         losses = torch.stack(self._losses) if self._losses else norm.new_empty(0)
@@ -100,10 +106,14 @@ class FiniteGuard(L.Callback):
         # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         is_finite = torch.isfinite(losses).all() & torch.isfinite(norm)
         asked = self._asked_to_stop is not None and self._asked_to_stop()
-        flags = torch.stack((is_finite.float(), torch.full_like(norm, not asked, dtype=torch.float32)))
+        flags = torch.stack(
+            (is_finite.float(), torch.full_like(norm, not asked, dtype=torch.float32))
+        )
         if trainer.world_size > 1:  # the strategy's reduction would add a barrier
             torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
-        all_finite, continues, value = torch.cat((flags.double(), norm.double().unsqueeze(0))).tolist()
+        all_finite, continues, value = torch.cat(
+            (flags.double(), norm.double().unsqueeze(0))
+        ).tolist()
         self.stops = not continues
         return bool(all_finite), value
 

@@ -1,0 +1,68 @@
+"""Parser of `fit` and `validate`: LightningCLI's, with a short help."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_sv.settings.parse import Parser, config_files, dropped_entries
+
+log = logging.getLogger(__name__)
+
+_HELP = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
+
+FILE is a YAML file, or a name in conf/experiment, e.g. tiny-unified. Its comments explain the keys.
+Later values win.
+
+  --run_dir DIR             directory of the run; runs/MODEL/STRATEGY-seedSEED by default
+  --ckpt_path FILE          checkpoint to resume or validate; `last` for that of the run directory
+  --seed_everything N       seed of the initialization and of the order of the data
+  --model.scale STRATEGY    e.g. llama, unified or hg+dp+or
+  --model.optim.lr X        peak learning rate
+  --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`
+  --trainer.max_steps N     optimizer steps; by default they follow from --model.tokens_per_param
+  --trainer.callbacks+=CLASS, --trainer.logger CLASS
+                            class of Lightning, or your own; its options: --trainer.callbacks.help CLASS
+  --json                    print the results as JSON
+  --dry_run                 check keys, values and model without a corpus, and exit
+  --print_config            print the config and exit
+
+{prog} --help_all lists all keys, with types, units and defaults.
+"""
+
+
+def _represent_enum(dumper: Any, value: Enum) -> Any:
+    return dumper.represent_data(value.value)
+
+
+# the default of Timer's interval is an enum, which a config could not hold
+yaml.add_multi_representer(Enum, _represent_enum, yaml.SafeDumper)
+
+
+class RunParser(Parser, LightningArgumentParser):
+    """LightningCLI's parser: `--help` is short, `--help_all` lists all keys."""
+
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
+        """Parse, or print all keys."""
+        if "--help_all" in args:
+            self._print_message(super().format_help(), sys.stdout)
+            self.exit()
+        # --print_config ends the parsing, so it comes last.
+        words = sorted(args, key=_prints_config)
+        config = super().parse_args(words, **kwargs)
+        for sentence in dropped_entries(config_files(args), config["trainer"]):
+            log.warning("%s", sentence)
+        return config
+
+    def format_help(self) -> str:
+        """Return the most used keys of a run, or all options of a class."""
+        is_run = any(action.dest == "run_dir" for action in self._actions)
+        return _HELP.format(prog=self.prog) if is_run else str(super().format_help())
+
+
+def _prints_config(word: str) -> bool:
+    return word.partition("=")[0] == "--print_config"

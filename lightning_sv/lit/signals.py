@@ -1,0 +1,154 @@
+"""Signals that stop a run after a step, with a checkpoint, and the requeue of its SLURM job."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from lightning_sv.errors import StoppedError
+
+log = logging.getLogger(__name__)
+
+#: environment variable: also requeue the SLURM job on SIGTERM, which `scancel` sends too
+REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
+#: exit codes after SIGTERM, Ctrl-C, and the end of the terminal
+STOPPED = 128 + signal.SIGTERM
+INTERRUPTED = 128 + signal.SIGINT
+HUNG_UP = 128 + signal.SIGHUP
+#: signals that schedulers such as SLURM, submitit, SGE and OAR send before the end of a job's time
+_ANNOUNCING = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+_SIGNALS = _ANNOUNCING | {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+#: signals that shells ignore for background jobs, and nohup
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_SAID = (
+    b"\nstopping after this step, with a checkpoint; "
+    b"Ctrl-C again ends the run at once, without one\n"
+)
+_SHOW_CURSOR = b"\x1b[?25h"  # the progress bar hides it
+
+
+def exit_code(stopped: StoppedError) -> int:
+    """Return the exit code of a stopped run; requeue its SLURM job first if requested."""
+    if not stopped.requeue:
+        return stopped.code
+    is_first = getattr(rank_zero_only, "rank", 0) == 0
+    is_requeued = requeue() if is_first else True
+    return 0 if is_requeued else stopped.code
+
+
+class StopSignals:
+    """Record signals from before the run's setup until its summary.
+
+    Lightning's own handlers would end a run inside a step, requeue for one signal only, and know
+    no Ctrl-C with a checkpoint.
+
+    Attributes:
+        received: last signal that asked this process to stop
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._prints = False
+        self._before: dict[int, Any] = {}
+        #: signals after which the SLURM job is queued again
+        self._requeueing = set[int](_ANNOUNCING)
+
+    def is_received(self) -> bool:
+        """Return True if a signal asked this process to stop."""
+        return self.received is not None
+
+    def listen(self, trainer: L.Trainer) -> None:
+        """Install the handlers before the trainer does; Python allows that in the main thread only."""
+        connector: Any = trainer._signal_connector
+        connector.register_signal_handlers = _do_nothing
+        # Lightning would synchronize its own handlers' state between devices in every micro-batch.
+        loop: Any = trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = _do_nothing
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._prints = trainer.is_global_zero
+        self._follow(trainer._accelerator_connector.cluster_environment)
+        for number in _SIGNALS | self._requeueing:
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN
+            if not (is_ignored and number in _MAY_BE_IGNORED):
+                self._before[number] = signal.signal(number, self._note)
+
+    def _follow(self, environment: ClusterEnvironment) -> None:
+        """Set the signals that requeue the job to those of the Trainer's plugin, if there is one."""
+        if isinstance(environment, SLURMEnvironment):
+            chosen = environment.requeue_signal
+            if chosen not in (None, signal.SIGUSR1):  # SIGUSR1 is Lightning's default
+                self._requeueing = {int(chosen)}
+            if not environment.auto_requeue:
+                self._requeueing.clear()
+                return
+        if os.environ.get(REQUEUE_ON_SIGTERM):
+            self._requeueing.add(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Restore the previous handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if number != signal.SIGINT:
+            return
+        # The default handler also ends code that hangs outside Python.
+        signal.signal(number, signal.SIG_DFL)
+        if self._prints:
+            cursor = _SHOW_CURSOR if os.isatty(2) else b""
+            os.write(2, cursor + _SAID)  # print is not reentrant
+
+    def stop(self, trainer: L.Trainer) -> None:
+        """Stop the run after the last step, whose checkpoint is written: a collective.
+
+        Raises:
+            StoppedError: always; with requeue if any device received a signal that requeues the job
+        """
+        announced = _any_rank(trainer, self.received in self._requeueing)
+        interrupted = _any_rank(trainer, self.received == signal.SIGINT)
+        hung_up = _any_rank(trainer, self.received == signal.SIGHUP)
+        requeues = announced and not interrupted and "SLURM_JOB_ID" in os.environ
+        code = STOPPED
+        if interrupted:
+            code = INTERRUPTED
+        elif hung_up:
+            code = HUNG_UP
+        raise StoppedError(trainer.global_step, code, requeues)
+
+
+def _do_nothing() -> None:
+    """Replace a method of Lightning that handles signals; it has no switch for them."""
+
+
+def _any_rank(trainer: L.Trainer, here: bool) -> bool:
+    """Return whether it holds on any device: processes receive a signal at different times."""
+    if trainer.world_size == 1:
+        return here
+    return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
+
+
+def requeue() -> bool:
+    """Ask SLURM to requeue this job; return True on success."""
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    command = ["scontrol", "requeue", job]
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = str(getattr(error, "stderr", "") or error).strip()
+        log.error("scontrol requeue %s failed (%s); start the job again by hand.", job, reason)
+        return False
+    log.info("SLURM will start job %s again", job)
+    return True
