@@ -125,6 +125,6 @@ class BackboneModule(L.LightningModule):
 
     @property
     def built_by(self) -> str | None:
-        """Name of a subclass with its own `configure_model`, which the settings may not describe."""
+        """Name of a subclass with its own `configure_model`; else None."""
         is_own = is_overridden("configure_model", self, BackboneModule)
         return type(self).__name__ if is_own else None

@@ -51,6 +51,6 @@ def documents_of(tokens: Tensor, trainer: L.Trainer | None) -> Tensor:
     """
     data = None if trainer is None else data_of(trainer)
     if data is None:
-        expected = "a TokenDataModule, which knows where documents end. Set mask_documents=False for other data."
+        expected = "a TokenDataModule, which has the documents. Set mask_documents=False."
         raise ConfigError(f"mask_documents is True; expected {expected}")
     return document_ids(tokens, data.manifest.eot)

@@ -29,7 +29,7 @@ def config_from(kind: type, value: Any) -> Any:
 
 
 def warn_untrained(module: L.LightningModule, optimizer: Optimizer) -> None:
-    """Warn about the first trained parameter that the optimizer lacks, for instance of a subclass."""
+    """Warn about the first trained parameter that the optimizer lacks."""
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter not in known:

@@ -181,7 +181,7 @@ class PretrainCLI(LightningCLI):
     # The arguments
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, after checking the imports of a resumed config; add a transformers model's sizes."""
+        """Parse, after a check of a resumed config; add the sizes of a transformers model."""
         words, allow = split_allow(underscored(args))
         check_resumed(words, allow)
         if self.command == "fit":
@@ -193,7 +193,7 @@ class PretrainCLI(LightningCLI):
         add_run(parser, self.model_class, self.trainer_class)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add a run's further options and callbacks; a subclass calls this before it adds its own."""
+        """Add a run's options and callbacks; a subclass calls this before it adds its own."""
         parser.add_argument(
             "--run_dir",
             type=str | None,
@@ -251,7 +251,7 @@ class PretrainCLI(LightningCLI):
         self.trainer = self.instantiate_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Build the trainer, with max_steps from the budget if not set; choose the run directory."""
+        """Build the trainer, with max_steps from the budget; choose the run directory."""
         kwargs |= self._trainer_arguments()
         if self.command == "fit":
             kwargs |= self._fit_arguments()
@@ -332,7 +332,7 @@ class PretrainCLI(LightningCLI):
         self.batches.check_validation(trainer.world_size)
 
     def _check_resumed(self) -> dict[str, Any] | None:
-        """Return the checkpoint that the run resumes, after checking that its settings are equal."""
+        """Return the checkpoint that the run resumes, after a check of its settings."""
         path = self.config["ckpt_path"]
         if path is None:
             return None

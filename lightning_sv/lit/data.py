@@ -238,7 +238,7 @@ class TokenDataModule(L.LightningDataModule):
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor] | ValidationLoader":
-        """Return `val_sequences` sequences, evenly spread over the validation split, always the same.
+        """Return `val_sequences` sequences, evenly spread over the split, always the same.
 
         With `full_last_validation` a Trainer reads the whole split at the end of a fit, and outside
         of a fit.
@@ -281,7 +281,7 @@ class TokenDataModule(L.LightningDataModule):
         self._loader = self._read_loader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, which Lightning restores only inside an epoch and without max_epochs."""
+        """Return the position; Lightning restores its own inside an epoch only."""
         loader = self._read_loader()
         return self._position or {} if loader is None else loader.state_dict()
 

@@ -9,7 +9,7 @@ from lightning_sv.callbacks.training_monitor import is_monitored
 
 
 class TokenMean:
-    """Mean of losses over tokens, in float64; batches and devices may have unequal numbers of them."""
+    """Mean of losses over tokens, in float64, for unequal batches and devices."""
 
     def __init__(self) -> None:
         self._sums: Tensor | None = None  # nats and tokens
@@ -30,7 +30,7 @@ class TokenMean:
 
 
 def is_in_bar(trainer: L.Trainer | None) -> bool:
-    """Return True if Lightning's progress bar shows the losses, for which it waits for the device."""
+    """Return True if Lightning's bar shows the losses, for which it waits for the device."""
     return trainer is None or not isinstance(trainer.progress_bar_callback, RunProgress)
 
 

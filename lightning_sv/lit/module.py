@@ -141,7 +141,7 @@ class PretrainModule(BackboneModule):
         return cls(**preset(name, changes), **own)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Bring the callbacks that guard a run to every Trainer; a subclass adds its own to them."""
+        """Bring the callbacks that guard a run; a subclass adds its own to them."""
         if self.trainer.state.fn == "fit":
             check_supported(self)  # here, because later hooks follow those of other callbacks
         return [self.nonfinite, self.expert_bias, self.exact_resume]

@@ -26,7 +26,8 @@ Later values win.
   --data.corpus.dir DIR     corpus, written by `lightning-sv prepare`
   --trainer.max_steps N     optimizer steps; by default they follow from --model.tokens_per_param
   --trainer.callbacks+=CLASS, --trainer.logger CLASS
-                            class of Lightning, or your own; its options: --trainer.callbacks.help CLASS
+                            class of Lightning, or your own; --trainer.callbacks.help CLASS
+                            lists its options
   --json                    print the results as JSON
   --dry_run                 check keys, values and model without a corpus, and exit
   --print_config            print the config and exit

@@ -66,7 +66,7 @@ class StopSignals:
         return self.received is not None
 
     def listen(self, trainer: L.Trainer) -> None:
-        """Install the handlers before the trainer does; Python allows that in the main thread only."""
+        """Install the handlers before the trainer does; only the main thread may."""
         connector: Any = trainer._signal_connector
         connector.register_signal_handlers = _do_nothing
         # Lightning would synchronize its own handlers' state between devices in every micro-batch.
@@ -82,7 +82,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
 
     def _follow(self, environment: ClusterEnvironment) -> None:
-        """Set the signals that requeue the job to those of the Trainer's plugin, if there is one."""
+        """Set the signals that requeue the job to those of the Trainer's plugin."""
         if isinstance(environment, SLURMEnvironment):
             chosen = environment.requeue_signal
             if chosen not in (None, signal.SIGUSR1):  # SIGUSR1 is Lightning's default

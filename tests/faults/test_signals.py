@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM
 from tests.faults.conftest import Tally
 from tests.faults.test_kill import start_in_a_write
 from tests.lit.runs import LAST, differences, finish, load, same_curves, start, wait_for

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
+from lightning_sv import PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.gpus import find_gpu
 from lightning_sv.lit.backbone_module import BackboneModule

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from lightning_sv import PretrainModule
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.lit.backbone_module import BackboneModule
