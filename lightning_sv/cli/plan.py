@@ -56,7 +56,7 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     recomputed = ", blocks recomputed" if plan.activation_checkpointing else ""
     batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens{recomputed}"
     communication = {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}
-    comments = {"optimizer": "its state", "activations": "and temporaries, in eager mode"}
+    comments = {"optimizer": "its state", "activations": "and temporaries"}
     comments["communication"] = communication.get(plan.strategy, "")
     for name in ("weights", "gradients", "optimizer", "communication", "activations"):
         if value := getattr(plan.memory, name):

@@ -4,17 +4,20 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.plan.gpu_memory import USABLE, GpuMemory, gpu_memory
 from lightning_sv.plan.parallel import Parallel, find_strategy
-from lightning_sv.plan.step_memory import StepMemory, step_memory
+from lightning_sv.plan.step_memory import StepMemory, memory_between_steps, step_memory
 from lightning_sv.settings.data import DataConfig, divisors
 from lightning_sv.settings.model import PretrainConfig
+
+if TYPE_CHECKING:
+    from lightning_sv.plan.compiled_memory import CompiledActivations
 
 PRECISIONS = ("32-true", "bf16-mixed")
 #: other precisions, and one of `PRECISIONS` that takes at least their memory
@@ -44,6 +47,9 @@ class RunMemory:
         self.step = cache(self._step)
 
     def _step(self, micro_batch: int) -> StepMemory:
+        if self.run.compile != "none":
+            activations = self._compiled_activations.peak(micro_batch)
+            return replace(self._between_steps, activations=activations)
         # DDP bucket views are never freed, like accumulated gradients
         has_views = self.parallel.kind == "ddp" and self.parallel.bucket_view
         return step_memory(
@@ -53,6 +59,17 @@ class RunMemory:
             precision=self.precision,
             accumulate=has_views or micro_batch < self.share,
         )
+
+    @cached_property
+    def _between_steps(self) -> StepMemory:
+        return memory_between_steps(self.run)
+
+    @cached_property
+    def _compiled_activations(self) -> "CompiledActivations":
+        # imported here, because it imports torch's compiler, which takes seconds
+        from lightning_sv.plan.compiled_memory import CompiledActivations
+
+        return CompiledActivations(self.run, self.data.seq_len, self.precision)
 
     def of_gpu(self, micro_batch: int) -> GpuMemory:
         """Return the memory of one GPU."""
