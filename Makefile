@@ -81,11 +81,11 @@ compare sweep: MODEL = tiny
 compare: $(VENV)/.run  ## compare strategy A with one or several B, SEEDS pairs each: differences, intervals, a picture
 	$(SV) compare --baseline "$(A)" --arms $(B) --seeds "$(or $(SEEDS),3)" --a_args="$(A_ARGS)" --b_args="$(B_ARGS)" $(NAMES) $(RATES) $(ARGS)
 
-# The record of docs/records.md: the strategy and its own learning rate and initial std.
+# The record of docs/experiments.md: the strategy and its own learning rate and initial std.
 record: A = llama
 record: A_ARGS = --model.optim.lr 0.0079 --model.backbone.init_std 0.011
 record: SEEDS = 6
-record: compare  ## challenge the record of docs/records.md with strategy B and its B_ARGS, in six pairs
+record: compare  ## challenge the record of docs/experiments.md with strategy B and its B_ARGS, in six pairs
 	$(PY) results/record.py
 
 sweep: $(VENV)/.run  ## search learning rates LR and initial stds STD for strategies SCALE: the lowest losses, a picture

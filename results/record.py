@@ -1,4 +1,4 @@
-"""Adds the newest comparison to docs/records.md if it is a record: the last step of `make record`."""
+"""Adds the newest comparison to docs/experiments.md if it is a record: the last step of `make record`."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/records.md"
+PAGE = ROOT / "docs/experiments.md"
 KEYS = ("--model.optim.lr", "--model.backbone.init_std")
 #: longest training of a challenger, in that of the record
 LIMIT = 1.10
