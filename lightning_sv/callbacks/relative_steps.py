@@ -63,6 +63,18 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
+def copied(groups: Tensors) -> Tensors:
+    """Return copies of the tensors; one in several groups is copied once."""
+    copies: dict[int, Tensor] = {}  # a matrix belongs to a role and to a branch
+    result: Tensors = {}
+    for key, tensors in groups.items():
+        for tensor in tensors:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.detach().clone()
+        result[key] = tuple(copies[id(tensor)] for tensor in tensors)
+    return result
+
+
 class RelativeSteps(BranchCallback):
     """Log ||change|| / ||value|| of one optimizer step under relative_step/.
 
@@ -120,12 +132,7 @@ class RelativeSteps(BranchCallback):
         if self._before or not self._is_due(trainer.global_step + 1):
             return
         with torch.no_grad(), measuring(trainer):
-            copies: dict[int, Tensor] = {}  # a matrix belongs to a role and to a branch
-            for key, tensors in self._tensors(trainer).items():
-                for tensor in tensors:
-                    if id(tensor) not in copies:
-                        copies[id(tensor)] = tensor.detach().clone()
-                self._before[key] = tuple(copies[id(tensor)] for tensor in tensors)
+            self._before = copied(self._tensors(trainer))
 
     def _tensors(self, trainer: L.Trainer) -> Tensors:
         return role_tensors(trainer) | branch_tensors(self._model)

@@ -108,9 +108,7 @@ class RouterMonitor(MetricAccumulator):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last step."""
-        routings = outputs.get("routings") if isinstance(outputs, dict) else None
-        if routings is None:
-            routings = self._seen_by_hooks()
+        routings = self._routings(outputs)
         if not routings:
             return
         n = len(batch) if isinstance(batch, Tensor) else 1
@@ -121,6 +119,13 @@ class RouterMonitor(MetricAccumulator):
         }
         if self.add(values, n, keep=not was_skipped(pl_module)):
             self._write(trainer)
+
+    def _routings(self, outputs: Any) -> list[Routing]:
+        """Return the routing of each mixture, as a `PretrainModule` returns it, or from hooks."""
+        returned = outputs.get("routings") if isinstance(outputs, dict) else None
+        if returned is None:
+            return self._seen_by_hooks()
+        return list(returned)
 
     def _seen_by_hooks(self) -> list[Routing]:
         if not self._hooks:  # the training_step of a subclass; its first micro-batch is not counted

@@ -165,7 +165,8 @@ class StepTrigger:
         """Return True if the last micro-batch completed a step; True once per step."""
         if trainer.global_step == self.step:
             return False
-        self.previous, self.step = self.step, trainer.global_step
+        self.previous = self.step
+        self.step = trainer.global_step
         return True
 
     def has_passed(self, steps: Collection[int]) -> bool:

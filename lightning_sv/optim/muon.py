@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -121,9 +121,8 @@ class Muon(Optimizer):
             dtype = getattr(torch, group["ns_dtype"])
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for batch in stacks(with_gradient):
-                updates = _orthogonalize_all(
-                    [self._nesterov(p, group["momentum"]) for p in batch], dtype
-                )
+                momenta = [self._nesterov(p, group["momentum"]) for p in batch]
+                updates = _orthogonalize_all(momenta, dtype)
                 for parameter, update in zip(batch, updates, strict=True):
                     _apply(parameter, update, group["lr"], group["weight_decay"])
 
@@ -161,7 +160,7 @@ class CompositeOptimizer(Optimizer):
 
     def __init__(self, parts: list[Optimizer]):
         self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
+        super().__init__(list(chain.from_iterable(part.param_groups for part in parts)), {})
         self._link()
 
     def _link(self) -> None:

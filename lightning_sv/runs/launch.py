@@ -185,12 +185,15 @@ def _end_of(path: Path) -> bytes:
 
 def _stop(processes: Sequence[Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, sign)
+        for process in _alive(processes):
+            os.killpg(process.pid, sign)
         deadline = time.monotonic() + _GRACE_S
-        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+        while _alive(processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 2)
+
+
+def _alive(processes: Sequence[Popen[bytes]]) -> list[Popen[bytes]]:
+    return [process for process in processes if process.poll() is None]
 
 
 @contextmanager

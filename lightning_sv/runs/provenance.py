@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -87,13 +88,16 @@ def _read_segment(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def changed_numerics(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return setting -> its different values, in order, for settings that a resume changed."""
-    values: dict[str, list[str]] = {}
+    values: dict[str, dict[str, None]] = defaultdict(dict)
     for segment in _segments_of(summary):
-        for setting, value in (segment.get("numerics") or {}).items():
-            seen = values.setdefault(setting, [])
-            if value not in seen:
-                seen.append(value)
-    return {setting: seen for setting, seen in values.items() if len(seen) > 1}
+        numerics = segment.get("numerics") or {}
+        for setting, value in numerics.items():
+            values[setting][value] = None  # a dict is a set with an order
+    changed = {}
+    for setting, different in values.items():
+        if len(different) > 1:
+            changed[setting] = list(different)
+    return changed
 
 
 def schedule_lengths(summary: Mapping[str, Any]) -> list[int]:

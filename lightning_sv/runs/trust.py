@@ -41,31 +41,38 @@ def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def allow_words(modules: Collection[str]) -> list[str]:
     """Return the command-line words that allow modules."""
-    return [word for module in sorted(modules) for word in ("--trust_module", module)]
+    words: list[str] = []
+    for module in sorted(modules):
+        words += ["--trust_module", module]
+    return words
 
 
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that the recorded config of a resumed run imports only allowed modules."""
     given = options_of(words)
-    checkpoint = _last_value(given, "ckpt_path")
-    if not checkpoint:
+    checkpoints = _values(given, "ckpt_path")
+    if not checkpoints or not checkpoints[-1]:
         return
-    if checkpoint == "last":
-        path = _expanded(_last_value(given, "run_dir")) / LAST
-    else:
-        path = _expanded(checkpoint)
-    run = run_of(path) or path.parent.parent
-    for option in given:
-        file = _expanded(option.value or "")
-        is_config = option.name == "config" and file.is_file()
-        if is_config and file.parent.resolve() == run.resolve():
+    run = _resumed_run(checkpoints[-1], _values(given, "run_dir"))
+    for config in _values(given, "config"):
+        file = _expanded(config)
+        if file.is_file() and file.parent.resolve() == run.resolve():
             check_trusted(file, modules_of(file), allow)
 
 
-def _last_value(options: Sequence[Option], name: str) -> str:
-    """Return the last value of an option; empty if it has none."""
-    values = [option.value or "" for option in options if option.name == name]
-    return values[-1] if values else ""
+def _values(options: Sequence[Option], name: str) -> list[str]:
+    """Return the values of an option in their order; the last one counts."""
+    return [option.value or "" for option in options if option.name == name]
+
+
+def _resumed_run(checkpoint: str, run_dirs: Sequence[str]) -> Path:
+    """Return the directory of the run that a checkpoint belongs to."""
+    if checkpoint == "last":
+        run_dir = run_dirs[-1] if run_dirs else ""
+        path = _expanded(run_dir) / LAST
+    else:
+        path = _expanded(checkpoint)
+    return run_of(path) or path.parent.parent
 
 
 def _expanded(text: str) -> Path:

@@ -21,7 +21,8 @@ TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
 FLOOR = 1e-14
 
 #: largest error of a loss ratio: at early times, and up to `FLOOR`
-MARGIN, EQUAL = 1e-9, 1e-3
+MARGIN = 1e-9
+EQUAL = 1e-3
 
 #: evaluations of the gradient after which a flow is stiff; those of the claims take at most 1,800
 STIFF = 20_000
@@ -52,45 +53,84 @@ def flow(student: Student, teacher: Any, times: Sequence[float] | Array, *, init
             analytic function
     """
     target = _matrix(teacher).astype(float)
+    blocks = _initial_blocks(student, target, initial)
+    problem = _GradientFlow(student, target, blocks)
+    at = _increasing(times)
+    problem.check()
+    solution = problem.solve(at)
+    if not solution.success:
+        raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
+    thetas = solution.y.T
+    loss = np.array([problem.loss(theta) for theta in thetas])
+    return Flow(loss, [split(theta, blocks) for theta in thetas])
+
+
+def _initial_blocks(student: Student, target: Array, initial: list[Array] | None) -> list[Array]:
+    """Return the parameters at t = 0 as floats, after a check of their shapes."""
     own = student.initial(*target.shape)
-    blocks = [np.asarray(b, dtype=float) for b in (own if initial is None else initial)]
-    found, wanted = [b.shape for b in blocks], [b.shape for b in own]
+    if initial is None:
+        initial = own
+    blocks = [np.asarray(block, dtype=float) for block in initial]
+    found = [block.shape for block in blocks]
+    wanted = [block.shape for block in own]
     expect(found == wanted, "the shapes of initial", found, f"those of {student.name!r} for this teacher, {wanted}.")
     shape = np.shape(student.effective(*blocks))
     expect(shape == target.shape, f"the shape of A of {student.name!r}", shape, f"that of the teacher, {target.shape}.")
+    return blocks
 
-    def loss(theta: Array) -> float:
-        return float(0.5 * np.sum((student.effective(*split(theta, blocks)) - target) ** 2))
 
-    def gradient(theta: Array) -> Array:
-        return student.gradient(split(theta, blocks), target)
+def _increasing(times: Sequence[float] | Array) -> Array:
+    """Return the output times as an array; they must increase from 0 or more to more than 0."""
+    at = np.asarray(times, dtype=float)
+    is_list = at.ndim == 1 and at.size > 0
+    increases = is_list and bool((np.diff(at) > 0).all())
+    is_valid = increases and at[0] >= 0 and at[-1] > 0
+    expect(bool(is_valid), "times", times, "increasing times from 0, of which the last is above 0.")
+    return at
 
-    def integrate(method: str, limit: int) -> Any:
+
+class _GradientFlow:
+    """The differential equation θ̇ = −∇L(θ) of a student, with its parameters joined into one vector θ."""
+
+    def __init__(self, student: Student, target: Array, blocks: list[Array]):
+        self.student = student
+        self.target = target
+        self.blocks = blocks
+        self.start = join(blocks).astype(float)
+
+    def loss(self, theta: Array) -> float:
+        """Return ½‖A − W*‖²."""
+        effective = self.student.effective(*split(theta, self.blocks))
+        return float(0.5 * np.sum((effective - self.target) ** 2))
+
+    def gradient(self, theta: Array) -> Array:
+        """Return ∇L."""
+        return self.student.gradient(split(theta, self.blocks), self.target)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the gradient at t = 0 is not finite, or A is not analytic."""
+        is_finite = bool(np.isfinite(self.gradient(self.start)).all())
+        expect(is_finite, f"the gradient of {self.student.name!r} at t = 0", "not finite", "finite numbers.")
+        check_analytic(self.student.effective, self.blocks)
+
+    def solve(self, at: Array) -> Any:
+        """Integrate with the method for smooth flows, and if it takes too long, with the one for stiff flows."""
+        for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
+            with suppress(_Stiff):
+                return self._integrate(at, method, limit)
+        raise ConfigError(f"the flow of {self.student.name!r} is too stiff to integrate to t = {at[-1]:g}.")
+
+    def _integrate(self, at: Array, method: str, limit: int) -> Any:
         evaluations = itertools.count()
 
         def velocity(_: float, theta: Array) -> Array:
             if next(evaluations) == limit:
                 raise _Stiff
-            return -gradient(theta)
+            return -self.gradient(theta)
 
-        small = 1e-14 * min(1.0, float(np.abs(target).max()) or 1.0)
-        return solve_ivp(velocity, (0.0, at[-1]), start, method, t_eval=at, rtol=1e-12, atol=small)
-
-    at, start = np.asarray(times, dtype=float), join(blocks).astype(float)
-    increasing = at.ndim == 1 and at.size > 0 and at[0] >= 0 and (np.diff(at) > 0).all() and at[-1] > 0
-    expect(bool(increasing), "times", times, "increasing times from 0, of which the last is above 0.")
-    finite = bool(np.isfinite(gradient(start)).all())
-    expect(finite, f"the gradient of {student.name!r} at t = 0", "not finite", "finite numbers.")
-    check_analytic(student.effective, blocks)
-    for method, limit in (("DOP853", STIFF), ("LSODA", 4 * STIFF)):
-        with suppress(_Stiff):
-            solution = integrate(method, limit)
-            break
-    else:
-        raise ConfigError(f"the flow of {student.name!r} is too stiff to integrate to t = {at[-1]:g}.")
-    if not solution.success:
-        raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
-    return Flow(np.array([loss(theta) for theta in solution.y.T]), [split(theta, blocks) for theta in solution.y.T])
+        size_of_target = float(np.abs(self.target).max()) or 1.0
+        small = 1e-14 * min(1.0, size_of_target)
+        return solve_ivp(velocity, (0.0, at[-1]), self.start, method, t_eval=at, rtol=1e-12, atol=small)
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:

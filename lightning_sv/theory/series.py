@@ -43,7 +43,8 @@ def _fraction(x: Rational | float) -> Fraction:
 
 def split(values: Array, like: Sequence[Array]) -> list[Array]:
     """Split a vector into parts with the shapes of `like`."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for block in like:
         parts.append(values[start : start + block.size].reshape(block.shape))
         start += block.size
@@ -90,8 +91,10 @@ def check_analytic(function: Callable[..., Any], blocks: Sequence[Array]) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
         slope = np.asarray(value(theta + 1j * TINY * direction)).imag / TINY
-    ahead, behind = value(theta + 1e-5 * direction), value(theta - 1e-5 * direction)
-    error, size = np.linalg.norm(slope - (ahead - behind) / 2e-5), np.linalg.norm(slope)
+    ahead = value(theta + 1e-5 * direction)
+    behind = value(theta - 1e-5 * direction)
+    error = np.linalg.norm(slope - (ahead - behind) / 2e-5)
+    size = np.linalg.norm(slope)
     if error > 1e-5 * size + 1e-9 * np.linalg.norm(ahead):
         wanted = "one without np.abs, np.linalg.norm and assignments into real arrays."
         raise ConfigError(f"the function of the parameters is not analytic; expected {wanted}")
@@ -143,14 +146,16 @@ class PowerSeries:
 
     @_lifted
     def __mul__(self, b: "PowerSeries") -> "PowerSeries":
-        x, y = self.coefficients, b.coefficients
+        x = self.coefficients
+        y = b.coefficients
         return PowerSeries(
             [sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0)) for k in range(min(len(x), len(y)))]
         )
 
     @_lifted
     def __truediv__(self, b: "PowerSeries") -> "PowerSeries":
-        x, y = self.coefficients, b.coefficients
+        x = self.coefficients
+        y = b.coefficients
         quotient: list[Any] = []
         for k in range(min(len(x), len(y))):
             known = sum((quotient[i] * y[k - i] for i in range(k)), Fraction(0))
@@ -165,7 +170,8 @@ class PowerSeries:
         power = math.prod([self] * abs(operator.index(exponent)))
         return power if exponent >= 0 else 1 / power
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def sqrt(self) -> "PowerSeries":
         """Return the root r with r² = self and r_0 > 0; c_0 must be the square of a positive rational."""

@@ -67,7 +67,9 @@ class Scaled(Student):
     """
 
     def __init__(self, name: str, scales: Callable[[int, int], list[Array]], effective: Callable[..., Any]):
-        self.name, self._scales, self._effective = name, scales, effective
+        self.name = name
+        self._scales = scales
+        self._effective = effective
 
     def initial(self, c: int, d: int) -> list[Array]:
         """Return W = 0 and the scale parameters."""

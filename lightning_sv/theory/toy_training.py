@@ -21,7 +21,8 @@ from lightning_sv.theory.series import Array
 #: modules whose sources are the text; the last tenth is held out
 TEXT = ("argparse", "ast", "inspect", "typing", "doctest", "tarfile", "pdb", "pydoc")
 STD = 0.08
-SEQUENCES, LENGTH = 8, 32
+SEQUENCES = 8
+LENGTH = 32
 
 
 class ShortRun(NamedTuple):
@@ -112,7 +113,8 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     model, scaled = small_model(strategy, factor, head=True, eps=1e-30)
     model.double()
     others = [p for p in model.parameters() if all(p is not weight for weight in scaled)]
-    rate, decay = 0.006, 0.1
+    rate = 0.006
+    decay = 0.1
     groups = [{"params": scaled, "lr": factor * rate, "weight_decay": decay / factor}]
     groups += [{"params": others, "lr": rate, "weight_decay": decay}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-30)
@@ -124,13 +126,17 @@ def simulate_radius(start: float, rates: Array, decay: float) -> tuple[Array, Ar
 
     Return r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step without its decay, (T,).
     """
-    n, rng = 4000, np.random.default_rng(0)
+    n = 4000
+    rng = np.random.default_rng(0)
     w = torch.tensor(rng.standard_normal(n))
     w *= start * n**0.5 / w.norm()
     optimizer = torch.optim.AdamW([w], betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
-    radius, steps = [start], []
+    radius = [start]
+    steps = []
     for rate in rates:
-        before, length, noise = w.clone(), w.norm(), torch.tensor(rng.standard_normal(n))
+        before = w.clone()
+        length = w.norm()
+        noise = torch.tensor(rng.standard_normal(n))
         w.grad = (noise - w * (w @ noise) / length**2) / length
         optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.step()

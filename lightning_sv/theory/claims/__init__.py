@@ -1,5 +1,6 @@
 """Table of the claims that `lightning-sv theory` checks, in this order: each function with the decorator `claim`."""
 
+from collections.abc import Iterator
 from importlib import import_module
 
 from lightning_sv.theory.claims.base import Claim, Finding, Result
@@ -7,7 +8,17 @@ from lightning_sv.theory.claims.base import Claim, Finding, Result
 _FILES = (
     "theorem1", "weight_decay", "descent", "placement", "reparameterization", "deep_linear", "limits", "initial_std"
 )  # fmt: skip
-_MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]
-CLAIMS = tuple(value for module in _MODULES for value in vars(module).values() if isinstance(value, Claim))
+
+
+def _claims() -> Iterator[Claim]:
+    """Yield the claims of each file, in the order of their definition."""
+    for name in _FILES:
+        module = import_module(f"{__name__}.{name}")
+        for value in vars(module).values():
+            if isinstance(value, Claim):
+                yield value
+
+
+CLAIMS = tuple(_claims())
 
 __all__ = ["CLAIMS", "Claim", "Finding", "Result"]

@@ -80,7 +80,8 @@ class Result(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the check and the pictures, for JSON."""
-        claim, finding = self.claim, self.finding
+        claim = self.claim
+        finding = self.finding
         statement = {key: getattr(claim, key) for key in ("claim", "part", "source", "statement", "conditions")}
         figures = {key: getattr(finding, key) for key in ("stated", "measured", "error")}
         return {**statement, **figures, "verdict": self.verdict, "expected": claim.expected, "note": finding.note}

@@ -17,7 +17,8 @@ from lightning_sv.theory.students import STUDENTS, TEACHERS, Student
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
 _dln = partial(claim, "dln", _SOURCE)
-_F, _G = STUDENTS["f"], STUDENTS["g"]
+_F = STUDENTS["f"]
+_G = STUDENTS["g"]
 #: time before which a start of size 1/100 could be behind g
 EARLY = 0.1
 
@@ -100,7 +101,8 @@ def _spectral() -> Finding:
     worst = 0.0
     for _ in range(200):
         a = rng.standard_normal(rng.integers(1, 5, 2))
-        ours, stated = DeepLinear().preconditioner(balanced(a)), balanced_preconditioner(a)
+        ours = DeepLinear().preconditioner(balanced(a))
+        stated = balanced_preconditioner(a)
         u, s, v = np.linalg.svd(a, full_matrices=False)
         modes = np.einsum("ci,jd->ijcd", u, v).reshape(s.size**2, a.size)
         values = (s[:, None] + s).ravel()
@@ -148,7 +150,9 @@ def _all_channel_wise() -> Finding:
 def _closed_form() -> Finding:
     """s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt))."""
     times = TIMES[TIMES <= 5]
-    goals, start, worst = (0.3, 1.0, 2.5), 0.1, 0.0
+    goals = (0.3, 1.0, 2.5)
+    start = 0.1
+    worst = 0.0
     states = flow(DeepLinear(start), np.diag(goals), times).states
     products = np.stack([outer @ inner for outer, inner in states])
     lines = []
@@ -165,7 +169,9 @@ def _closed_form() -> Finding:
 @_dln("early", f"DLN from 0.1 on the diagonals, t = {EARLY}")
 def _early() -> Finding:
     """early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown."""
-    behind, overtakes, lines = [], [], []
+    behind = []
+    overtakes = []
+    lines = []
     for teacher in TEACHERS:
         curve = loss_ratio(DeepLinear(), _G, teacher.matrix)
         scaled = loss_ratio(_F, _G, teacher.matrix, TIMES[:2])
@@ -192,12 +198,16 @@ def _regimes() -> Finding:
     rng = np.random.default_rng(0)
     cases: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
     while len(cases) < 40:
-        left, right = rng.standard_normal(rng.integers(1, 4)), rng.standard_normal(rng.integers(1, 5))
+        left = rng.standard_normal(rng.integers(1, 4))
+        right = rng.standard_normal(rng.integers(1, 5))
         teacher = np.outer(left, right)
         scaled, deep = end_rates(teacher * rng.uniform(0.4, 2) / np.linalg.norm(teacher))
         if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:  # slower ones have not arrived; equal ones decide nothing
             cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
-    predicted, measured, wrong, worst = [], [], 0, 0.0
+    predicted = []
+    measured = []
+    wrong = 0
+    worst = 0.0
     for teacher in cases:
         stated = end_rates(teacher)
         small = balanced(teacher / np.linalg.norm(teacher) * 0.01)

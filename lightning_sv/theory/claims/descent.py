@@ -74,7 +74,8 @@ class Point(NamedTuple):
 
         From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
         """
-        d, e = self.target.size, self.error
+        d = self.target.size
+        e = self.error
         inner = d / (d + 2) * (e @ e) * np.eye(d) + (d - 2) / (d + 2) * np.outer(e, e)
         return np.asarray(self.jacobian.T @ inner @ self.jacobian)
 
@@ -119,7 +120,8 @@ def _expansion() -> Finding:
     """E L(θ_(t+1)) = Q + (η²/2) P + o(η²)."""
     rng = np.random.default_rng(0)
     rates = np.geomspace(0.001, 0.02, 8)
-    slopes, lines = [], []
+    slopes = []
+    lines = []
     for k in range(20):
         point = random_point(rng)
         covariance = _drawn(rng, SIGMA2)
@@ -174,22 +176,27 @@ def _true_step() -> Finding:
 def _bounded() -> Finding:
     """P ≤ E‖ξ‖² λ_max."""
     # One claim: P and the bounds of the three models are proportional to E‖ξ‖², so all have the same P / bound.
-    worst, tight, shares = -np.inf, 0.0, []
+    worst = -np.inf
+    tight = 0.0
+    shares = []
     for point, rng in _points():
         values, vectors = np.linalg.eigh(point.hessian)
         bound = SIGMA2 * values[-1]
         shares.append(noise_term(point.hessian, _drawn(rng, SIGMA2)) / bound)
         top = SIGMA2 * np.outer(vectors[:, -1], vectors[:, -1])
-        worst, tight = max(worst, shares[-1]), max(tight, abs(noise_term(point.hessian, top) / bound - 1))
+        worst = max(worst, shares[-1])
+        tight = max(tight, abs(noise_term(point.hessian, top) / bound - 1))
     note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; noise along the "
     note += f"sharpest direction reaches the bound within {tight:.0e}"
     return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
 def _equal(covariance: Callable[[Point], Any], stated: Callable[[Point], Any], *, near: bool = False) -> Finding:
-    errors, negative = [], []
+    errors = []
+    negative = []
     for point, _ in _points(near):
-        c, says = covariance(point), float(stated(point))
+        c = covariance(point)
+        says = float(stated(point))
         errors.append(abs(noise_term(point.hessian, c) - says) / says)
         values = np.linalg.eigvalsh(c)
         negative.append(max(0.0, -float(values[0])) / float(values[-1]))
@@ -241,7 +248,8 @@ def _true_noise() -> Finding:
     """single samples: P/(2L‖H‖_F²) in [d/(d+2), (2d−2)/(d+2)]."""
     rng = np.random.default_rng(0)
     distances = np.geomspace(0.003, 3, 10)
-    spans, medians = [], []
+    spans = []
+    medians = []
     for distance in distances:
         ratios = []
         for _ in range(400):
@@ -251,7 +259,8 @@ def _true_noise() -> Finding:
         medians.append(float(np.median(ratios)))
         spans.append((min(ratios), max(ratios)))
     d = 4
-    least, most = d / (d + 2), (2 * d - 2) / (d + 2)
+    least = d / (d + 2)
+    most = (2 * d - 2) / (d + 2)
     panel = Panel(
         "Single-sample noise against the model C = 2L ∇²L",
         "distance ‖a − a*‖",

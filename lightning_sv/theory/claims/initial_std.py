@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # imports torch, which other claims do not need
 
 STDS = (0.005, 0.08, 0.32, 1.28)
 ARMS = ("llama", "dnp")
-STEPS, PEAK, DECAY = 200, 0.006, 0.1
+STEPS = 200
+PEAK = 0.006
+DECAY = 0.1
 _BETA1 = 0.9  # of AdamW, as in all runs here
 _COLOURS = {"llama": "vermillion", "dnp": "blue"}
 _RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
@@ -82,7 +84,8 @@ def _simulated() -> Finding:
     from lightning_sv.theory.toy_training import simulate_radius
 
     steps = np.full(3000, PEAK)
-    worst, lines = 0.0, []
+    worst = 0.0
+    lines = []
     for std in STDS:
         radius, relative = simulate_radius(std, steps, DECAY)
         stated = radii(std, steps, DECAY)
@@ -113,7 +116,11 @@ def _simulated() -> Finding:
 def _runs() -> "dict[tuple[str, float], ShortRun]":
     from lightning_sv.theory.toy_training import train
 
-    return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
+    runs = {}
+    for arm in ARMS:
+        for std in STDS:
+            runs[arm, std] = train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY)
+    return runs
 
 
 @_init_std("r(t) in training", _RUNS)
@@ -122,16 +129,22 @@ def _radius_in_training() -> Finding:
     from lightning_sv.theory.toy_training import rates
 
     schedule = rates(STEPS, PEAK)
-    ratios, lines = {}, []
+    ratios = {}
+    lines = []
     for (arm, std), run in _runs().items():
         stated = radii(std, schedule, DECAY)
         mean = np.sqrt((run.radii**2).mean(1))
-        ratios[arm, std] = float((mean / stated)[STEPS // 10 :].max()), float((mean / stated)[STEPS // 10 :].min())
-        lines.append(Line(f"{arm}" if std == STDS[0] else "", np.arange(STEPS + 1), mean, colour=_COLOURS[arm]))
+        after_warmup = (mean / stated)[STEPS // 10 :]
+        ratios[arm, std] = float(after_warmup.max()), float(after_warmup.min())
+        label = arm if std == STDS[0] else ""
+        lines.append(Line(label, np.arange(STEPS + 1), mean, colour=_COLOURS[arm]))
         if arm == ARMS[-1]:
             label = "closed form" if std == STDS[0] else ""
             lines.append(Line(label, np.arange(0, STEPS + 1, 10), stated[::10], marks=True, colour="grey"))
-    factor = max(max(high, 1 / low) for (arm, _), (high, low) in ratios.items() if arm == "dnp")
+    factor = 1.0
+    for (arm, _), (high, low) in ratios.items():
+        if arm == "dnp":
+            factor = max(factor, high, 1 / low)
     panel = Panel(
         "In training: dnp follows the law, llama almost",
         "step of a short training",

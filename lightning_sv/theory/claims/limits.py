@@ -4,6 +4,7 @@ These statements are expected to fail; one that holds is CONTRADICTED.
 """
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -29,13 +30,16 @@ def words(matrix: Array) -> str:
 
 def _anywhere(name: str, blocks: list[Array], teacher: Array) -> Finding:
     """Count violations of (i) in random states; the given state is a small counterexample."""
-    pairing, rng = PAIRINGS[name], np.random.default_rng(0)
+    pairing = PAIRINGS[name]
+    rng = np.random.default_rng(0)
     rates = pairing.rates([pairing.random(rng) for _ in range(RANDOM_STATES)])
-    violated, ratio = rates.violate, rates.student / rates.standard
+    violated = rates.violate
+    ratio = rates.student / rates.standard
     share = float(violated.mean())
     _, student, standard = (float(x[0]) for x in pairing.rates([State(blocks, teacher)]))
     some = np.arange(RANDOM_STATES) < 2000  # enough for a picture
-    fast, slow = some & ~violated, some & violated
+    fast = some & ~violated
+    slow = some & violated
     panel = pairing.panel(
         f"{name.upper()} (i): off the trajectory {pairing.student.name} can be slower",
         [
@@ -60,24 +64,36 @@ def _any_teacher(name: str, largest: int, also: Array) -> Finding:
     Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a) are omitted,
     because they are balanced.
     """
-    student, column = STUDENTS[name], len(also) > 1
-    pairs = [(a, b) for a in range(1, largest + 1) for b in range(1, a + column)]
-    teachers = [
-        np.array(pair, dtype=float).reshape(also.shape) for pair in sorted(pairs, key=lambda p: p[0] ** 2 + p[1] ** 2)
-    ]
-    searched = [(teacher, loss_ratio(student, _F, teacher, np.linspace(0.02, 4, 200))) for teacher in teachers]
-    failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + EQUAL]
-    holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + EQUAL]
+    student = STUDENTS[name]
+    holding: list[tuple[Array, Curve]] = []
+    failing: list[tuple[Array, Curve]] = []
+    for teacher in _whole_number_teachers(largest, also.shape):
+        curve = loss_ratio(student, _F, teacher, np.linspace(0.02, 4, 200))
+        cases = failing if curve.peak[0] > 1 + EQUAL else holding
+        cases.append((teacher, curve))
+    searched = len(failing) + len(holding)
     other = also, loss_ratio(student, _F, also, np.linspace(0.01, 12, 600))
-    lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3], other]]
+    shown = [*holding[:1], *failing[:3], other]
+    lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in shown]
     title = f"{name.upper()} (iii): for other teachers {student.name} can fall behind"
     panel = ratio_panel(title, student.name, "f", lines, (0.05, 20))
     teacher, curve = failing[0]
     note = (
-        f"{len(failing)} of {len(searched)} whole-number teachers fail; smallest {words(teacher)}: "
+        f"{len(failing)} of {searched} whole-number teachers fail; smallest {words(teacher)}: "
         f"{_course(curve)}; smaller in norm {words(also)}: {_course(other[1])}"
     )
     return Finding("< 1", curve.peak[0], None, not failing, note, (panel, _decay_panel(student, teacher)))
+
+
+def _whole_number_teachers(largest: int, shape: tuple[int, ...]) -> list[Array]:
+    """Return the teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm; without (a, a) for rows."""
+    is_column = shape[0] > 1
+    pairs = []
+    for a in range(1, largest + 1):
+        for b in range(1, a + is_column):
+            pairs.append((a, b))
+    pairs.sort(key=lambda pair: pair[0] ** 2 + pair[1] ** 2)
+    return [np.array(pair, dtype=float).reshape(shape) for pair in pairs]
 
 
 def _decay_panel(student: Student, teacher: Array) -> Panel:
@@ -132,7 +148,7 @@ def _nonzero_start() -> Finding:
     """L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1."""
     steps = np.arange(1, 5) / 2
     targets = np.concatenate([steps, -steps])
-    cases = sorted(((w, target) for w in steps for target in targets), key=lambda case: case[0] + abs(case[1]))
+    cases = sorted(product(steps, targets), key=lambda case: case[0] + abs(case[1]))
     failing: list[tuple[float, float, Curve]] = []
     for w, target in cases:
         start = np.array([[w]])

@@ -76,11 +76,14 @@ def _preconditioner() -> Finding:
 def _exponential() -> Finding:
     """γ̇ = −P ∇L, P = diag(γ²) + (1 − 1/d) γγᵀ."""
     rng = np.random.default_rng(0)
-    worst, along = 0.0, 0.0
+    worst = 0.0
+    along = 0.0
     for _ in range(300):
         d = int(rng.integers(1, 7))
-        alpha, beta = rng.standard_normal(d), rng.standard_normal(1)
-        ours, stated = preconditioner(exponential, [alpha, beta]), stated_exponential(alpha, beta)
+        alpha = rng.standard_normal(d)
+        beta = rng.standard_normal(1)
+        ours = preconditioner(exponential, [alpha, beta])
+        stated = stated_exponential(alpha, beta)
         worst = max(worst, float(np.abs(ours - stated).max() / np.abs(ours).max()))
         start = preconditioner(exponential, [np.zeros(d), np.zeros(1)])
         along = max(along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max()))
@@ -103,21 +106,32 @@ def table_1(name: str, blocks: list[Array]) -> Array:
     """
     w, *scales = blocks
     c, d = w.shape
-    ones, none = np.ones((c, d)), np.zeros((c * d, c * d))
-    same_row, same_column = np.kron(np.eye(c), np.ones((d, d))), np.kron(np.ones((c, c)), np.eye(d))
-    u, v, p_u, p_v = ones, ones, none, none
+    ones = np.ones((c, d))
+    none = np.zeros((c * d, c * d))
+    same_row = np.kron(np.eye(c), np.ones((d, d)))
+    same_column = np.kron(np.ones((c, c)), np.eye(d))
+    u = ones
+    v = ones
+    p_u = none
+    p_v = none
     if name in ("ap", "dp"):
-        u, p_u = scales[0][:, None] * ones, same_row
+        u = scales[0][:, None] * ones
+        p_u = same_row
     if name in ("f", "dp"):
-        v, p_v = scales[-1] * ones, same_column
+        v = scales[-1] * ones
+        p_v = same_column
     if name == "hg":
         branch = branch_of(c)
-        v, p_v = scales[0][branch], np.kron(branch[:, None] == branch, np.eye(d))
+        v = scales[0][branch]
+        p_v = np.kron(branch[:, None] == branch, np.eye(d))
     if name == "or":
-        v, p_v = original_space(*scales) * ones, np.kron(np.ones((c, c)), stated_preconditioner(*scales))
+        v = original_space(*scales) * ones
+        p_v = np.kron(np.ones((c, c)), stated_preconditioner(*scales))
     if name == "er":
-        v, p_v = exponential(*scales) * ones, np.kron(np.ones((c, c)), stated_exponential(*scales))
-    by_u, by_v = (u * w).ravel(), (w * v).ravel()
+        v = exponential(*scales) * ones
+        p_v = np.kron(np.ones((c, c)), stated_exponential(*scales))
+    by_u = (u * w).ravel()
+    by_v = (w * v).ravel()
     return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
 
 

@@ -89,7 +89,8 @@ PAIRINGS = {
 
 def at_an_instant(name: str) -> Finding:
     """Check (i) on the student's trajectory, and off it if the guard of the proof is at least 1."""
-    pairing, rng = PAIRINGS[name], np.random.default_rng(0)
+    pairing = PAIRINGS[name]
+    rng = np.random.default_rng(0)
     on: list[State] = []
     off: list[State] = []
     for _ in range(40):
@@ -99,7 +100,8 @@ def at_an_instant(name: str) -> Finding:
         state = pairing.random(rng)
         if pairing.guard(state.blocks) >= 1:
             off.append(state)
-    violations, lines = 0, []
+    violations = 0
+    lines = []
     for label, colour, states in (("off the trajectory, guarded", "orange", off), ("on the trajectory", "blue", on)):
         rates = pairing.rates(states)
         violations += int(rates.violate.sum())
@@ -145,7 +147,8 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
     """Check (ii): the coefficient of t³ from exact power series is the paper's, for every teacher in Fractions."""
     student = STUDENTS[name]
     matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
-    errors, lower = [], True
+    errors = []
+    lower = True
     for matrix in matrices:
         series = difference_series(student, _F, matrix, 3)
         lower = lower and not any(series[:3])
@@ -178,7 +181,8 @@ def early(name: str, stated: Callable[[Array], Fraction]) -> Finding:
 
 def throughout(name: str, behind: str, title: str, teachers: Sequence[Teacher] = TEACHERS) -> Finding:
     """Check (iii): the loss of one student stays below that of a second, for teachers that satisfy the condition."""
-    student, baseline = STUDENTS[name], STUDENTS[behind]
+    student = STUDENTS[name]
+    baseline = STUDENTS[behind]
     below, curves = zip(*(stays_below(student, baseline, teacher.matrix) for teacher in teachers), strict=True)
     lines = [Line(teacher.name, *curve) for teacher, curve in zip(teachers, curves, strict=True)][:6]
     panel = ratio_panel(title, student.name, baseline.name, lines, (1e-6, 3))

@@ -8,7 +8,8 @@ from lightning_sv.theory.flow import TIMES, flow
 from lightning_sv.theory.students import STUDENTS, TEACHERS
 
 _SOURCE = "Theorem 2.2 and Appendix C.1"
-_F, _G = STUDENTS["f"], STUDENTS["g"]
+_F = STUDENTS["f"]
+_G = STUDENTS["g"]
 _SETTING = "W(0) = 0, γ(0) = 1, W* ≠ 0"
 
 
@@ -31,13 +32,15 @@ def _invariant() -> Finding:
 @claim("theorem1", "Appendix C.1, Step I", "L_g", "W(0) = 0")
 def _plain_loss() -> Finding:
     """L_g(t) = ½ e⁻²ᵗ ‖W*‖_F²."""
-    errors, times = [], TIMES[TIMES <= 5]
+    errors = []
+    times = TIMES[TIMES <= 5]
     for teacher in TEACHERS:
         start = 0.5 * float((teacher.matrix**2).sum())
         errors.append(np.abs(flow(_G, teacher.matrix, times).loss / (start * np.exp(-2 * times)) - 1).max())
     shown = next(teacher for teacher in TEACHERS if teacher.name == "full 2×2")
     start = 0.5 * float((shown.matrix**2).sum())
-    stated, measured = start * np.exp(-2), float(flow(_G, shown.matrix, [1.0]).loss[0])
+    stated = start * np.exp(-2)
+    measured = float(flow(_G, shown.matrix, [1.0]).loss[0])
     panel = Panel(
         "$L_g$ has its closed form; $L_f$ falls faster",
         TIME,
@@ -62,7 +65,8 @@ def _preconditioner() -> Finding:
     worst = 0.0
     for _ in range(200):
         c, d = rng.integers(1, 5, 2)
-        w, gamma = rng.standard_normal((c, d)), rng.standard_normal(d)
+        w = rng.standard_normal((c, d))
+        gamma = rng.standard_normal(d)
         stated = np.zeros((c, d, c, d))
         for j in range(d):
             stated[:, j, :, j] = gamma[j] ** 2 * np.eye(c) + np.outer(w[:, j], w[:, j])

@@ -82,10 +82,12 @@ def simulate(setting: NoisyTraining, records: int = 80) -> Paths:
     shape = (len(setting.mus), setting.paths, len(goal))
     rng = np.random.default_rng(0)
     mu = np.asarray(setting.mus)[:, None, None]
-    w, gamma = np.zeros(shape), np.ones(shape)
+    w = np.zeros(shape)
+    gamma = np.ones(shape)
     per_record = round(setting.end / setting.dt / records)
     noise = np.sqrt(setting.q * setting.dt)
-    keep_w, keep_gamma = 1 - setting.lam * setting.dt, 1 - mu * setting.dt
+    keep_w = 1 - setting.lam * setting.dt
+    keep_gamma = 1 - mu * setting.dt
     states = [(w, gamma)]
     for _ in range(records):
         for _ in range(per_record):
@@ -185,11 +187,13 @@ def _decay_settles() -> Finding:
     paths = _paths()
     window = _SETTING.end / 2
     late = paths.times >= window
-    settled, found = [], {}
+    settled = []
+    found = {}
     for label, recorded in {"‖γ‖²": paths.gamma, **paths.sharpness}.items():
         values = recorded[late, 1]
         each = np.polyfit(paths.times[late], values, 1)[0]
-        slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
+        slope = float(each.mean())
+        error = float(each.std(ddof=1) / np.sqrt(each.size))
         # an interval that covers zero must be narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
         settled.append(abs(slope) < _Z2 * error and narrow)
@@ -223,7 +227,8 @@ def _closed_forms() -> Finding:
     worst = 0.0
     for _ in range(60):
         w, gamma, target = rng.standard_normal((3, rng.integers(1, 7)))
-        hessian, blocks = dense_hessian(w, gamma, target), Point(np.concatenate([w, gamma]), target).hessian
+        hessian = dense_hessian(w, gamma, target)
+        blocks = Point(np.concatenate([w, gamma]), target).hessian
         oracle = np.linalg.eigvalsh(hessian)[-1], np.trace(hessian), np.linalg.norm(hessian)
         apart = [abs(a - b) for a, b in zip(sharpness(w, gamma, target).values(), oracle, strict=True)]
         worst = float(max(worst, np.abs(hessian - blocks).max(), *apart))
