@@ -80,6 +80,13 @@ def complete_parts(target: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in manifests}
 
 
+def wait_for_a_part(process: subprocess.Popen[bytes], target: Path) -> None:
+    """Return when a started preparation has completed one more part, or has ended."""
+    before = len(complete_parts(target))
+    while process.poll() is None and len(complete_parts(target)) == before:
+        time.sleep(0.2)
+
+
 def kill(process: subprocess.Popen[bytes], after: float) -> bool:
     """Kill a preparation and its workers after some seconds; return False if it had ended."""
     time.sleep(after)
@@ -91,14 +98,24 @@ def kill(process: subprocess.Popen[bytes], after: float) -> bool:
 
 
 def disturbed(target: Path, texts: Path, workers: int, part_bytes: int, seconds: float) -> dict[str, object]:
-    """Prepare with kills; return what happened. `seconds` is the time of an undisturbed preparation."""
+    """Prepare with kills; return what happened. `seconds` is the time of an undisturbed preparation.
+
+    Every other kill comes at any time from the start on, also before the first part is complete. The others come after
+    this start has completed a part, because otherwise a slow machine would never get on.
+    """
     generator = random.Random(workers)
     kills = 0
     encoded_again = 0
     kept: dict[str, int] = {}
-    for _ in range(KILLS):
+    seconds_of_a_part = seconds / PARTS
+    for number in range(KILLS):
         process = start(target, texts, workers, part_bytes)
-        if not kill(process, generator.uniform(0, START_S + 0.15 * seconds / workers)):
+        if number % 2 == 0:
+            after = generator.uniform(0, START_S + seconds_of_a_part)
+        else:
+            wait_for_a_part(process, target)
+            after = generator.uniform(0, 2 * seconds_of_a_part)
+        if not kill(process, after):
             break
         kills += 1
         now = complete_parts(target)
