@@ -83,6 +83,7 @@ class BackboneModule(L.LightningModule):
             self._start = None
         backbone.activation_checkpointing = settings.activation_checkpointing
         backbone.narrow_residual = settings.residual == "narrow"
+        backbone.set_attention_backend(settings.attention_backend)
         return backbone
 
     def _shard(self, backbone: Backbone) -> None:

@@ -25,8 +25,13 @@ from lightning_sv.lit.guards.exact_resume import ExactResume
 from lightning_sv.lit.guards.expert_bias import ExpertBias, total_loads
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.losses import TokenMean, is_in_bar, loggers_of
-from lightning_sv.lit.supported import check_initial_weights, check_supported
+from lightning_sv.lit.supported import (
+    check_attention_backend,
+    check_initial_weights,
+    check_supported,
+)
 from lightning_sv.nn import BackboneConfig, Routing, router_loss
+from lightning_sv.nn.attention_kernels import AttentionBackend
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.model import PretrainConfig, preset
@@ -66,6 +71,9 @@ class PretrainModule(BackboneModule):
             Gemma 3) with the initial weights, read by the command line; optimizer, steps and tokens
             start from zero
         lr: peak learning rate, overriding optim.lr
+        attention_backend: kernel of attention on a GPU: 'cudnn', 'flash', 'efficient' or 'math';
+            'auto' for the first of them that supports the model, without cuDNN's under
+            trainer.deterministic
 
     Attributes:
         settings: these arguments; `settings.plan` has the number of parameters, groups, FLOPs and
@@ -95,6 +103,7 @@ class PretrainModule(BackboneModule):
         seed: int | None = None,
         init_from: str | None = None,
         lr: float | None = None,
+        attention_backend: AttentionBackend = "auto",
     ):
         optim = config_from(OptimConfig, optim)
         if lr is not None and isinstance(optim, OptimConfig):
@@ -113,6 +122,7 @@ class PretrainModule(BackboneModule):
             nonfinite=nonfinite,
             seed=seed,
             init_from=init_from,
+            attention_backend=attention_backend,
         )
         _ = settings.plan  # refuses settings that do not fit each other
         super().__init__(settings)
@@ -147,8 +157,9 @@ class PretrainModule(BackboneModule):
         return [self.nonfinite, self.expert_bias, self.exact_resume]
 
     def on_fit_start(self) -> None:
-        """Check the initial weights, which exist by now."""
+        """Check the initial weights, which exist by now, and the kernel of attention."""
         check_initial_weights(self)
+        check_attention_backend(self)
 
     @property
     def lr(self) -> float:

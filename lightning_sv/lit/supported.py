@@ -2,9 +2,21 @@
 
 from typing import Any
 
+import torch
+
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.fsdp import check_strategy
+from lightning_sv.nn.attention_kernels import check_backend
 from lightning_sv.settings.trainer import REFUSED_EVERYWHERE, check_precision
+
+#: trainer.precision -> dtype of products, if it is not float32
+PRODUCTS = {
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "16-true": torch.float16,
+    "64-true": torch.float64,
+}
 
 
 def check_supported(module: Any) -> None:
@@ -40,3 +52,21 @@ def check_initial_weights(module: Any) -> None:
         raise ConfigError(
             f"init_from is {start}; expected None in your own Trainer. Use load_state_dict."
         )
+
+
+def check_attention_backend(module: Any) -> None:
+    """Check at the start of a fit that the device has the kernel of `attention_backend`.
+
+    Raises:
+        ConfigError: it has no such kernel for the model's head width, precision and mask
+    """
+    settings = module.settings
+    trainer = module.trainer
+    has_mask = settings.mask_documents and settings.compile == "none"
+    check_backend(
+        settings.attention_backend,
+        trainer.strategy.root_device,
+        PRODUCTS.get(str(trainer.precision), torch.float32),
+        settings.backbone.head_width,
+        masked=has_mask,
+    )

@@ -1,13 +1,18 @@
 """Causal multi-head attention on the branches q, k and v."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.nn.attention_kernels import AttentionBackend, attend
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.fast import rotate
 from lightning_sv.scale.shapes import Float
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 # B batch, T positions, D d_model, H heads (n_kv_head for keys and values), K head width.
 
@@ -32,7 +37,8 @@ class Attention(nn.Module):
         self.qkv = build.group(
             "attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv}
         )
-        self.grouped = config.kv_heads != config.n_head
+        #: `model.attention_backend`
+        self.backend: AttentionBackend = "auto"
         self.o_proj = build.linear("o_proj", q.d_out, config.d_model)
         self.qk_norm = config.qk_norm
         if self.qk_norm:
@@ -53,14 +59,18 @@ class Attention(nn.Module):
             raise ConfigError(f"model.backbone.qk_norm is true; expected false, {why}. {hint}")
 
     def forward(
-        self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
+        self,
+        x: Float[Tensor, "B T D"],
+        rope: tuple[Tensor, Tensor],
+        mask: "Tensor | BlockMask | None" = None,
     ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D).
 
         Args:
             x: the residual stream before the norm
             rope: cos and sin of every position
-            mask: (B, 1, T, T), True at allowed keys; None for plain causal attention
+            mask: (B, 1, T, T), True at allowed keys, or the same for flex_attention; None for
+                plain causal attention
         """
         q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
         if self.qk_norm:
@@ -69,12 +79,8 @@ class Attention(nn.Module):
         q = rotate(q, rope)
         k = rotate(k, rope)
         # Rotate before transposing: the output has the layout of q, and o_proj needs B T H K.
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),  # B H T K
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.grouped,
-        )
+        q = q.transpose(1, 2)  # B H T K
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
+        y = attend(q, k, v, mask, self.backend)
         return self.o_proj(y.transpose(1, 2).flatten(2))

@@ -6,13 +6,18 @@ The families are one class: Gemma's additional norms and experts are options of 
 where scale vectors stand is decided by `ScaleBuilder`. No module here reads the strategy.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.nn.attention import Attention
+from lightning_sv.nn.attention_kernels import (
+    AttentionBackend,
+    document_block_mask,
+    document_mask,
+)
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.ffn import FeedForward
 from lightning_sv.nn.init import init_weights
@@ -29,7 +34,10 @@ from lightning_sv.scale import (
 )
 from lightning_sv.scale.definitions import product_dtype
 from lightning_sv.scale.fast import linear_cross_entropy
-from lightning_sv.scale.shapes import Bool, Float, Int
+from lightning_sv.scale.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 CompileMode = Literal["none", "model", "block"]
 #: Let Inductor recompute cheap operations in their consumers instead of storing float32 results
@@ -67,7 +75,10 @@ class Block(_Copied):
             self.ffn_post_norm = build.norm("ffn_post_norm", config.d_model)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
+        self,
+        x: Float[Tensor, "B T D"],
+        rope: tuple[Tensor, Tensor],
+        mask: "Tensor | BlockMask | None" = None,
     ) -> tuple[Float[Tensor, "B T D"], Routing | None]:
         """(B, T, D) -> (B, T, D), and the routing of a mixture of experts or None."""
         x = x + self.attn_post_norm(self.attn(x, rope, mask))
@@ -170,7 +181,7 @@ class Backbone(nn.Module):
         )
         if self.narrow_residual:
             x = x.to(product_dtype(x, self.embed.weight))
-        mask = None if documents is None else document_mask(documents)
+        mask = None if documents is None else self._mask_of(documents)
 
         routings = []
         for layer in self.layers:
@@ -181,18 +192,29 @@ class Backbone(nn.Module):
         out: Tensor = self.head(x, targets)
         return (out, routings) if with_routing else out
 
+    def set_attention_backend(self, backend: AttentionBackend) -> None:
+        """Set the kernel of attention in every block."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.backend = backend
+
+    def _mask_of(self, documents: Tensor) -> "Tensor | BlockMask":
+        """Return the mask of flex_attention if the blocks are compiled for a GPU."""
+        is_compiled = torch.compiler.is_compiling() or "forward" in vars(self.layers[0])
+        if documents.is_cuda and is_compiled:
+            return document_block_mask(documents)
+        return document_mask(documents)
+
     def _run(
-        self, layer: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: "Tensor | BlockMask | None",
     ) -> tuple[Tensor, Routing | None]:
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(layer, x, rope, mask, use_reentrant=False)
         return layer(x, rope, mask)
-
-
-def document_mask(documents: Int[Tensor, "B T"]) -> Bool[Tensor, "B 1 T T"]:
-    """Return True where a query may see a key: its own position or earlier, in its document."""
-    same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T
-    return same.tril().unsqueeze(1)
 
 
 def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:

@@ -15,6 +15,7 @@ from lightning_sv.nn import (
     flops_per_token,
     meta_backbone,
 )
+from lightning_sv.nn.attention_kernels import AttentionBackend
 from lightning_sv.optim import (
     OptimConfig,
     ParameterGroup,
@@ -46,6 +47,7 @@ class PretrainConfig:
     nonfinite: Literal["stop", "skip"] = "stop"
     seed: int | None = None
     init_from: str | None = None
+    attention_backend: AttentionBackend = "auto"
 
     def __post_init__(self) -> None:
         for each in fields(self):

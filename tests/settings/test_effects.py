@@ -182,6 +182,7 @@ MODULE: list[tuple[str, Any, Callable[[PretrainModule], Any], Any, Any]] = [
     ("tokens_per_param", 50.0, lambda module: _steps(module.settings.plan), 100, 50),
     ("activation_checkpointing", True, passes, 1, 2),
     ("residual", "narrow", residual_dtype, torch.float32, torch.bfloat16),
+    ("attention_backend", "math", lambda module: module.net.layers[0].attn.backend, "auto", "math"),
     ("compile", "model", lambda module: module.net._compiled_call_impl is None, True, False),
     ("seed", 7, lambda module: torch.equal(module.net.embed.weight, seeded(module, 7).embed.weight), False, True),
 ]  # fmt: skip
