@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.fsdp import check_strategy, shard
+from lightning_sv.lit.fsdp import check_strategy
 from lightning_sv.lit.init_from import Start
+from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone
 from lightning_sv.nn.backbone import compile_backbone
 from lightning_sv.runs.sharded_checkpoint import as_file

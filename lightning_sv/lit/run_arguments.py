@@ -1,6 +1,5 @@
-"""The arguments of `fit`, parsed without building a Trainer, for plans, comparisons and dry runs."""
+"""The arguments of `fit`, parsed without building a Trainer: for plans and comparisons."""
 
-import re
 import typing
 import warnings
 from collections.abc import Sequence
@@ -16,28 +15,33 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.parse import Parser, add_run, ignore_keys
 from lightning_sv.settings.trainer import Plain, class_name, entries_of
+from lightning_sv.settings.words import options_of
 
 
 @cache
 def trainer_keys() -> type:
-    """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults."""
+    """Return a dataclass with the names, types and defaults of the arguments of the Trainer."""
     from lightning.pytorch import Trainer  # imported here, because it takes seconds
 
     hints = typing.get_type_hints(Trainer.__init__)
-    parameters = signature(Trainer).parameters.values()
-    keys = [(each.name, _without_classes(hints[each.name]), each.default) for each in parameters]
+    keys = []
+    for parameter in signature(Trainer).parameters.values():
+        hint = _without_classes(hints[parameter.name])
+        keys.append((parameter.name, hint, parameter.default))
     return make_dataclass("TrainerKeys", keys)
 
 
 def _without_classes(hint: Any) -> Any:
-    """Return a type with plain values for the classes of Lightning, which would be imported and built."""
+    """Return a type with plain values for Lightning's classes, which would be imported and built."""
     if getattr(hint, "__module__", "").startswith("lightning."):
         return dict if hint.__name__ == "Strategy" else Plain
     origin = get_origin(hint)
     if origin in (None, Literal):
         return hint
     arguments = tuple(_without_classes(argument) for argument in get_args(hint))
-    return reduce(or_, arguments) if origin in (Union, UnionType) else origin[arguments]
+    if origin in (Union, UnionType):
+        return reduce(or_, arguments)
+    return origin[arguments]
 
 
 def parse_run(
@@ -49,28 +53,36 @@ def parse_run(
         config = parser.parse_args(args)
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
-            why = "because only fit takes its sizes from there. Set --model.init_from null."
-            raise ConfigError(
-                f"model.init_from is {start}, a model of transformers; expected null, {why}"
-            )
+            expected = "null, because only fit takes its sizes from there"
+            found = f"model.init_from is {start}, a model of transformers"
+            raise ConfigError(f"{found}; expected {expected}. Set --model.init_from null.")
         run = parser.instantiate(config)
     trainer: dict[str, Any] = run.trainer.as_dict()
-    if isinstance(strategy := trainer["strategy"], dict):
-        # Arguments on the command line are merged into init_args here, because the class is not
-        # imported.
-        other = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
-        arguments = strategy.get("init_args", {}) | other
-        if "class_path" not in strategy:
-            keys = " ".join(f"init_args.{key}" for key in arguments)
-            raise ConfigError(
-                f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}."
-            )
-        strategy["init_args"] = arguments
+    if isinstance(trainer["strategy"], dict):
+        trainer["strategy"] = _strategy(trainer["strategy"])
     trainer["callbacks"] = _callbacks(trainer["callbacks"], args)
     _ = run.model.plan  # refuses settings that do not fit each other
     if check_corpus:
         run.data.check(run.model.backbone.vocab_size)
     return run.model, run.data, trainer
+
+
+def _strategy(given: dict[str, Any]) -> dict[str, Any]:
+    """Return class_path and init_args of a strategy.
+
+    Arguments on the command line are merged into init_args here, because the class is not imported.
+
+    Raises:
+        ConfigError: there is no class_path
+    """
+    if "class_path" not in given:
+        keys = " ".join(given)
+        raise ConfigError(f"trainer.strategy is {keys} without class_path; expected a class_path.")
+    arguments = dict(given.get("init_args", {}))
+    for key, value in given.items():
+        if key not in ("class_path", "init_args"):
+            arguments[key] = value
+    return {"class_path": given["class_path"], "init_args": arguments}
 
 
 def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
@@ -79,8 +91,12 @@ def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
     Arguments of a callback on the command line replace it in `value`, because the class is not
     imported.
     """
-    named = re.findall(r"--trainer\.callbacks\+?[= ]([\w.]+)", " ".join(args))
-    return [entry for entry in entries_of(value) if class_name(entry)] + named
+    named = [entry for entry in entries_of(value) if class_name(entry)]
+    for option in options_of(args):
+        is_class = all(map(str.isidentifier, str(option.value).split(".")))
+        if option.name.removesuffix("+") == "trainer.callbacks" and is_class:
+            named.append(option.value)
+    return named
 
 
 def check_run(args: list[str]) -> None:
@@ -93,15 +109,14 @@ def check_run(args: list[str]) -> None:
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)
         start = config.get("model.init_from")
-        if start is None or not is_of_transformers(
-            start
-        ):  # else the model has the sizes of `start`
+        takes_sizes = start is not None and is_of_transformers(start)
+        if not takes_sizes:
             _ = parser.instantiate(config).model.plan
 
 
 @cache
 def run_parser() -> Parser:
-    """Return the parser of a run; building it takes as long as parsing, and a figure's plan parses a hundred runs."""
+    """Return the parser of a run; building it takes as long as parsing one."""
     parser = Parser(parser_mode="omegaconf+")
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=0)

@@ -75,12 +75,7 @@ class Parser(ArgumentParser):
             raise ConfigError(f"{error}{self._hint(keys, words)}") from error
         self._check_sections(config)
         self._check_values(config)
-        for key in PATHS:
-            if isinstance(value := config.get(key), str):
-                config[key] = expand_path(value, key)
-        for key in WITH_PATHS:
-            if isinstance(value := config.get(key), str):
-                config[key] = expand_variables(value, key)
+        _expand_paths(config)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,17 +104,21 @@ class Parser(ArgumentParser):
     def _hint(self, keys: Iterable[str], words: Sequence[str]) -> str:
         """Return a suggestion for the first unknown key, or for words without a config file."""
         known = self.known_keys()
-        sections = {key.rpartition(".")[0] for key in known}
-        values = tuple(f"{key}." for key in known if key not in sections)
         for key in keys:
-            is_known = key in known or key.startswith(values)  # e.g. an argument of a callback
-            near = None if is_known else closest_key(key, known)
-            if near is not None:
+            near = closest_key(key, known)
+            if near is not None and not self._is_known(key):
                 return f". Did you mean {near!r}?"
-        has_config = any(option.name == "config" for option in options_of(words))
-        if has_config or "model.backbone" not in known:
+        names = [option.name for option in options_of(words)]
+        if "config" in names or "model.backbone" not in known:
             return ""
         return ". Start from a complete config, e.g. --config tiny-unified."
+
+    def _is_known(self, key: str) -> bool:
+        """Return True for a key, and for keys inside its value, such as a callback's arguments."""
+        known = self.known_keys()
+        sections = {name.rpartition(".")[0] for name in known}
+        values = [f"{name}." for name in known if name not in sections]
+        return key in known or key.startswith(tuple(values))
 
     def _check_sections(self, config: Any) -> None:
         """Reject a value for a section, which jsonargparse accepts."""
@@ -145,6 +144,14 @@ class Parser(ArgumentParser):
         expect(is_seed, "seed_everything", seed, f"an integer from 0 to {MAX_SEED}.")
 
 
+def _expand_paths(config: Any) -> None:
+    for key in (*PATHS, *WITH_PATHS):
+        value = config.get(key)
+        if isinstance(value, str):
+            expand = expand_path if key in PATHS else expand_variables
+            config[key] = expand(value, key)
+
+
 def _is_nullable(action: Action) -> bool:
     hint = getattr(action, "_typehint", None)
     return hint in (None, Any) or type(None) in get_args(hint) or action.default is None
@@ -163,11 +170,11 @@ def closest_key(key: str, known: Collection[str]) -> str | None:
         return usual
     if leaf in leaf_keys:
         return leaf_keys[leaf]
-    for near in get_close_matches(key, known, n=1, cutoff=0.7):
-        return near
-    for near in get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7):
-        return leaf_keys[near]
-    return None
+    near = get_close_matches(key, known, n=1, cutoff=0.7)
+    if near:
+        return near[0]
+    near_leaf = get_close_matches(leaf, leaf_keys, n=1, cutoff=0.7)
+    return leaf_keys[near_leaf[0]] if near_leaf else None
 
 
 def _with_config_paths(words: Iterable[str]) -> list[str]:

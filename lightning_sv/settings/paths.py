@@ -66,7 +66,8 @@ def expand_variables(text: str, key: str) -> str:
     if os.path.lexists(text.removeprefix("files:")):
         return text
     path = os.path.expandvars(text)
-    unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)", text)
+    unset = [name for name in names if name not in os.environ]
     if unset and not os.path.lexists(path.removeprefix("files:")):
         raise ConfigError(f"{key} is {text}; expected a path, but ${unset[0]} is not set. Set it.")
     return path
@@ -81,7 +82,9 @@ def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
         ConfigError: neither has the file
     """
     roots = _config_folders()
-    for root in roots if own_first else reversed(roots):
+    if not own_first:
+        roots.reverse()
+    for root in roots:
         path = root / kind / f"{name}.yaml"
         if path.is_file():
             return path
@@ -90,6 +93,7 @@ def find_config(kind: str, name: str, *, own_first: bool = True) -> Path:
 
 def config_names(kind: str) -> list[str]:
     """Return the names of the files in conf/KIND."""
-    return sorted(
-        {path.stem for root in _config_folders() for path in (root / kind).glob("*.yaml")}
-    )
+    names: set[str] = set()
+    for root in _config_folders():
+        names |= {path.stem for path in (root / kind).glob("*.yaml")}
+    return sorted(names)

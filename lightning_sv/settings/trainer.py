@@ -124,8 +124,6 @@ PLUGINS = {
     "CheckpointIO": "A run writes its own checkpoints, each checkpoint.every_n_steps.",
     "LayerSync": "The models have no batch norm.",
 }
-#: arguments of strategies that are such plugins
-_STRATEGY_PLUGINS = {"precision_plugin": "Precision", "checkpoint_io": "CheckpointIO"}
 _BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
 _ROLES = "changes which parameters are trained; set requires_grad in configure_model of a subclass"
 _AVERAGES = "validates and saves averaged weights, which no file of the run records"
@@ -170,7 +168,6 @@ def check_trainer_keys(given: Any, *, complete: bool = False) -> None:
         ConfigError: names the key or callback, the reason and a hint
     """
     _check_refused_arguments(given)
-    _check_strategy_plugins(given["strategy"])
     callbacks = [class_name(entry) for entry in entries_of(given["callbacks"])]
     for name in callbacks:
         if name in REFUSED_CALLBACKS:
@@ -234,18 +231,6 @@ def class_name(entry: Any) -> str:
     """Return the name of a class without its module; empty if the entry names no class."""
     path = entry.get("class_path") if isinstance(entry, Mapping | Namespace) else entry
     return path.rpartition(".")[2] if isinstance(path, str) else ""
-
-
-def _check_strategy_plugins(strategy: Any) -> None:
-    """Refuse plugins among the arguments of a strategy, as those of trainer.plugins."""
-    if not isinstance(strategy, dict | Namespace):
-        return
-    arguments = strategy.get("init_args") or {}
-    for key, kind in _STRATEGY_PLUGINS.items():
-        if arguments.get(key) is not None:
-            raise ConfigError(
-                f"trainer.strategy.init_args.{key} is set; expected null. {PLUGINS[kind]}"
-            )
 
 
 def check_plugins(plugins: Iterable[object]) -> None:

@@ -21,9 +21,11 @@ from lightning_sv import Backbone, BackboneConfig, PretrainModule, TokenDataModu
 from lightning_sv.__main__ import main
 from lightning_sv.atomic import partial_of
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.checkpoint.background_write import BackgroundWrite
 from lightning_sv.lit.checkpoint.random_states import restore_rng, rng_states
 from lightning_sv.lit.distributed import join_ranks
-from lightning_sv.lit.fsdp import FullyShardedStrategy, shard
+from lightning_sv.lit.fsdp import FullyShardedStrategy
+from lightning_sv.lit.shard import shard
 from lightning_sv.lit.supported import check_supported
 from lightning_sv.nn import MixtureOfExperts, RouterConfig
 from lightning_sv.runs.checkpoint import check_checkpoint, load_backbone
@@ -89,7 +91,7 @@ def test_restore_rng_rank_without_a_saved_state_keeps_its_own() -> None:
 
 
 def test_shard_meta_backbone_equals_an_initialized_one(config: BackboneConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_sv.lit.fsdp.fully_shard", lambda *_, **__: None)
+    monkeypatch.setattr("lightning_sv.lit.shard.fully_shard", lambda *_, **__: None)
     monkeypatch.setattr(torch, "empty_like", partial(torch.full_like, fill_value=torch.nan))  # as memory may be
     config = replace(config, **MOE, router=RouterConfig(balance="bias"))
     with torch.device("meta"):
@@ -132,8 +134,8 @@ def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
         (folder / folder.name).touch()
     written = Future[None]()
     written.set_result(None)
-    strategy = FullyShardedStrategy(save_distributed_checkpoint=True)
-    strategy._write = path, written
+    writing = BackgroundWrite()
+    writing.path, writing._future = path, written
     delete = shutil.rmtree
 
     def killed(folder: Path, **settings: bool) -> None:
@@ -142,7 +144,7 @@ def test_sharded_checkpoint_a_kill_while_an_old_one_is_deleted_leaves_the_new(
 
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        strategy.finish_write()
+        writing.finish(is_first=True, wait=True)
     assert (path / partial_of(path).name).exists()
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.shard import shard
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import build_optimizer
 from lightning_sv.plan.gpu_memory import gpu_memory

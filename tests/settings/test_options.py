@@ -165,11 +165,6 @@ def test_plugins_are_followed_or_refused() -> None:
     for plugin in (HalfPrecision("16-true"), TorchCheckpointIO(), TorchSyncBatchNorm(), object()):
         with pytest.raises(ConfigError, match="^trainer.plugins is "):
             check_plugins([plugin])
-    defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
-    for key in ("precision_plugin", "checkpoint_io"):
-        strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {key: {}}}
-        with pytest.raises(ConfigError, match=f"^trainer.strategy.init_args.{key} is "):
-            check_trainer_keys(defaults | {"strategy": strategy})
 
 
 def test_fit_dry_run_reads_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The checkpoint from which a run resumes."""
 
 import logging
-import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
-from lightning_sv.atomic import partial_of, remove
 from lightning_sv.callbacks.run_state import StepTrigger, tokens_seen, validates_now
 from lightning_sv.errors import expect
 from lightning_sv.lit.checkpoint.atomic_io import name_also
+from lightning_sv.lit.checkpoint.step_files import StepFiles
 from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.guards.finite import FiniteGuard
 from lightning_sv.lit.logger import RunLogger
@@ -26,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class LastCheckpoint(Checkpoint):
-    """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step, and step-500.ckpt etc. if requested.
+    """Keep <run_dir>/checkpoints/last.ckpt of the latest n-th and the last step.
 
-    A numbered checkpoint is a link to an earlier last.ckpt. A run resumes from any of them. Ctrl-C,
-    SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step, with a
-    checkpoint.
+    With `keep`, also step-500.ckpt etc., links to an earlier last.ckpt. A run resumes from any of
+    them. Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU end the run after the current step,
+    with a checkpoint.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -47,99 +46,104 @@ class LastCheckpoint(Checkpoint):
         self.path: Path | None = None
         self.signals = StopSignals()
         self._guard: FiniteGuard | None = None
-        self._wait = False
-        self._stop = self._stopping = False
+        self._waits = False  # for a validation
+        self._is_asked_to_stop = False
+        self._ends_after_step = False
         self._saved: int | None = None  # step of the latest checkpoint
-        self._written: Path | None = (
-            None  # sharded checkpoint of `_save` that is not yet the last one
-        )
-        self._resumed: int | None = (
-            None  # step at which this start began, until it writes its first checkpoint
-        )
+        self._written: Path | None = None  # sharded checkpoint of `_saved` that is being written
+        self._resumed: int | None = None  # first step of this start, until its first checkpoint
+
+    @property
+    def _files(self) -> StepFiles:
+        assert self.path is not None, "the command line sets the path"
+        return StepFiles(self.path, self.keep)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start to count after the checkpoint that the run is resumed from."""
         self._clock.start(trainer)
         if self.path is not None and trainer.is_global_zero:
-            for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
-                remove(partial)  # left by a process that was killed while writing
-        self._resumed = self._saved = trainer.global_step
-        self._guard = next(
-            (each for each in _callbacks(trainer) if isinstance(each, FiniteGuard)), None
-        )
-        if self._guard is not None:
-            self._guard.agree_on_stop(self.signals.is_received)
-        for logger in trainer.loggers:
-            if isinstance(logger, RunLogger):
-                logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
+            self._files.remove_partial()
+        self._resumed = trainer.global_step
+        self._saved = trainer.global_step
+        for callback in _callbacks(trainer):
+            if isinstance(callback, FiniteGuard):
+                self._guard = callback
+                callback.agree_on_stop(self.signals.is_received)
+        for logger in _run_loggers(trainer):
+            logger.mark(SessionLog.START, tokens_seen(trainer) + 1)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write after a step that is due, or on a request to stop."""
         self._finish_write(trainer, wait=False)
-        self._stopping |= trainer.should_stop  # by max_time or a callback
+        self._ends_after_step |= trainer.should_stop  # by max_time or a callback
         trainer.should_stop = False  # inside a step: the run ends after it
         if not self._clock.ended(trainer):
             return
-        # Lightning then validates at the last step too
-        trainer.should_stop = self._stopping or self._clock.is_last(self._clock.step)
-        self._stop = self._agreed_stop(trainer)
-        ends = trainer.should_stop and trainer.fit_loop._can_stop_early  # min_steps may forbid it
-        if self._stop or ends or self._clock.is_due(self._clock.step):
-            # Wait for this step's validation, which a resumed run would not repeat; Lightning
-            # validates before a stop.
-            self._wait = validates_now(trainer) or (ends and not self._stop)
-            if not self._wait:
-                self._save(trainer)
+        step = self._clock.step
+        # Lightning then validates at the last step too.
+        trainer.should_stop = self._ends_after_step or self._clock.is_last(step)
+        self._is_asked_to_stop = self._agreed_stop(trainer)
+        may_end = trainer.fit_loop._can_stop_early  # min_steps may forbid it
+        ends = trainer.should_stop and may_end
+        if not (self._is_asked_to_stop or ends or self._clock.is_due(step)):
+            return
+        # A resumed run would not repeat this step's validation. Lightning validates before an end.
+        validates_before_end = ends and not self._is_asked_to_stop
+        self._waits = validates_before_end or validates_now(trainer)
+        if not self._waits:
+            self._save(trainer)
 
     def _agreed_stop(self, trainer: L.Trainer) -> bool:
         """Return True if a device was asked to stop, the same on all of them."""
+        here = self.signals.is_received()
         if trainer.world_size == 1:
-            return self.signals.is_received()
+            return here
         if self._guard is not None and self._guard.stops is not None:
             return self._guard.stops
         # a subclass of the module has left out its guards
-        return bool(trainer.strategy.reduce_boolean_decision(self.signals.is_received(), all=False))
+        return bool(trainer.strategy.reduce_boolean_decision(here, all=False))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the checkpoint that waited for the validation, or if EarlyStopping ends the run."""
-        if trainer.state.fn == "fit" and (self._wait or trainer.should_stop):
+        if trainer.state.fn == "fit" and (self._waits or trainer.should_stop):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for a checkpoint that is being written; log how to resume a run that max_time or a callback ended."""
-        inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
-        if self._saved != trainer.global_step and not inside_step:  # ended at the end of an epoch
+        """Wait for a checkpoint that is being written; log how to resume a run that ended early."""
+        is_inside_step = trainer.fit_loop.epoch_loop._should_accumulate()
+        if self._saved != trainer.global_step and not is_inside_step:  # at the end of an epoch
             self._save(trainer)
         self._finish_write(trainer)
         if trainer.global_step < trainer.max_steps:
             self._log_stop(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
-        assert self.path is not None, "the command line sets the path"
-        self._wait, self._saved = False, trainer.global_step
-        for logger in trainer.loggers:
-            if isinstance(logger, RunLogger):
-                logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
-            logger.save()  # a resumed run does not log these steps again
+        step = trainer.global_step
+        self._waits = False
+        self._saved = step
+        for logger in _run_loggers(trainer):
+            logger.mark(SessionLog.CHECKPOINT, tokens_seen(trainer))
+        for each in trainer.loggers:
+            each.save()  # a resumed run does not log these steps again
         strategy = trainer.strategy
         if isinstance(strategy, FullyShardedStrategy) and strategy.sharded_checkpoints:
             self._finish_write(trainer)
-            trainer.save_checkpoint(self.path.with_name(f"step-{trainer.global_step}.ckpt"))
+            trainer.save_checkpoint(self._files.path(step))
             self._written = strategy.writing
-            if self._stop:
+            if self._is_asked_to_stop:
                 self._finish_write(trainer)
         else:
-            trainer.save_checkpoint(self.path)
-            if trainer.is_global_zero:
-                self._remove_outdated(trainer.global_step)
-        if self._stop and self._clock.step < trainer.max_steps:
+            trainer.save_checkpoint(self._files.last)
+            self._keep(trainer, step)
+        if self._is_asked_to_stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
     def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
-        """Make a sharded checkpoint of `_save` the last one, once all ranks have written; remove outdated ones."""
-        path, strategy = self._written, trainer.strategy
+        """Make a sharded checkpoint of `_save` the last one, once all ranks have written."""
+        strategy = trainer.strategy
+        path = self._written
         if path is None or not isinstance(strategy, FullyShardedStrategy):
             return
         strategy.finish_write(wait=wait)
@@ -147,28 +151,14 @@ class LastCheckpoint(Checkpoint):
             return
         self._written = None
         if trainer.is_global_zero:
-            assert self.path is not None
-            name_also(path, self.path)  # before the previous one is removed
-            self._remove_outdated(int(path.stem[5:]))
+            name_also(path, self._files.last)  # before the previous one is removed
+        self._keep(trainer, self._files.step_of(path))
 
-    def _remove_outdated(self, step: int) -> None:
-        """Keep last.ckpt under its step too; remove numbered checkpoints of an abandoned branch or beyond `keep`."""
-        assert self.path is not None
-        name, resumed, self._resumed = self.path.with_name(f"step-{step}.ckpt"), self._resumed, None
-        if self.keep > 1 and not name.is_dir():
-            name_also(self.path, name)
-        numbered = self.keep > 1 or name.is_dir()
-        found = {
-            int(file.stem[5:]): file
-            for file in self.path.parent.glob("step-*.ckpt")
-            if file.stem[5:].isdigit()
-        }
-        limit = math.inf if resumed is None else resumed
-        current = sorted(
-            number for number in found if number <= limit or (numbered and number == step)
-        )
-        for number in found.keys() - set(current[-self.keep :] if numbered else current):
-            remove(found[number])
+    def _keep(self, trainer: L.Trainer, step: int) -> None:
+        resumed = self._resumed
+        self._resumed = None
+        if trainer.is_global_zero:
+            self._files.add(step, resumed)
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Log how to resume after a signal or a failure, if the run has started."""
@@ -176,20 +166,25 @@ class LastCheckpoint(Checkpoint):
             self._log_stop(trainer)
 
     def _log_stop(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero and self.path is not None:
-            config = self.path.parent.parent / CONFIG
-            allow = allow_words(modules_of(config))
-            if any(type(callback) is Timer for callback in _callbacks(trainer)):
-                allow += ["--trainer.max_time", "null"]  # whose time includes earlier starts
-            resume = shlex.join(
-                [program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow]
-            )
-            hint = (
-                f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
-            )
-            log.warning("stopped at step %d; %s", trainer.global_step, hint)
+        if not trainer.is_global_zero or self.path is None:
+            return
+        step = trainer.global_step
+        if not self.path.exists():
+            log.warning("stopped at step %d; no checkpoint was written yet", step)
+            return
+        config = self.path.parent.parent / CONFIG
+        words = ["--config", str(config), "--ckpt_path", str(self.path)]
+        words += allow_words(modules_of(config))
+        if any(type(callback) is Timer for callback in _callbacks(trainer)):
+            words += ["--trainer.max_time", "null"]  # whose time includes earlier starts
+        resume = shlex.join([program(), "fit", *words])
+        log.warning("stopped at step %d; resume with: %s", step, resume)
 
 
 def _callbacks(trainer: L.Trainer) -> list[L.Callback]:
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return callbacks
+
+
+def _run_loggers(trainer: L.Trainer) -> list[RunLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
