@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.gpu.process import ROOT
+from lightning_sv.errors import ConfigError
 
 #: oldest supported torch
 OLDEST = (2, 11)
@@ -34,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     from benchmarks.gpu import markdown
-    from benchmarks.gpu.runner import STAGES, Runner
+    from benchmarks.gpu.plan import STAGES
+    from benchmarks.gpu.runner import Runner
     from benchmarks.gpu.stages import cache
 
     names = options.stages.split(",") if options.stages else None
@@ -56,15 +58,19 @@ def main(argv: list[str] | None = None) -> int:
     cache.set_place(work)
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     print(cache.load(out / cache.FILE), flush=True)
-    runner = Runner(
-        out, work, options.device, options.toy, options.seconds, options.again,
-        tell=lambda line: print(line, flush=True),
-    )  # fmt: skip
     signal.signal(signal.SIGTERM, _stop)
     try:
-        report = runner.run(names)
-    finally:
-        markdown.write(out, runner.report)
+        runner = Runner(
+            out, work, options.device, options.toy, options.seconds, options.again,
+            tell=lambda line: print(line, flush=True),
+        )  # fmt: skip
+        try:
+            report = runner.run(names)
+        finally:
+            markdown.write(out, runner.report)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     states = [stage["state"] for stage in report["stages"].values()]
     print(f"{out / 'report.md'}: {states.count('done')} of {len(states)} stages done", flush=True)
     return 0 if "done" in states else 1

@@ -20,14 +20,20 @@ def page(report: dict[str, Any]) -> str:
     lines = ["# GPU report", "", f"{made['machine']}; {made['date']}; code {made['commit']}.", ""]
     if report["made"]["toy"]:
         lines += ["**Toy sizes: these figures show that the stages run, and nothing else.**", ""]
-    rows = [[name, stage["state"], f"{stage['seconds']:.0f}"] for name, stage in report["stages"].items()]
-    lines += _table(["stage", "state", "s"], rows)
+    rows = []
+    for name, stage in report["stages"].items():
+        provenance = stage.get("provenance", {})
+        rows.append(
+            [name, stage["state"], f"{stage['seconds']:.0f}", provenance.get("date", ""), provenance.get("commit", "")]
+        )
+    lines += _table(["stage", "state", "s", "date", "code"], rows)
     for name, stage in report["stages"].items():
         lines += ["", f"## {name}", ""]
         if stage.get("error"):
             lines += [f"{stage['state']}:", "", "```", *stage["error"], "```", ""]
         try:
-            lines += _PARTS.get(name, _overhead)(stage.get("figures", {}))
+            part = _PARTS.get(name.partition("-")[0], _overhead)
+            lines += part(stage.get("figures", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # an interrupted stage
             lines += [f"(the figures are incomplete: {type(error).__name__} {error})"]
     return "\n".join(lines) + "\n"
@@ -153,10 +159,35 @@ def _profile(found: Figures) -> list[str]:
     kinds = sorted({kind for row in found.values() for kind in row.get("ms", {})})
     rows = []
     for name, row in found.items():
-        cells = [f"{row['ms'].get(kind, 0):.2f}" for kind in kinds] if "ms" in row else [""] * len(kinds)
+        milliseconds = row.get("ms", {})
+        cells = [_get(milliseconds, kind, ".2f") for kind in kinds]
         cells += [_get(row, "gaps_ms", ".2f"), _get(row, "kernels", ".0f"), row.get("error", "")]
         rows.append([name, _get(row, "step_ms", ".2f"), *cells])
-    return ["Milliseconds per step by kind of kernel.", "", *_table(["", "step", *kinds, "gaps", "kernels", ""], rows)]
+    lines = ["Milliseconds per step by kind of kernel.", "", *_table(["", "step", *kinds, "gaps", "kernels", ""], rows)]
+    for name, row in found.items():
+        lines += _largest_kernels(name, row.get("largest", []))
+    return lines
+
+
+def _largest_kernels(name: str, kernels: list[Figures]) -> list[str]:
+    rows = []
+    for row in kernels:
+        cells = [_get(row, "launches", ".0f"), _get(row, "ms", ".3f"), _get(row, "gb", ".3f"), _get(row, "tb_s", ".2f")]
+        rows.append([f"`{row['name']}`", row["kind"], *cells])
+    title = f"Kernels of {name}, per step; bytes are those that a generated kernel must move:"
+    return ["", title, "", *_table(["kernel", "kind", "launches", "ms", "GB", "TB/s"], rows)]
+
+
+def _memory(found: Figures) -> list[str]:
+    rows = [[name, f"{mib:,}"] for name, mib in found.get("planned_mib", {}).items()]
+    return ["Peak of a step as `plan` expects it.", "", *_table(["", "MiB"], rows)]
+
+
+def _attention(found: Figures) -> list[str]:
+    rows = []
+    for kind, table in found.items():
+        rows += [[kind, name, _get(row, "error_of_norm", ".1e"), row.get("error", "")] for name, row in table.items()]
+    return ["Relative error in bf16 against float64.", "", *_table(["", "", "error", ""], rows)]
 
 
 def _cache(found: Figures) -> list[str]:
@@ -171,5 +202,7 @@ _PARTS: dict[str, Callable[[Figures], list[str]]] = {
     "fit": _fit,
     "warm": _warm,
     "profile": _profile,
+    "memory": _memory,
+    "attention": _attention,
     "cache": _cache,
 }

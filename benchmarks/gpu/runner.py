@@ -1,62 +1,21 @@
-"""Sequence of stages, each in a process with a deadline; the report is written after each."""
+"""Sequence of stages, each in a process with a deadline and with a file of its own."""
 
 import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.plan import STAGES, Stage, fitting, in_groups, time_of
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
+from lightning_sv.errors import ConfigError
 from lightning_sv.gpus import gpu_of_card
 from lightning_sv.runs.provenance import Provenance
 
 REPORT = "report.json"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One part of the report.
-
-    Attributes:
-        name: name on the command line and in the report.
-        target: 'module:function'.
-        seconds: time limit, or less if less remains in total.
-        beside: if True, it runs concurrently with the previous stage, because neither is timed.
-        options: options of the function.
-    """
-
-    name: str
-    target: str
-    seconds: float
-    beside: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-#: arms that compile a full model are last: at 1B that could take all of the stage's time
-PEER_ARMS = (
-    "llama", "Hugging Face", "Hugging Face liger", "Hugging Face compiled", "litgpt compiled", "torchtitan compiled",
-    "litgpt compiled, loss in one",
-)  # fmt: skip
-STAGES = (
-    Stage("ceilings", "benchmarks.gpu.stages.ceilings:run", 45),
-    Stage("correctness", "benchmarks.gpu.stages.correctness:run", 120),
-    Stage("fit", "benchmarks.gpu.stages.fit:run", 120, beside=True),
-    Stage("warm", "benchmarks.gpu.stages.warm:run", 120, beside=True),
-    Stage("overhead-0.12b", "benchmarks.gpu.stages.overhead:run", 60, options={"size": "0.12b"}),
-    # several models of 1B leave no room for the large micro-batch
-    Stage("overhead-1b", "benchmarks.gpu.stages.overhead:run", 125, options={"size": "1b", "batches": ["protocol"]}),
-    Stage("moe", "benchmarks.gpu.stages.overhead:run", 45, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
-    Stage("peers", "benchmarks.gpu.stages.overhead:run", 70,
-          options={"size": "0.12b", "arms": PEER_ARMS, "batches": ["protocol"]}),
-    Stage("profile", "benchmarks.gpu.stages.kernels:run", 45),
-    Stage("cache", "benchmarks.gpu.stages.cache:run", 20),
-    Stage("peers-1b", "benchmarks.gpu.stages.overhead:run", 80,
-          options={"size": "1b", "arms": PEER_ARMS[:3], "batches": ["protocol"]}),
-)  # fmt: skip
-
-
 #: for concurrent stages, whose many processes would each start one compiler per core
 _FEW = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
@@ -65,15 +24,20 @@ _FEW = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 class Runner:
     """Run the stages of one report.
 
+    A call runs the stages that the report lacks and that fit its time; the next call continues.
+
     Args:
-        out: folder of report.json; an existing report of this machine is continued.
-        work: folder for everything else.
-        device: 'cuda' or 'cpu'.
-        toy: if True, use toy sizes.
-        seconds: time limit of the report.
-        again: if True, repeat stages that the report contains.
-        stages: all stages.
-        tell: function that prints one line per stage.
+        out: folder of report.json and of one file per stage; an existing report is continued
+        work: folder for everything else
+        device: 'cuda' or 'cpu'
+        toy: if True, use toy sizes
+        seconds: time limit of the call
+        again: if True, repeat stages that the report contains
+        stages: all stages
+        tell: function that prints one line per stage
+
+    Raises:
+        ConfigError: `out` has a report of another card, or `seconds` suffice for no stage
     """
 
     out: Path
@@ -87,11 +51,25 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
-        here = {"provenance": Provenance.now()._asdict(), "sources": sources(), "toy": self.toy, "device": self.device}
+        made = {"provenance": Provenance.now()._asdict(), "sources": sources(), "toy": self.toy, "device": self.device}
+        made["card"] = clock_of(self.device).name()
         before = read_json(self.out / REPORT)
-        same = before.get("made", {}).get("provenance", {}).get("machine") == here["provenance"]["machine"]
-        same = same and before["made"]["toy"] == self.toy and before["made"]["device"] == self.device
-        self.report: dict[str, Any] = {"made": here, "stages": before.get("stages", {}) if same else {}}
+        self._check_card(before, made["card"])
+        self.report: dict[str, Any] = {"made": made, "stages": before.get("stages", {})}
+        for path in sorted(self.out.glob("stage-*.json")):
+            self.report["stages"][path.stem.removeprefix("stage-")] = read_json(path)
+
+    def _check_card(self, before: dict[str, Any], card: str) -> None:
+        """Check that an existing report is one of this card, with these sizes."""
+        if not before:
+            return
+        ceilings = before.get("stages", {}).get("ceilings", {}).get("figures", {})
+        recorded = before["made"].get("card") or ceilings.get("versions", {}).get("device", card)
+        if recorded != card or before["made"]["toy"] != self.toy:
+            sizes = " with toy sizes" if before["made"]["toy"] else ""
+            raise ConfigError(
+                f"--out {self.out} has a report of {recorded}{sizes}; expected {card}. Name another folder."
+            )
 
     @property
     def left(self) -> float:
@@ -100,41 +78,44 @@ class Runner:
 
     def run(self, names: list[str] | None = None) -> dict[str, Any]:
         """Run the stages of these names (default all), some concurrently; return the report."""
-        todo = [stage for stage in self.stages if (names is None or stage.name in names) and not self._done(stage)]
-        groups: list[list[Stage]] = []
-        for stage in todo:
-            if stage.beside and groups:
-                groups[-1].append(stage)
-            else:
-                groups.append([stage])
+        todo = [stage for stage in self.stages if self._is_wanted(stage, names)]
+        groups = in_groups(todo)
+        chosen = fitting(groups, self.left)
+        if groups and not chosen:
+            shortest = min(time_of(group) for group in groups)
+            raise ConfigError(f"--seconds is {self.seconds:.0f}; expected at least {shortest:.0f}, for one stage.")
         for group in groups:
-            self._group(group)
+            if group in chosen:
+                self._run_group(group)
+            else:
+                self._note_unfitting(group)
         self._write()
         return self.report
 
-    def _done(self, stage: Stage) -> bool:
-        found = self.report["stages"].get(stage.name, {})
-        done = not self.again and found.get("state") == "done" and found.get("sources") == sources()
-        if done:
+    def _is_wanted(self, stage: Stage, names: list[str] | None) -> bool:
+        if names is not None and stage.name not in names:
+            return False
+        if self.again or stage.last:
+            return True
+        entry = self.report["stages"].get(stage.name, {})
+        is_done = entry.get("state") == "done" and entry.get("sources") == sources()
+        if is_done:
             self.tell(f"{stage.name}: in the report already")
-        return done
+        return not is_done
 
-    def _group(self, group: list[Stage]) -> None:
-        if self.left < 5:
-            for stage in group:
-                self.report["stages"].setdefault(stage.name, {"state": "no time left", "seconds": 0.0, "figures": {}})
-            return
-        running = {}
+    def _note_unfitting(self, group: list[Stage]) -> None:
         for stage in group:
-            options = stage.options | self._known()
-            task = Task(self.device, self.toy, min(stage.seconds, self.left - 1), str(self.work / stage.name), options)
-            running[stage.name] = Running(stage.target, task, stage.name, _FEW if len(group) > 1 else None)
+            self.tell(f"{stage.name}: no time left; the next call runs it")
+            self.report["stages"].setdefault(stage.name, {"state": "no time left", "seconds": 0.0, "figures": {}})
+
+    def _run_group(self, group: list[Stage]) -> None:
+        running = {stage.name: self._start(stage, alone=len(group) == 1) for stage in group}
         try:
             while running:
                 for name, process in list(running.items()):
-                    over = process.over()
+                    is_over = process.over()
                     self._keep(name, process.outcome())
-                    if over:
+                    if is_over:
                         del running[name]
                         self._say(name)
                 time.sleep(0.1 if self.toy else 0.5)
@@ -142,18 +123,28 @@ class Runner:
             for process in running.values():
                 process.end()
 
+    def _start(self, stage: Stage, *, alone: bool) -> Running:
+        options = stage.options | self._known()
+        seconds = min(stage.seconds, self.left - 1)
+        task = Task(self.device, self.toy, seconds, str(self.work / stage.name), options)
+        return Running(stage.target, task, stage.name, None if alone else _FEW)
+
     def _keep(self, name: str, outcome: dict[str, Any]) -> None:
-        """Update the report with a stage's current results, and write it."""
-        entry = outcome | {"sources": sources()}
+        """Update the report with a stage's current results, and write them."""
+        made = self.report["made"]
+        entry = outcome | {"sources": sources(), "provenance": made["provenance"], "card": made["card"]}
         before = self.report["stages"].get(name, {})
         self.report["stages"][name] = entry
         if (before.get("state"), before.get("figures")) != (entry["state"], entry["figures"]):
+            write_json(self.out / f"stage-{name}.json", entry)
             self._write()
 
     def _say(self, name: str) -> None:
-        found = self.report["stages"][name]
-        last = found.get("error", [""])[-1]
-        self.tell(f"{name}: {found['state']} after {found['seconds']:.0f} s{', ' + last if last else ''}")
+        entry = self.report["stages"][name]
+        line = f"{name}: {entry['state']} after {entry['seconds']:.0f} s"
+        if "error" in entry:
+            line += f", {entry['error'][-1]}"
+        self.tell(line)
 
     def _known(self) -> dict[str, Any]:
         """Return results that later stages need: the GPU's listed and measured peak, and the output folder."""
@@ -162,6 +153,7 @@ class Runner:
         return {
             "peak_tflops": gpu and gpu.half / 1e12,
             "measured_tflops": figures.get("bf16_tflops"),
+            "copy_tb_s": figures.get("copy_tb_s"),
             "out": str(self.out),
         }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.sizes import Size
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig, router_loss
+from lightning_sv.nn.backbone import INDUCTOR, CompileMode, compile_backbone
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.scale import ScaleVector
 
@@ -49,26 +50,32 @@ def draw_tokens(size: Size, batch: int, device: torch.device) -> Tensor:
     return torch.randint(0, size.config.vocab_size, shape, generator=generator).to(device)
 
 
-def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: str = "block") -> Trainee:
+def ours(
+    arm: str,
+    size: Size,
+    batch: int,
+    device: torch.device,
+    *,
+    compile: CompileMode = "block",
+    inductor: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Trainee:
     """Return our model under a strategy, with the parts of `PretrainModule`.
 
     Args:
-        arm: the strategy.
-        size: the model.
-        batch: sequences per micro-batch.
-        device: device of the training.
-        compile_how: `model.compile`.
+        arm: the strategy
+        size: the model
+        batch: sequences per micro-batch
+        device: device of the training
+        compile: `model.compile`
+        inductor: Inductor's options in addition to the package's
+        **settings: further arguments of `PretrainModule`
     """
-    module = PretrainModule(
-        size.config,
-        scale=arm,
-        optim=OptimConfig(lr=1e-3),
-        compile=compile_how,  # type: ignore[arg-type]
-        seed=0,
-    )
+    module = PretrainModule(size.config, scale=arm, optim=OptimConfig(lr=1e-3), seed=0, **settings)
     with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):
         module.configure_model()
     module.net.to(device).train()
+    compile_backbone(module.net, compile, INDUCTOR | (inductor or {}))
     optimizer = build_optimizer(
         module.settings.plan.parameter_groups(module.net), module.settings.optim, module.settings.plan.lr
     )
@@ -90,6 +97,7 @@ def step_of(
     parameters = list(model.parameters())
 
     def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()  # nothing without CUDA graphs
         with torch.autocast(device.type, torch.bfloat16):
             value = loss()
         value.backward()

@@ -258,7 +258,7 @@ def flops_per_token(activated: int, config: BackboneConfig, seq_len: int) -> flo
     return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width
 
 
-def compile_backbone(net: Backbone, how: CompileMode) -> None:
+def compile_backbone(net: Backbone, how: CompileMode, options: dict[str, Any] = INDUCTOR) -> None:
     """Compile nothing, the model, or each block and the head, in place: state-dict keys stay.
 
     With `block`, one compilation serves all blocks and hooks on blocks still run. DDP's hooks run
@@ -268,7 +268,7 @@ def compile_backbone(net: Backbone, how: CompileMode) -> None:
         return
     torch._dynamo.config.optimize_ddp = False
     if how == "model":
-        net.compile(options=INDUCTOR)
+        net.compile(options=options)
         return
     for module in (*net.layers, net.head):
-        module.forward = torch.compile(module.forward, dynamic=False, options=INDUCTOR)
+        module.forward = torch.compile(module.forward, dynamic=False, options=options)

@@ -12,9 +12,11 @@ import torch._dynamo
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import markdown
+from benchmarks.gpu.plan import STAGES, Stage, fitting, in_groups, time_of
 from benchmarks.gpu.process import Task
-from benchmarks.gpu.runner import Runner, Stage
-from benchmarks.gpu.stages import ceilings, correctness, kernels, overhead
+from benchmarks.gpu.runner import Runner
+from benchmarks.gpu.stages import attention, cache, candidates, ceilings, correctness, kernels, memory, overhead
+from lightning_sv.errors import ConfigError
 
 
 @pytest.fixture
@@ -25,23 +27,57 @@ def task(tmp_path: Path) -> Iterator[Task]:
         yield Task("cpu", True, 60.0, str(tmp_path), {}, str(tmp_path / "result.json"))
 
 
+HERE = "tests.gpu.stages"
+
+
+def runner(out: Path, stages: tuple[Stage, ...], seconds: float = 200.0, **options: Any) -> Runner:
+    return Runner(out, out / "work", "cpu", True, seconds, stages=stages, tell=lambda line: None, **options)
+
+
 @pytest.mark.long
-def test_runner_failing_and_hanging_stages_leave_the_others(tmp_path: Path) -> None:
-    here = "tests.gpu.stages"
-    stages = (Stage("bad", f"{here}:bad", 60), Stage("endless", f"{here}:endless", 10, beside=True))
-    stages += (Stage("good", f"{here}:good", 60, beside=True),)
-    told: list[str] = []
-    runner = Runner(tmp_path, tmp_path / "work", "cpu", True, 120.0, stages=stages, tell=told.append)
-    report = runner.run()["stages"]
-    assert json.loads((tmp_path / "report.json").read_text())["stages"] == report
-    assert [report[name]["state"] for name in ("bad", "endless", "good")] == ["failed", "deadline", "done"]
-    assert report["bad"]["figures"] == {"so_far": 1} and "the card fell out" in report["bad"]["error"][-1]
-    assert report["endless"]["figures"] == {"so_far": 2} and report["endless"]["seconds"] >= 10
-    assert report["good"]["figures"] == {"seven": 7, "known": None}
-    assert "the card fell out" in markdown.page(runner.report)
-    again = Runner(tmp_path, tmp_path / "work", "cpu", True, 4.0, stages=stages, tell=told.append)
-    assert again.run()["stages"] == report  # finished stages are not repeated, and no time is left for the others
-    assert told[-1] == "good: in the report already"
+def test_runner_continues_in_the_next_call(tmp_path: Path) -> None:
+    stages = (
+        Stage("bad", f"{HERE}:bad", 60),
+        Stage("late", f"{HERE}:late", 10, beside=True),
+        Stage("good", f"{HERE}:good", 60, beside=True),
+        Stage("long", f"{HERE}:good", 1000),
+    )
+    first = runner(tmp_path, stages).run()["stages"]
+    assert [first[stage.name]["state"] for stage in stages] == ["failed", "deadline", "done", "no time left"]
+    assert first["bad"]["figures"] == {"so_far": 1} and "the card fell out" in first["bad"]["error"][-1]
+    assert first["good"]["figures"] == {"seven": 7, "known": None}
+    for stage in stages[:3]:
+        assert json.loads((tmp_path / f"stage-{stage.name}.json").read_text()) == first[stage.name]
+
+    second = runner(tmp_path, stages)
+    states = {name: stage["state"] for name, stage in second.run()["stages"].items()}
+    assert states == {"bad": "failed", "late": "done", "good": "done", "long": "no time left"}
+    assert second.report["stages"]["good"] == first["good"]  # not repeated
+    assert "the card fell out" in markdown.page(second.report)
+
+
+def test_report_is_complete_after_two_calls_of_less_than_ten_minutes() -> None:
+    groups = in_groups(STAGES)
+    calls = []
+    while any(not group[0].last for group in groups):
+        calls.append(fitting(groups, 555))
+        groups = [group for group in groups if group[0].last or group not in calls[-1]]
+    assert len(calls) == 2
+    for call in calls:
+        assert sum(map(time_of, call)) <= 555 and call[-1][0].name == "cache"
+    assert max(stage.seconds for stage in STAGES) < 540
+
+
+@pytest.mark.parametrize(("made", "seconds", "key"), [
+    ({"card": "NVIDIA H200", "toy": True}, 100, "--out"), ({"card": "cpu", "toy": False}, 100, "--out"),
+    ({"card": "cpu", "toy": True}, 5, "--seconds"),
+])  # fmt: skip
+def test_report_of_another_card_or_without_time_is_refused(
+    tmp_path: Path, made: dict, seconds: float, key: str
+) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({"made": made, "stages": {}}))
+    with pytest.raises(ConfigError, match=key):
+        runner(tmp_path, (Stage("good", f"{HERE}:good", 60),), seconds).run()
 
 
 def test_ceilings_stage_measures_copies_products_and_attention(task: Task) -> None:
@@ -83,11 +119,44 @@ def test_overhead_stage_times_every_arm(task: Task) -> None:
 
 
 @pytest.mark.long
-def test_kernels_stage_profiles_a_mixture(task: Task) -> None:
-    found = kernels.run(replace(task, options={"sizes": ["moe-0.25b"], "arms": ["unified"]}))
+def test_candidates_stage_times_every_candidate_that_a_cpu_has(task: Task) -> None:
+    names = candidates.names_of("unified", "0.12b")
+    assert names[0] == candidates.PACKAGE and "CUDA graphs" in names
+    assert "CUDA graphs" not in candidates.names_of("unified", "1b")
+    found = candidates.run(replace(task, options={"size": "0.12b", "arm": "unified"}))
+    assert set(found["arms"]["protocol"]["rows"]) == set(names) and found["left_out"] == {}
+    _on_a_page("candidates-0.12b-unified", found)
+
+
+def test_attention_stage_compares_kernels_and_masks(task: Task) -> None:
+    found = attention.run(task)
+    assert "error" in found["kernels"]["cudnn"]  # a CPU lacks it
+    for row in (found["kernels"]["math"], *found["documents"].values()):
+        assert 0 < row["error_of_norm"] < 2e-2
+    _on_a_page("attention", found)
+
+
+@pytest.mark.long
+def test_memory_stage_plans_every_arm(task: Task) -> None:
+    found = memory.run(task)
+    assert min(found["planned_mib"].values()) >= 0 and len(found["planned_mib"]) == 16
+    _on_a_page("memory", found)
+
+
+@pytest.mark.long
+def test_kernels_stage_profiles_a_mixture(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are those in the code that Inductor writes."""
+    monkeypatch.setenv(cache.VARIABLE, task.work)
+    code = "inductor_meta={'kernel_num_gb': %s},\n)\n@triton.jit\ndef triton_%s(in_ptr0):\n"
+    (Path(task.work) / "a.py").write_text(code % (0.5, "one") + code % (0.25, "two"))
+    (Path(task.work) / "b.py").write_text(code % (0.125, "two"))
+    assert kernels.bytes_of_generated_kernels() == {"triton_one": 0.5}
+
+    found = kernels.run(replace(task, options={"size": "moe-0.25b", "arms": ["unified"]}))
     row = found["moe-0.25b unified"]
     assert {"products", "eager"} <= set(row["ms"]) and row["kernels"] > 10
-    _on_a_page("profile", found)
+    assert sum(kernel["ms"] for kernel in row["largest"]) <= row["step_ms"]
+    _on_a_page("profile-1b", found)
 
 
 @pytest.mark.long
