@@ -21,7 +21,7 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, write and check the folder, print a summary; return the exit code."""
-    text = "Write a trained model for Hugging Face's transformers, and compare its logits with those of the run."
+    text = "Write a trained model for transformers, and compare its logits with the run's."
     parser = PlainParser("export", text, json="Print the summary as JSON.")
     parser.add_argument("run", type=Path, help="Run directory.")
     parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
@@ -42,7 +42,11 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json_text({"dir": str(options.dir), **done._asdict()}, indent=None))
         return 0
-    code = "with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers"
+    code = (
+        "with its own code, which loads with trust_remote_code=True"
+        if done.own_code
+        else "plain transformers"
+    )
     difference = f"its logits differ from the run's by {done.difference:.1g} of their norm"
     print(f"{options.dir}: {done.kind}, {code}; {difference}")
     return 0
@@ -59,7 +63,9 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
         "training tokens": summary.get("tokens", trained.tokens if validated else None),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
-        "validation loss, nats per token": summary.get("val_loss", trained.val_loss if validated else None),
+        "validation loss, nats per token": summary.get(
+            "val_loss", trained.val_loss if validated else None
+        ),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
@@ -81,10 +87,10 @@ def _start_of(config: Mapping[str, Any]) -> str:
 
 
 def without_folders(source: str) -> str:
-    """Return the source of a text, or a tokenizer, with names instead of paths, which may name their owner.
+    """Return a source or tokenizer with names instead of paths, which may name their owner.
 
-    >>> without_folders("files:/home/ann/a.txt,~/texts"), without_folders("hf:org/name"), without_folders("bpe:1024")
-    ('files:a.txt,texts', 'hf:org/name', 'bpe:1024')
+    >>> without_folders("files:/home/ann/a.txt,~/texts"), without_folders("hf:org/name"),
+    without_folders("bpe:1024") ('files:a.txt,texts', 'hf:org/name', 'bpe:1024')
     """
     kind, colon, rest = source.rpartition(":")
     on_hub = kind == "hf" and not rest.startswith(("/", "~", "."))

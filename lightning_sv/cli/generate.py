@@ -12,14 +12,26 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, sample, print the text; return the exit code."""
-    parser = PlainParser("generate", "Continue a prompt.", json="Print prompt and continuation as JSON.")
+    parser = PlainParser(
+        "generate", "Continue a prompt.", json="Print prompt and continuation as JSON."
+    )
     parser.add_argument("run", type=Path, help="Run directory, or a checkpoint in one.")
-    parser.add_argument("--prompt", default="", help="Text to continue; empty for the start of a document.")
+    parser.add_argument(
+        "--prompt", default="", help="Text to continue; empty for the start of a document."
+    )
     tokens = number(int, most=1_000_000)
-    parser.add_argument("--max_new_tokens", type=tokens, default=120, help="Maximum number of tokens.")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 selects the most likely token.")
-    parser.add_argument("--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens.")
-    parser.add_argument("--seed", type=number(int, 0, 2**32 - 1), default=0, help="Random seed, by default 0.")
+    parser.add_argument(
+        "--max_new_tokens", type=tokens, default=120, help="Maximum number of tokens."
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 selects the most likely token."
+    )
+    parser.add_argument(
+        "--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens."
+    )
+    parser.add_argument(
+        "--seed", type=number(int, 0, 2**32 - 1), default=0, help="Random seed, by default 0."
+    )
     trusted = "Modules that the run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
@@ -27,6 +39,12 @@ def run(argv: list[str]) -> int:
     model, tokenizer = load_trained(options.run, options.trust_module)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_k, options.seed)
     masked = bool(config_value(trained.config, "model.mask_documents"))
-    text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len, mask_documents=masked)
-    print(json_text({"prompt": options.prompt, "text": text}, indent=None) if options.json else options.prompt + text)
+    text = generate(
+        model, tokenizer, options.prompt, sampling, context=trained.seq_len, mask_documents=masked
+    )
+    print(
+        json_text({"prompt": options.prompt, "text": text}, indent=None)
+        if options.json
+        else options.prompt + text
+    )
     return 0

@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.interop.inspect import VectorStatistics, statistics, vectors_of_backbone, vectors_of_folder
+from lightning_sv.interop.inspect import (
+    VectorStatistics,
+    statistics,
+    vectors_of_backbone,
+    vectors_of_folder,
+)
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
@@ -37,44 +42,61 @@ one γ per branch (hg) may help."""
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, read the vectors, print and draw them; return the exit code."""
-    text = "Statistics of the scale vectors of a run, or of a model of transformers (config.json and *.safetensors)."
+    text = "Statistics of the scale vectors of a run, or of a model of transformers."
     parser = PlainParser("inspect", text, json="Print the statistics as JSON.")
-    parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
+    parser.add_argument(
+        "model", type=Path, help="Folder of a model, run directory, or checkpoint of a run."
+    )
     parser.add_argument("--png", type=Path, help="File of the picture, ending in .png.")
-    history = "File of the picture of γ by layer and training tokens, ending in .png; of a run directory."
+    history = (
+        "File of the picture of γ by layer and training tokens, ending in .png; of a run directory."
+    )
     parser.add_argument("--training_png", type=Path, metavar="PNG", help=history)
-    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="Run modelling code in the model's folder."
+    )
     trusted = "Modules that a run may import."
     parser.add_argument("--trust_module", nargs="+", default=[], metavar="MODULE", help=trusted)
     options = parser.parse_args(argv)
     for key in ("png", "training_png"):
         picture = getattr(options, key)
-        expect(picture is None or picture.suffix == ".png", f"--{key}", picture, "a file that ends in .png.")
-    name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=options.trust_remote_code)
+        is_picture = picture is None or picture.suffix == ".png"
+        expect(is_picture, f"--{key}", picture, "a file that ends in .png.")
+    trusts_code = options.trust_remote_code
+    name, rows, notes = _read(options.model, options.trust_module, trust_remote_code=trusts_code)
     if not rows:
         raise ConfigError(f"{name} has no scale vectors; expected a model with norms.")
-    families: dict[str, list[VectorStatistics]] = defaultdict(list)
-    for row in rows:
-        families[family(row.name).removesuffix(".weight")].append(row)
+    families = _by_family(rows)
+    drawn = [path for path in (options.png, options.training_png) if path is not None]
     if options.png is not None:
-        from lightning_sv.plots.inspect_plot import draw_vectors  # imports matplotlib, which takes a second
+        from lightning_sv.plots.inspect_plot import draw_vectors  # imports matplotlib
 
         draw_vectors(name, families, options.png)
     if options.training_png is not None:
         _draw_training(options.model, options.training_png)
     if options.json:
-        print(json_text({"model": name, "vectors": [row._asdict() for row in rows], "notes": notes}))
+        vectors = [row._asdict() for row in rows]
+        print(json_text({"model": name, "vectors": vectors, "notes": notes}))
         return 0
-    print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
-    for drawn in (options.png, options.training_png):
-        if drawn is not None:
-            print(f"drawn: {drawn}")
+    lines = [f"{name}: scale vectors", *_table(families), _LEGEND, *notes]
+    print(printable("\n".join(lines)))
+    for path in drawn:
+        print(f"drawn: {path}")
     return 0
+
+
+def _by_family(rows: Sequence[VectorStatistics]) -> dict[str, list[VectorStatistics]]:
+    families: dict[str, list[VectorStatistics]] = defaultdict(list)
+    for row in rows:
+        families[family(row.name).removesuffix(".weight")].append(row)
+    return families
 
 
 def _draw_training(run_dir: Path, path: Path) -> None:
     """Draw gamma during training from the event files of a run, complete or not."""
-    from lightning_sv.plots.gamma_plot import draw_gammas  # imports matplotlib, which takes a second
+    from lightning_sv.plots.gamma_plot import (
+        draw_gammas,
+    )  # imports matplotlib, which takes a second
     from lightning_sv.runs.events import read_run
 
     draw_gammas(read_run(run_dir, complete=False), path)
@@ -89,16 +111,31 @@ def _read(
         config, strategy, choices, weights, _ = read_model(path, allow)
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
-        return f"{config.name}, {strategy}{choices.label()}", list(map(statistics, vectors_of_backbone(model))), []
-    expect(not path.is_file(), str(path), "a file", "a run directory, or a folder with config.json and *.safetensors.")
+        return (
+            f"{config.name}, {strategy}{choices.label()}",
+            list(map(statistics, vectors_of_backbone(model))),
+            [],
+        )
+    expect(
+        not path.is_file(),
+        str(path),
+        "a file",
+        "a run directory, or a folder with config.json and *.safetensors.",
+    )
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
-    unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
+    unread = [
+        f"{name} has an unknown storage format; balance and agreement omit it."
+        for name in found.unread
+    ]
     return f"{found.model} in {path}", list(map(statistics, found.vectors)), unread
 
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
-    """Return lines of 80 columns: a heading per family and role, with up to three rows for parts of the depth."""
-    lines = ["layers".ljust(8) + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())]
+    """Return lines of 80 columns: headings per family and role, and parts of the depth."""
+    lines = [
+        "layers".ljust(8)
+        + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())
+    ]
     for path, rows in families.items():
         for (role, folds), alike in _by_role(rows).items():
             lines += ["", f"{path}: {role}, {'folds' if folds else 'stays'}"]
@@ -108,7 +145,7 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
 
 
 def _by_role(rows: Sequence[VectorStatistics]) -> dict[tuple[str, bool], list[VectorStatistics]]:
-    """Group the vectors of a family by role and by whether they fold, which can differ between layers."""
+    """Group the vectors of a family by role and by whether they fold."""
     groups: dict[tuple[str, bool], list[VectorStatistics]] = defaultdict(list)
     for row in rows:
         groups[row.role, row.folds].append(row)

@@ -1,8 +1,8 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 success, 1 a check or a run failed, 2 wrong input, 130 Ctrl-C, 141 the reader of the output ended. On a
-signal `fit` stops after the current step, with a checkpoint: 129 for SIGHUP, 143 for SIGTERM or SIGUSR1 (0 if SLURM
-requeues the job).
+Exit codes: 0 success, 1 a check or a run failed, 2 wrong input, 130 Ctrl-C, 141 the reader of the
+output ended. On a signal `fit` stops after the current step, with a checkpoint: 129 for SIGHUP, 143
+for SIGTERM or SIGUSR1 (0 if SLURM requeues the job).
 """
 
 import gc
@@ -56,11 +56,13 @@ FILE_OF = {"validate": "fit"}
 LASTING = ("fit", "prepare", "compare", "sweep", "paper")
 #: exit code if the reader of the output has ended, as for SIGPIPE
 UNREAD = 128 + 13
-#: Lightning imports matplotlib, which would fail on a wrong user setting. No setting changes our pictures.
+#: Lightning imports matplotlib, which would fail on a wrong user setting. No setting changes our
+#: pictures.
 _MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
-USAGE = "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback] ...\n\n" + "\n".join(
-    f"  {name:10} {text}" for name, text in COMMANDS.items()
+USAGE = (
+    "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback] ...\n\n"
+    + "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
 )
 
 
@@ -89,7 +91,9 @@ def _escape_unknown_characters() -> None:
 def _report(error: Exception, argv: Sequence[str], *, with_traceback: bool) -> int:
     """Log an expected error and return its exit code; raise others again."""
     is_lasting = argv[0] in LASTING if argv else False
-    if isinstance(error, BrokenPipeError) and not is_lasting:  # the output of lasting commands never raises
+    if (
+        isinstance(error, BrokenPipeError) and not is_lasting
+    ):  # the output of lasting commands never raises
         return UNREAD
     expected = message_of(error)
     if expected is None:
@@ -102,7 +106,7 @@ def _report(error: Exception, argv: Sequence[str], *, with_traceback: bool) -> i
 
 
 def _interrupted(end: KeyboardInterrupt | SystemExit) -> int:
-    """Return the exit code of a command that Ctrl-C or its reader has ended; raise other exits again."""
+    """Return the exit code after Ctrl-C or the end of the reader; raise other exits again."""
     cause = end.__context__
     if isinstance(cause, BrokenPipeError):  # rich converts it to an exit
         return UNREAD

@@ -1,7 +1,7 @@
 """Names on the command line: `--model tiny --data notes/ --scale hg+dp+or --probes copying`.
 
-Each is the name of a file in conf/ of the working directory or of the package. They become `--config FILE`, so that a
-run's config.yaml is the same as with files.
+Each is the name of a file in conf/ of the working directory or of the package. They become
+`--config FILE`, so that a run's config.yaml is the same as with files.
 """
 
 import re
@@ -17,7 +17,17 @@ from lightning_sv.settings.words import Option, options_of
 from lightning_sv.settings.yaml_file import read_leaves
 
 #: option -> its default in a run that names a model
-DEFAULTS = {"optim": "adamw", "schedule": "cos", "trainer": "cpu", "data": "stdlib", "model": "", "probes": ""}
+DEFAULTS = {
+    "optim": "adamw",
+    "schedule": "cos",
+    "trainer": "cpu",
+    "data": "stdlib",
+    "model": "",
+    "probes": "",
+}
+#: layers in the order in which they are read: a model sets values that depend on its size, and a
+#: text of your own the vocabulary of the model
+_ORDER = ("base", *DEFAULTS, "own data")
 #: option -> key that it sets
 KEYS = {"scale": "model.scale"}
 #: folder of the corpora that are prepared from your own text
@@ -69,8 +79,8 @@ class Resolved:
 def resolve_names(words: Sequence[str]) -> Resolved:
     """Replace names by config files, at the place of the first name.
 
-    With `--model NAME` they are a complete config: base, and one file per option or its default. Without it, each is
-    one more file.
+    With `--model NAME` they are a complete config: base, and one file per option or its default.
+    Without it, each is one more file.
 
     Raises:
         ConfigError: an unknown name, two names for one key, or a text folder without text
@@ -78,20 +88,22 @@ def resolve_names(words: Sequence[str]) -> Resolved:
     names, before, after = _split(words)
     if not names:
         return Resolved(list(words), list(words), None)
-    is_complete = "model" in names
-    chosen = DEFAULTS | names if is_complete else names
-    layers = {"base": ["--config", str(find_config(".", "base"))]} if is_complete else {}
+    layers: dict[str, Sequence[str]] = {}
+    if "model" in names:
+        layers["base"] = _layer(".", "base")
+        names = DEFAULTS | names
     for option in DEFAULTS:
-        if option != "data" and chosen.get(option):
-            layers[option] = _layer(option, chosen[option])
+        if option != "data" and names.get(option):
+            layers[option] = _layer(option, names[option])
     after = [*_key_words(names), *after]
-    if "data" not in chosen:
-        selected = _ordered(layers, None, ())
-        return Resolved([*before, *selected, *after], [*before, *selected, *after], None)
+    if "data" not in names:
+        selected = [*before, *_ordered(layers), *after]
+        return Resolved(selected, selected, None)
 
-    corpus = find_corpus(chosen["data"])
-    selected = _ordered(layers, corpus, corpus.layer)
-    with_text = _ordered(layers, corpus, corpus.prepare)
+    corpus = find_corpus(names["data"])
+    place = "own data" if corpus.is_own else "data"
+    selected = _ordered({**layers, place: corpus.layer})
+    with_text = _ordered({**layers, place: corpus.prepare})
     return Resolved([*before, *selected, *after], [*before, *with_text, *after], corpus)
 
 
@@ -101,6 +113,14 @@ def _key_words(names: Mapping[str, str]) -> list[str]:
     for option, key in KEYS.items():
         if option in names:
             words += [f"--{key}", names[option]]
+    return words
+
+
+def _ordered(layers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the words of all layers; a later layer may depend on earlier ones."""
+    words: list[str] = []
+    for option in _ORDER:
+        words += layers.get(option, ())
     return words
 
 
@@ -121,7 +141,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
 
 
 def _is_name(option: Option) -> bool:
-    """Return True for a name, and False for a section such as `--model {...}` or `--data FILE.yaml`."""
+    """Return True for a name, not for a section such as `--model {...}` or `--data FILE.yaml`."""
     value = option.value or ""
     is_content = value.startswith("{") or value.endswith((".yaml", ".yml"))
     if option.name in ("model", "data", "trainer") and is_content:
@@ -132,7 +152,9 @@ def _is_name(option: Option) -> bool:
 def _add_name(names: dict[str, str], option: Option) -> None:
     key = option.name
     if not option.value:
-        raise ConfigError(f"--{key} has no value; expected a name. `lightning-sv presets` lists them.")
+        raise ConfigError(
+            f"--{key} has no value; expected a name. `lightning-sv presets` lists them."
+        )
     if key in names:
         given = f"{names[key]} and {option.value}"
         raise ConfigError(f"--{key} is {given}; expected one name. Remove one.")
@@ -144,70 +166,64 @@ def _check_keys(names: Mapping[str, str], words: Sequence[str]) -> None:
     given = {option.name for option in options_of(words)}
     for name, key in KEYS.items():
         if name in names and key in given:
-            raise ConfigError(f"--{name} is {names[name]}; expected one of --{name} and --{key}. Remove one.")
+            raise ConfigError(
+                f"--{name} is {names[name]}; expected one of --{name} and --{key}. Remove one."
+            )
 
 
 def _layer(option: str, name: str) -> list[str]:
     return ["--config", str(find_config(option, name))]
 
 
-def _ordered(layers: Mapping[str, Sequence[str]], corpus: NamedCorpus | None, corpus_words: Sequence[str]) -> list[str]:
-    """Return the words of all layers: a text of your own comes last, because it sets the model's vocabulary.
-
-    The model comes after the others, because it sets values that depend on its size.
-    """
-    words: list[str] = []
-    is_own = corpus is not None and corpus.is_own
-    for option in ("base", *DEFAULTS):
-        if option == "data" and not is_own:
-            words += corpus_words
-        words += layers.get(option, ())
-    return [*words, *corpus_words] if is_own else words
-
-
 def find_corpus(name: str) -> NamedCorpus:
-    """Return the corpus of a name in conf/data, of a prepared corpus in data/, or of a file or folder of text.
+    """Return the corpus of a name in conf/data, of one in data/, or of a file or folder of text.
 
     Raises:
         ConfigError: there is none, or it has no text
     """
     known = config_names("data")
     plain = name.removeprefix("./").rstrip("/")
+    if name in known:
+        return _known_corpus(name)
     if plain in known:
-        if plain != name:
-            expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
-            raise ConfigError(f"--data is {name}; expected {expected}.")
-        layer = find_config("data", name)
-        words = ("--config", str(layer))
-        folder = Path(str(read_leaves(layer).get("data.corpus.dir", CORPORA / name))).expanduser()
-        return NamedCorpus(folder, words, words, is_own=False)
+        expected = f"{plain} for conf/data/{plain}.yaml, or a text of a different name"
+        raise ConfigError(f"--data is {name}; expected {expected}.")
 
     prepared = CORPORA / plain.removeprefix(f"{CORPORA}/")
     if (prepared / LAYER).is_file():
-        layer_words = _own_layer(prepared)
-        return NamedCorpus(prepared, layer_words, layer_words, is_own=True)
+        words = _own_layer(prepared)
+        return NamedCorpus(prepared, words, words, is_own=True)
     if not Path(plain).exists():
-        corpora = sorted(path.parent.name for path in CORPORA.glob(f"*/{LAYER}"))
+        corpora = [path.parent.name for path in CORPORA.glob(f"*/{LAYER}")]
         problem = unknown("--data", name, sorted({*known, *corpora}))
         raise ConfigError(f"{problem} Or name a file or folder of text.")
-    return _own_text(plain)
+    return _own_text(Path(plain))
 
 
-def _own_text(path: str) -> NamedCorpus:
-    stem = Path(path).stem if Path(path).is_file() else Path(path).name
+def _known_corpus(name: str) -> NamedCorpus:
+    """Return the corpus of conf/data/NAME.yaml."""
+    layer = find_config("data", name)
+    folder = str(read_leaves(layer).get("data.corpus.dir", CORPORA / name))
+    words = ("--config", str(layer))
+    return NamedCorpus(Path(folder).expanduser(), words, words, is_own=False)
+
+
+def _own_text(path: Path) -> NamedCorpus:
+    """Return the corpus of a file or folder of text."""
+    stem = path.stem if path.is_file() else path.name
     folder = CORPORA / re.sub(r"\s", "_", stem)
-    if folder == Path(path):
+    if folder == path:
         expected = "a text outside of data/ or deeper in it"
-        raise ConfigError(f"--data is {path}, where its corpus would be prepared; expected {expected}.")
+        raise ConfigError(f"--data is {path}, its own corpus; expected {expected}.")
     source = f"files:{path}"
-    words = ["--data.corpus.source", source, "--data.corpus.dir", str(folder)]
+    words: tuple[str, ...] = ("--data.corpus.source", source, "--data.corpus.dir", str(folder))
     if (folder / LAYER).is_file():
-        words = [*_own_layer(folder), *words]
+        words = (*_own_layer(folder), *words)
     else:
         source_files(CorpusConfig(source=source, dir=str(folder)))  # raises if there is no text
-    return NamedCorpus(folder, _own_layer(folder), tuple(words), is_own=True)
+    return NamedCorpus(folder, _own_layer(folder), words, is_own=True)
 
 
 def _own_layer(folder: Path) -> tuple[str, ...]:
-    """Return the words of a corpus's own layer, and its folder, because corpus.yaml has its first name."""
+    """Return the words of a corpus's layer, and its folder; corpus.yaml has its first name."""
     return "--config", str(folder / LAYER), "--data.corpus.dir", str(folder)

@@ -20,14 +20,22 @@ MODEL_KEYS = {"backbone", "scale", "scale_options", "optim"}
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, count and print the parameters; return the exit code."""
-    parser = Parser(prog="lightning-sv params", description="Count parameters by role.", parser_mode="omegaconf+")
+    parser = Parser(
+        prog="lightning-sv params",
+        description="Count parameters by role.",
+        parser_mode="omegaconf+",
+    )
     parser.add_argument("--config", action="config", help="YAML of a model or a run; repeatable.")
     parser.add_class_arguments(BackboneConfig, "model.backbone")
     parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     parser.add_class_arguments(OptimConfig, "model.optim")
-    parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print the numbers as JSON.")
-    others = [f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS]
+    parser.add_argument(
+        "--json", nargs="?", type=bool, const=True, default=False, help="Print the numbers as JSON."
+    )
+    others = [
+        f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS
+    ]
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(resolve_names(underscored(argv)).now)
     model = parser.instantiate(config).model

@@ -18,27 +18,48 @@ from lightning_sv.runs.events import read_run
 from lightning_sv.runs.tags import MFU
 from lightning_sv.settings.plain_parser import PlainParser, number
 
+#: strategy -> what the communication keeps
+_COMMUNICATION = {
+    "ddp": "buckets of the gradients",
+    "fsdp": "gathered blocks, embedding and head",
+}
+
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, print the plan, return the exit code."""
-    text = "Estimate GPU memory, hours, checkpoint size and data of a run. Other arguments are those of `fit`."
+    text = "Estimate GPU memory, hours, checkpoint size and data of a run. "
+    text += "Other arguments are those of `fit`."
     parser = PlainParser("plan", text, json="Print the plan as JSON.")
-    parser.add_argument("--gpus", type=number(int, 1, 1_000_000), required=True, help="Number of GPUs.")
-    parser.add_argument("--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}.")
-    parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu.")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy.")
+    parser.add_argument(
+        "--gpus", type=number(int, 1, 1_000_000), required=True, help="Number of GPUs."
+    )
+    parser.add_argument(
+        "--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}."
+    )
+    parser.add_argument(
+        "--gpu_memory", type=number(float, most=1e6), help="GiB per GPU; by default that of --gpu."
+    )
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy."
+    )
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4.")
-    speed.add_argument("--run", type=Path, help="Run directory; use the MFU that this run has logged.")
+    speed.add_argument(
+        "--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4."
+    )
+    speed.add_argument(
+        "--run", type=Path, help="Run directory; use the MFU that this run has logged."
+    )
     options, rest = parser.parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
     mfus: tuple[float, ...] = MFUS
     source = "no MFU is given or measured"
     if options.mfu is not None:
-        mfus, source = (options.mfu,), "given"
+        mfus = (options.mfu,)
+        source = "given"
     elif options.run is not None:
         logged = read_run(options.run, complete=False).curves.get(MFU)
-        mfus, source = (measured_mfu(logged),), f"measured in {options.run}"
+        mfus = (measured_mfu(logged),)
+        source = f"measured in {options.run}"
     module, data, trainer = parse_run(resolve_names(rest).now, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
     if options.json:
@@ -52,38 +73,62 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     """Print the plan."""
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
     title = escape(f"{plan.model}, {plan.label}, on {where}")
-    table = Table("", Column(justify="right"), "", title=title, title_justify="left", show_header=False)
-    recomputed = ", blocks recomputed" if plan.activation_checkpointing else ""
-    batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens{recomputed}"
-    communication = {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}
-    comments = {"optimizer": "its state", "activations": "and temporaries"}
-    comments["communication"] = communication.get(plan.strategy, "")
-    for name in ("weights", "gradients", "optimizer", "communication", "activations"):
-        if value := getattr(plan.memory, name):
-            table.add_row(name, f"{value / 2**30:.2f} GiB", comments.get(name))
-    fits = "fits" if plan.fits else "does not fit"
-    room = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
-    table.add_row("peak per GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
-    largest = plan.largest_micro_batch
-    table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {'none' if largest is None else largest}")
+    right = Column(justify="right")
+    table = Table("", right, "", title=title, title_justify="left", show_header=False)
+    _add_memory(table, plan)
     table.add_section()
-    table.add_row("run", f"{plan.steps:,} steps", f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs")
+    _add_time(table, plan, source)
+    table.add_section()
+    _add_data(table, plan)
+    console.print(table)
+
+
+def _add_memory(table: Table, plan: Plan) -> None:
+    comments = {"optimizer": "its state", "activations": "and temporaries, in eager mode"}
+    comments["communication"] = _COMMUNICATION.get(plan.strategy, "")
+    for name in ("weights", "gradients", "optimizer", "communication", "activations"):
+        size = getattr(plan.memory, name)
+        if size:
+            table.add_row(name, _gib(size), comments.get(name))
+    fits = "fits" if plan.fits else "does not fit"
+    usable = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
+    table.add_row("peak per GPU", _gib(plan.memory.peak), f"[bold]{usable}[/bold]")
+    largest = plan.largest_micro_batch or "none"
+    table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {largest}")
+
+
+def _add_time(table: Table, plan: Plan, source: str) -> None:
+    work = f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs"
+    table.add_row("run", f"{plan.steps:,} steps", work)
     for mfu, hours, gpu_hours in plan.hours:
         table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours")
     table.add_row("MFU", "", source)
-    table.add_row("checkpoint", f"{plan.checkpoint / 2**30:.2f} GiB", "weights and optimizer state")
-    table.add_section()
+    table.add_row("checkpoint", _gib(plan.checkpoint), "weights and optimizer state")
+
+
+def _add_data(table: Table, plan: Plan) -> None:
     counts = " ".join(map(str, plan.device_counts))
-    table.add_row("global batch", f"{plan.global_batch:,} sequences", f"GPUs that can share it: {counts}")
+    sharing = f"GPUs that can share it: {counts}"
+    table.add_row("global batch", f"{plan.global_batch:,} sequences", sharing)
+
     reads = plan.reads
+    batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens"
+    if plan.activation_checkpointing:
+        batch += ", blocks recomputed"
     table.add_row("batch per GPU", f"{reads.sequences_per_step:,} sequences", batch)
-    table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
+    size = f"{reads.bytes_per_step / 2**10:,.0f} KiB"
+    table.add_row("", size, f"{reads.tokens_per_step:,} tokens")
+
     epochs = "the corpus is not prepared here"
     if reads.epochs is not None:
-        told = "" if reads.prepared else " (tokens from the name of the corpus)"
-        epochs = f"all GPUs: {reads.epochs:.3g} epochs{told}"
-    table.add_row("in the run", f"{reads.bytes / 2**30:.2f} GiB", f"{reads.tokens:,} tokens; {epochs}")
-    console.print(table)
+        epochs = f"all GPUs: {reads.epochs:.3g} epochs"
+    if reads.epochs is not None and not reads.prepared:
+        epochs += " (tokens from the name of the corpus)"
+    table.add_row("in the run", _gib(reads.bytes), f"{reads.tokens:,} tokens; {epochs}")
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _duration(hours: float) -> str:

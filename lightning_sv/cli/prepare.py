@@ -22,7 +22,9 @@ def run(argv: list[str]) -> int:
     config, corpus = _parse(resolve_names(underscored(argv)).to_prepare)
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
     part_bytes = byte_size("--part_bytes", config.part_bytes)
-    manifest = prepare(corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes)
+    manifest = prepare(
+        corpus, progress=not config.json, workers=config.workers, part_bytes=part_bytes
+    )
     if config.json:
         print(json_text({"dir": config.data.corpus.dir, **manifest.to_dict()}))
     else:
@@ -31,7 +33,7 @@ def run(argv: list[str]) -> int:
 
 
 def prepare_named(corpus: NamedCorpus | None) -> None:
-    """Prepare the corpus that `--data` names, and describe a new one on stderr; a changed text is refused."""
+    """Prepare the corpus that `--data` names, and describe a new one on stderr."""
     if corpus is None:
         return
     existed = corpus.is_prepared
@@ -42,7 +44,7 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
 
 
 def with_corpus(named: Resolved) -> list[str]:
-    """Prepare the corpus that `--data` names, after a check of the other words; return the words of a run."""
+    """Prepare the corpus of `--data` after a check of the other words; return those of a run."""
     if named.corpus is not None and not named.corpus.is_prepared:
         check_run(named.now)  # preparation may take minutes
     prepare_named(named.corpus)
@@ -51,14 +53,23 @@ def with_corpus(named: Resolved) -> list[str]:
 
 def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:
     """Return the options of `prepare` and the settings of the corpus."""
-    parser = Parser(prog="lightning-sv prepare", description="Convert text to token shards.", parser_mode="omegaconf+")
+    parser = Parser(
+        prog="lightning-sv prepare",
+        description="Convert text to token shards.",
+        parser_mode="omegaconf+",
+    )
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
     parser.add_argument(
-        "--workers", type=int | None, default=None, help="Processes on this machine; null for one per core."
+        "--workers",
+        type=int | None,
+        default=None,
+        help="Processes on this machine; null for one per core.",
     )
     parser.add_argument(
-        "--part_bytes", default=f"{PART_BYTES >> 20}MB", help="Text of a part, of which a killed process loses one."
+        "--part_bytes",
+        default=f"{PART_BYTES >> 20}MB",
+        help="Text of a part, of which a killed process loses one.",
     )
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
     ignore_keys(parser, sections=["model"])  # in corpus.yaml
@@ -68,17 +79,23 @@ def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:
 
 def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
     """Yield lines about the content of a corpus, and about omitted text."""
-    train, val = manifest.train, manifest.val
-    yield (
-        f"{dir}{' is already prepared' if existed else ''}: {train.tokens:,} training and {val.tokens:,} validation "
-        f"tokens of {_count(train.documents, 'document')} and {_count(val.documents, 'document')} "
-        f"({_count(manifest.duplicates, 'duplicate')} dropped), "
-        f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
-    )
+    train = manifest.train
+    val = manifest.val
+    name = f"{dir} is already prepared" if existed else dir
+    tokens = f"{train.tokens:,} training and {val.tokens:,} validation tokens"
+    documents = f"{_count(train.documents, 'document')} and {_count(val.documents, 'document')}"
+    dropped = f"{_count(manifest.duplicates, 'duplicate')} dropped"
+    identity = f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
+    yield f"{name}: {tokens} of {documents} ({dropped}), {identity}"
+
     if manifest.held_out:
-        rest = val.documents - len(manifest.held_out)
-        yield f"  held out: {', '.join(manifest.held_out)}{f', and {rest:,} more' if rest else ''}"
-    if left_out := counted(manifest.left_out | {"not UTF-8": manifest.unreadable}):
+        held_out = list(manifest.held_out)
+        more = val.documents - len(held_out)
+        if more:
+            held_out.append(f"and {more:,} more")
+        yield f"  held out: {', '.join(held_out)}"
+    left_out = counted(manifest.left_out | {"not UTF-8": manifest.unreadable})
+    if left_out:
         yield f"  left out: {left_out}"
     if manifest.tokenizer_loss:
         yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"

@@ -22,17 +22,19 @@ _HEADINGS = {
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, list the presets; return the exit code."""
-    parser = PlainParser("presets", "List the presets of --config.", json="Print name and file of each as JSON.")
+    parser = PlainParser(
+        "presets", "List the presets of --config.", json="Print name and file of each as JSON."
+    )
     options = parser.parse_args(argv)
-    found = presets()
+    files = presets()
     if options.json:
-        print(json_text({name: str(path) for name, path in found.items()}))
+        print(json_text({name: str(path) for name, path in files.items()}))
         return 0
     for folder, heading in _HEADINGS.items():
-        files = [path for path in found.values() if path.parent.name == folder]
-        if files:
+        listed = [path for path in files.values() if path.parent.name == folder]
+        if listed:
             print(f"{heading}:")
-        for path in files:
+        for path in listed:
             print(f"  {path.stem:26} {_summary(path)}")
     return 0
 

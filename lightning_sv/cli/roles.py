@@ -19,15 +19,17 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments, trace the model on fake tensors, print the roles; return the exit code."""
-    text = "The role of every parameter of a transformers model, without its weights, and patterns for optimizers."
+    """Parse the arguments, trace the model, print the roles; return the exit code."""
+    text = "The role of every parameter of a transformers model, and patterns for optimizers."
     parser = PlainParser("roles", text, json="Print roles and patterns as JSON.")
     parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
     decay = f"Decay policy of scale vectors: {' '.join(DECAYS)}, or package.module:Name."
     parser.add_argument("--policy", default="iwd", help=decay)
     role = "Set the role of a parameter; repeatable."
     parser.add_argument("--role", action="append", default=[], metavar="NAME=ROLE", help=role)
-    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="Run modelling code in the model's folder."
+    )
     options = parser.parse_args(argv)
     find(DECAYS, options.policy, "--policy")
     transformers().logging.set_verbosity_error()  # missing kernels do not matter for a trace
@@ -43,18 +45,25 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _as_json(roles: Roles, rules: Mapping[str, Sequence[DecayDifference]], policy: str) -> dict[str, Any]:
+def _as_json(
+    roles: Roles, rules: Mapping[str, Sequence[DecayDifference]], policy: str
+) -> dict[str, Any]:
     return {
         "policy": policy,
         "parameters": [asdict(p) | {"decays": p.decays(policy)} for p in roles.parameters],
-        "undecayed": {"regex": roles.patterns("regex", policy), "glob": roles.patterns("glob", policy)},
+        "undecayed": {
+            "regex": roles.patterns("regex", policy),
+            "glob": roles.patterns("glob", policy),
+        },
         "rules": {label: [row._asdict() for row in rows] for label, rows in rules.items()},
     }
 
 
 def _known(word: str) -> tuple[str, ModelRole]:
     name, _, role = word.partition("=")
-    expect(role in MODEL_ROLES, "--role", word, f"NAME=ROLE with a role of {' '.join(MODEL_ROLES)}.")
+    expect(
+        role in MODEL_ROLES, "--role", word, f"NAME=ROLE with a role of {' '.join(MODEL_ROLES)}."
+    )
     return name, cast(ModelRole, role)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +31,48 @@ _WIDEST = 10_000
 
 def run(argv: list[str]) -> int:
     """Parse the arguments, list the runs; return the exit code."""
-    parser = PlainParser("runs", "List runs: data, strategy, rate, steps, loss.", json="Print the list as JSON.")
-    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Folders; by default runs/.")
+    text = "List runs: data, strategy, rate, steps, loss."
+    parser = PlainParser("runs", text, json="Print the list as JSON.")
+    parser.add_argument(
+        "folder", nargs="*", type=Path, default=[Path("runs")], help="Folders; by default runs/."
+    )
     options = parser.parse_args(argv)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for folder in options.folder:
         expect(folder.is_dir(), "folder", folder, "a folder of runs. Train one with make train.")
-        for run_dir in _run_dirs(folder):
-            try:
-                rows.append(_row(run_dir))
-            except ConfigError as error:
-                log.warning("%s", error)
+        rows += _rows(folder)
     if options.json:
         print(json_text(rows))
-        return 0
-    numbers = (Column(name, justify="right") for name in ("rate", "steps", "validation loss"))
+    else:
+        _print(rows)
+    return 0
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for run_dir in _run_dirs(folder):
+        try:
+            yield _row(run_dir)
+        except ConfigError as error:
+            log.warning("%s", error)
+
+
+def _print(rows: Iterable[Mapping[str, Any]]) -> None:
+    numbers = [Column(name, justify="right") for name in ("rate", "steps", "validation loss")]
     table = Table("run", "data", "strategy", *numbers, box=None)
     for row in rows:
-        loss = row["val_loss"] if row["complete"] else "diverged" if row["diverged"] else "not complete"
-        table.add_row(*map(_cell, (*(row[key] for key in ("run", "data", "strategy", "lr", "steps")), loss)))
+        values = [row[key] for key in ("run", "data", "strategy", "lr", "steps")]
+        table.add_row(*map(_cell, [*values, _loss(row)]))
     console = Console()
     if not console.is_terminal:  # for other programs, which cut no lines
         console = Console(width=_WIDEST)
     console.print(table)
-    return 0
+
+
+def _loss(row: Mapping[str, Any]) -> Any:
+    """Return the loss of a run, or why it has none."""
+    if row["complete"]:
+        return row["val_loss"]
+    return "diverged" if row["diverged"] else "not complete"
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
@@ -67,7 +85,8 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 def _row(run_dir: Path) -> dict[str, Any]:
     """Return the row of a run from its summary, or from its config if it has none."""
-    summary, config = read_summary(run_dir), read_config(run_dir)
+    summary = read_summary(run_dir)
+    config = read_config(run_dir)
     corpus = config_value(config, "data.corpus.dir")
     return {
         "run": str(run_dir),
@@ -83,5 +102,9 @@ def _row(run_dir: Path) -> dict[str, Any]:
 
 def _cell(value: Any) -> Text:
     """Return a value as text without control characters."""
-    text = f"{value:.4g}" if isinstance(value, float) else "" if value in (None, -1) else str(value)
+    text = str(value)
+    if isinstance(value, float):
+        text = f"{value:.4g}"
+    elif value in (None, -1):
+        text = ""
     return Text(printable(text), overflow="fold")
