@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lightning_sv.errors import NotTestableError
 from lightning_sv.statistics.scaling import Form, Law, _fit_law, _shifts, fit_scaling
 
 SIZES = np.array([1e5, 3e5, 1e6, 3e6, 1e7])
@@ -74,7 +75,7 @@ def test_fit_scaling_few_sizes_have_fewer_laws() -> None:
     for sizes, forms in ((3, ["power", "log-linear"]), (2, ["log-linear"])):
         fits = fit_scaling(list(SIZES[:sizes]), a[:sizes], b[:sizes], resamples=20)
         assert [fit.form for fit in fits] == forms
-    with pytest.raises(ValueError, match="at least two sizes above 0"):
+    with pytest.raises(NotTestableError):
         fit_scaling([1e6], a[:1], b[:1])
-    with pytest.raises(ValueError, match="finite losses"):
+    with pytest.raises(NotTestableError):
         fit_scaling(list(SIZES), a * np.nan, b)
