@@ -418,6 +418,7 @@ def numbers_of_the_protocol() -> Quoted:
     yield small, "**With `dp` at the lm_head `unified` ends", texts
     hours = recorded("cpu-100-protocol/results.csv").drop_duplicates("run").seconds.sum() / 3600 / 2
     yield "README", "hours on two cores", [f"in about {hours:.0f} hours"]
+    yield "README", "the three strategies below", ends(large, "hg+dp+or", HEAD_DP)
     yield "results", "trains the 60 runs of", [f"in about {hours:.0f} hours"]
 
 

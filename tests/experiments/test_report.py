@@ -237,13 +237,13 @@ def test_report_command_report_of_other_runs_not_replaced(
     assert main(["report", one, "--out", "mine"]) == 0
     before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
     said = refused("report", other, "--out", "mine")
-    assert said == f"error: mine contains a report of other runs ({one}); choose a different --out.\n"
+    assert one in said and "--out" in said
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
     assert main(["report", one, other, "--out", "mine"]) == 0  # more runs of the same report
     assert main(["report", one]) == main(["report", other]) == 0  # the default folder is overwritten
     for name in ("results.csv", "report.md", "report.html"):
         Path(name).write_text("mine,too\n1,2\n")
-        assert f". contains a {name} that lightning-sv did not write" in refused("report", one, "--out", ".")
+        assert name in refused("report", one, "--out", ".")
         Path(name).unlink()
 
 
@@ -283,32 +283,36 @@ def test_own_figure_labels_keep_different_settings_apart(tmp_path: Path) -> None
 
 
 def test_report_incomparable_runs_refused(runs: Path, tmp_path: Path, refused: Refused) -> None:
-    one, unified, empty = runs / "llama0", runs / "unified0", tmp_path / "empty"
-    empty.mkdir()
+    """In one sentence with the key or the directory, before a file is written."""
+    (tmp_path / "empty").mkdir()
     tokens = write_run(tmp_path / "tokens", "hg", 0)
     summary = tokens / "summary.json"
     summary.write_text(summary.read_text().replace("7001", "7002"))
     corpus = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
-    for argv, message in (
-        ([tmp_path / "nowhere"], "expected the directory of a run"),
-        ([empty], "expected that of a run"),
-        ([one, one], "are both 'llama' with seed 0; remove one"),
-        ([one, runs / "unified1"], "share no seed"),
-        ([one, "--baseline", "hg"], "--baseline is 'hg'; expected one of llama"),
-        ([one, unified, "--labels", "a"], "--labels has 1 names; expected 2"),
-        ([one, corpus], f"corpus_hash of {corpus} is dead; expected c0ffee, that of {one}"),
+    one = runs / "llama0"
+    for words, name in (
+        ([tmp_path / "nowhere"], "nowhere"),
+        ([tmp_path / "empty"], "empty"),
+        ([one, one], "'llama' with seed 0"),
+        ([one, runs / "unified1"], "seed"),
+        ([one, "--baseline", "hg"], "--baseline is 'hg'"),
+        ([one, runs / "unified0", "--labels", "a"], "--labels"),
+        ([one, corpus], f"corpus_hash of {corpus} is dead"),
         ([one, tokens], "tokenizer_sha256"),
-        ([one, val], f"data.val_sequences of {val} is 9; expected 512"),
+        ([one, val], f"data.val_sequences of {val} is 9"),
     ):
-        error = refused("report", *map(str, argv), "--out", str(tmp_path / "never"))
-        assert message in error and error.count("\n") == 1 and not (tmp_path / "never").exists()
-    rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
-    warning = f"The configs differ in model.optim.lr: 0.001 against 0.5 ({one}, {rate})."
-    assert own_figure([one, rate]).warnings == (warning,)
+        error = refused("report", *map(str, words), "--out", str(tmp_path / "never"))
+        assert name in error and error.count("\n") == 1 and not (tmp_path / "never").exists()
+
+
+def test_own_figure_warns_about_different_settings_and_takes_labels(runs: Path, tmp_path: Path) -> None:
+    one = runs / "llama0"
+    (warning,) = own_figure([one, write_run(tmp_path / "rate", "hg", 0, lr=0.5)]).warnings
+    assert "model.optim.lr" in warning
     again = own_figure([one, write_run(tmp_path / "llama-seed0-2", "llama", 0, lr=0.5)])
     assert [arm.label for arm in again.panels[0].arms] == ["llama", "llama, lr 0.5"]
     other = edited(write_run(tmp_path / "other", "hg", 1), '"off": true')
-    assert "hidden.off: False against True" in own_figure([one, other], labels=["x", "x"]).warnings[0]
-    named = own_figure([one, unified], labels=["x", "y"], baseline="y")
+    assert "hidden.off" in own_figure([one, other], labels=["x", "x"]).warnings[0]
+    named = own_figure([one, runs / "unified0"], labels=["x", "y"], baseline="y")
     assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
