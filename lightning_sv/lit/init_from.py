@@ -26,16 +26,21 @@ _NOT_SIZES = ("name", "router", "init_std", "init_std_by_role", "init_residual_s
 
 
 class Start(NamedTuple):
-    """Weights that a run starts from: a function that fills a backbone with them, and a sentence for the terminal."""
+    """Weights that a run starts from.
+
+    Attributes:
+        load: fills a backbone with them
+        text: sentence for the terminal
+        origin: for `summary.json`, with the origin of its own run; None for transformers
+    """
 
     load: Callable[[Backbone], object]
     text: str
-    #: for `summary.json`, with the origin of its own run; None for a model of transformers
     origin: dict[str, Any] | None = None
 
 
 def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
-    """Read the weights of `init_from`, after checking that this model computes the same function with them.
+    """Read the weights of `init_from`, with which this model must compute the same function.
 
     They are of a checkpoint, of a run directory's last one, or of a folder of transformers.
     Optimizer, schedule, decay, name, initialization and text may differ; the tokenizer may not.
@@ -73,7 +78,7 @@ def _start_of_transformers(init_from: str, module: PretrainConfig, data: DataCon
 def _check_same_function(
     path: str, model: LoadedCheckpoint, module: PretrainConfig, data: DataConfig
 ) -> None:
-    """Check that the checkpoint's model computes what the model of this run computes with its weights."""
+    """Check that the checkpoint's model and that of this run compute the same."""
     tokenizer = model.checkpoint[CHECKPOINT_KEY].get("tokenizer_sha256")
     theirs = function_settings(model.config, model.strategy, model.options, tokenizer)
     ours = function_settings(
@@ -107,7 +112,7 @@ def _origin(path: str, model: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def with_sizes(words: Sequence[str]) -> list[str]:
-    """Return the words of `fit` with the model's sizes after `--model.init_from DIR`, a folder of transformers."""
+    """Return the words of `fit` with the sizes of `--model.init_from`, a transformers folder."""
     result: list[str] = []
     for option in options_of(words):
         result += option.words

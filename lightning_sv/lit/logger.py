@@ -42,7 +42,7 @@ class RunLogger(TensorBoardLogger):
             super().log_metrics(metrics, None if step is None else step * self.tokens_per_step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Show `params` in the table of runs, with the last validation loss of each, also during training.
+        """Show `params` in the table of runs, with the last validation loss of each.
 
         Lightning's method would write the metric as an additional scalar at step 0. For a resumed
         run, TensorBoard shows the values written first.
@@ -81,7 +81,7 @@ class RunLogger(TensorBoardLogger):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Add the directory to write errors of TensorBoard's thread, which Lightning hides in a ValueError."""
+        """Add the directory to write errors, which Lightning hides in a ValueError."""
         try:
             yield
         except (OSError, ValueError) as error:

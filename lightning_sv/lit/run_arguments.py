@@ -32,7 +32,7 @@ def trainer_keys() -> type:
 
 
 def _without_classes(hint: Any) -> Any:
-    """Return a type with plain values for Lightning's classes, which would be imported and built."""
+    """Return a type with plain values for Lightning's classes, which are not imported."""
     if getattr(hint, "__module__", "").startswith("lightning."):
         return dict if hint.__name__ == "Strategy" else Plain
     origin = get_origin(hint)

@@ -96,7 +96,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
-    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter.
+    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay.
 
     Nothing is written if a subclass has its own optimizer or model.
     """
@@ -199,7 +199,8 @@ def print_summary(
     trusted = allow_words(modules_named(summary["label"]))
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *trusted])
     tensorboard = Path(program()).with_name("tensorboard")
-    charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)"
+    charts = f"{tensorboard} --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1"
+    charts += "   (or: make tensorboard)"
     lines = {"picture": run_dir / PICTURE, "charts": charts}
     lines |= {} if summary.get("built_by") else {"sample": sample}
     if compared is not None:

@@ -13,7 +13,7 @@ from lightning_sv.nn import Backbone
 
 
 class TextSamples(L.Callback):
-    """Log a continuation of a prompt to TensorBoard after every validation; nothing if `tokens` is 0.
+    """Log a continuation of a prompt to TensorBoard after every validation.
 
     Sampling uses a private generator and does not affect the run: losses and weights are bitwise
     equal.

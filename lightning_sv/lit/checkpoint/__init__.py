@@ -1,1 +1,1 @@
-"""Checkpoints: content in addition to the weights, atomic writing, and settings that a reader must share."""
+"""Checkpoints: content in addition to the weights, atomic writing, settings of a reader."""

@@ -14,12 +14,12 @@ from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write Lightning's checkpoint files atomically: a full disk, a kill or a Ctrl-C leaves the previous one."""
+    """Write Lightning's checkpoint files atomically: a full disk or a kill leaves the previous."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Write `checkpoint` to `path`; after an OSError, the file at `path`, if any, is as before."""
+        """Write `checkpoint` to `path`; after an OSError, the file there is as before."""
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -45,7 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a checkpoint a second name atomically: a hard link to a file, a symbolic link to a folder, or a copy."""
+    """Give a checkpoint a second name atomically: a link, or a copy if there are none."""
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
         remove(partial_of(name))

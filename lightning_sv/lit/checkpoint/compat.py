@@ -33,33 +33,42 @@ _DATA = ("tokenizer_sha256", "data")
 
 def recorded_settings(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
     """Return the settings that weights, optimizer state and the order of the data depend on."""
+    tokenizer = None
+    batch = None
+    if data is not None:
+        tokenizer = data.manifest.tokenizer_sha256
+        batch = {"seq_len": data.seq_len, "global_batch": data.global_batch}
     return {
         "backbone": asdict(module.backbone),
         "scale": str(module.strategy),
         "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,
         "residual": module.residual,
-        "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
+        "tokenizer_sha256": tokenizer,
         "optim": asdict(module.optim) | {"lr": module.plan.lr},
         "schedule": asdict(module.schedule),
-        "init_from": None if module.init_from is None else os.path.abspath(module.init_from),  # noqa: PTH100 (with ..)
-        "data": None
-        if data is None
-        else {"seq_len": data.seq_len, "global_batch": data.global_batch},
+        "init_from": None if module.init_from is None else _absolute(module.init_from),
+        "data": batch,
     }
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 (also removes ..)
 
 
 def record_settings(checkpoint: dict[str, Any], module: Any) -> None:
     """Store the settings of a `PretrainModule`, next to the progress of `ExactResume`."""
     progress = checkpoint.get(CHECKPOINT_KEY, {})
     settings = recorded_settings(module.settings, data_of(module.trainer))
-    checkpoint[CHECKPOINT_KEY] = (
-        {"format": FORMAT} | settings | {"built_by": module.built_by} | progress
-    )
+    own = {"format": FORMAT, **settings, "built_by": module.built_by}
+    checkpoint[CHECKPOINT_KEY] = own | progress
 
 
 def check_recorded(checkpoint: dict[str, Any], module: Any) -> None:
-    """Check that a checkpoint has the settings of a `PretrainModule`, or for load_from_checkpoint its function."""
+    """Check that a checkpoint has the settings of a `PretrainModule`.
+
+    In load_from_checkpoint, whose arguments may replace settings, check its function alone.
+    """
     if (
         module._trainer is None
     ):  # load_from_checkpoint, whose arguments may replace the checkpoint's settings

@@ -23,7 +23,7 @@ class ChecksummedResult(WriteResult):
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """Write a sharded checkpoint, and last of all, after every rank has finished, the checksums of its files.
+    """Write a sharded checkpoint, and after every rank has finished, its checksums.
 
     Each rank hashes its own file right after writing it, while it is in the page cache.
     """

@@ -14,7 +14,7 @@ from lightning_sv.runs.provenance import Segments, commit
 
 
 class ExactResume(L.Callback):
-    """Store random states, accumulation and provenance in checkpoints, and continue from them to the last bit.
+    """Store random states, accumulation and provenance in checkpoints, and continue exactly.
 
     Attributes:
         segments: starts of the program that the run consists of
@@ -67,7 +67,7 @@ class ExactResume(L.Callback):
         restart_between_steps(checkpoint, saved["accumulate"], trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Restore the random states of the checkpoint, if there is one, and follow the schedule of this run."""
+        """Restore the checkpoint's random states, and follow the schedule of this run."""
         if self._rng is None:
             return
         restore_rng(self._rng, trainer.global_rank, pl_module.device)
@@ -101,7 +101,7 @@ def follow_schedule(scheduler: LRScheduler) -> None:
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
-    """Convert Lightning's counts of micro-batches in place, if a step had `then` of them and has `now`."""
+    """Convert Lightning's counts of micro-batches in place, from `then` per step to `now`."""
     if then == now:
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -12,7 +12,7 @@ from lightning_sv.nn import MixtureOfExperts, Routing
 
 
 def total_loads(routings: Sequence[Routing]) -> Tensor | None:
-    """Return the tokens of each expert on all devices, (blocks, experts); None for a dense model."""
+    """Return the tokens of each expert on all devices, (blocks, experts); None if dense."""
     if not routings:
         return None
     loads = torch.stack([routing.load for routing in routings])

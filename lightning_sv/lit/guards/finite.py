@@ -143,7 +143,8 @@ def _message(trainer: L.Trainer, event: dict[str, Any]) -> str:
         hint = "This is the first step, so check model.backbone.init_std and model.init_from."
     if "blocks" in event and trainer.log_dir:
         hint += f" {Path(trainer.log_dir) / NONFINITE} identifies the batch."
-    values = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
+    step = trainer.global_step + 1
+    values = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {step}"
     return f"{values}; expected finite values, so the step was not taken. {hint}"
 
 
