@@ -37,7 +37,7 @@ class PlannedArm:
 
     label: str
     run_spec: "RunSpec"
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = ()
     ours: bool = False
     baseline: bool = False
     series: str = ""
@@ -162,7 +162,11 @@ class Series:
     @property
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
-        return fit_optimum([arm.point for arm in self.arms], [arm.losses.tolist() for arm in self.arms], self.planned)
+        return fit_optimum(
+            [arm.point for arm in self.arms],
+            [arm.losses.tolist() for arm in self.arms],
+            self.planned,
+        )
 
 
 @lru_cache(maxsize=100)

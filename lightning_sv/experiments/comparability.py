@@ -29,7 +29,9 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
-            raise ConfigError(f"{run.dir / SUMMARY} has no {missing[0]}: its corpus is unknown. Train the run again.")
+            raise ConfigError(
+                f"{run.dir / SUMMARY} has no {missing[0]}: its corpus is unknown. Train the run again."
+            )
         if validation:
             facts[name] |= {f"data.{key}": validation_setting(run, key) for key in VALIDATION_KEYS}
     check_same_data(facts)
@@ -59,13 +61,19 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
     warnings = _config_warnings(runs, (*_OWN_KEYS, *asked))
     facts: dict[str, Callable[[Run], Any]] = {
         "end at different tokens": lambda run: run.tokens,
-        "have models of different classes": lambda run: run.summary.get("built_by") or "PretrainModule",
-        "have different optimizers": lambda run: run.summary.get("own_optimizer") or "that of the config",
+        "have models of different classes": lambda run: (
+            run.summary.get("built_by") or "PretrainModule"
+        ),
+        "have different optimizers": lambda run: (
+            run.summary.get("own_optimizer") or "that of the config"
+        ),
         "used different versions of torch": lambda run: run.summary.get("torch"),
-        "were trained by different commits of the code": lambda run: _COMMIT.sub(r"\1", str(run.summary.get("commit"))),
-        "are from different machines": lambda run: (run.summary.get("machine") or "one not stated").partition(
-            ", torch "
-        )[0],
+        "were trained by different commits of the code": lambda run: _COMMIT.sub(
+            r"\1", str(run.summary.get("commit"))
+        ),
+        "are from different machines": lambda run: (
+            run.summary.get("machine") or "one not stated"
+        ).partition(", torch ")[0],
     }
     for what, fact in facts.items():
         names: dict[str, list[str]] = {}
@@ -79,9 +87,13 @@ def comparability_warnings(runs: Mapping[str, Run], asked: Sequence[str] = ()) -
             warnings.append(f"The runs {what}: {'; '.join(shown)}.")
     for name, run in runs.items():
         if skipped := run.summary.get("skipped_steps"):
-            warnings.append(f"{name} skipped {skipped} steps that were not finite, which biases a comparison.")
+            warnings.append(
+                f"{name} skipped {skipped} steps that were not finite, which biases a comparison."
+            )
         for setting, values in changed_numerics(run.summary).items():
-            warnings.append(f"{name} was resumed with a different {setting}: {', then '.join(values)}.")
+            warnings.append(
+                f"{name} was resumed with a different {setting}: {', then '.join(values)}."
+            )
         if extended := schedule_lengths(run.summary):
             warnings.append(
                 f"{name} was resumed with a different trainer.max_steps ({', then '.join(map(str, extended))}): its "
@@ -99,20 +111,28 @@ def panel_warnings(panel: LoadedPanel) -> list[str]:
     longer = any(arm.longer != 1 for arm in arms)
     asked = [key for arm in arms for key in arm.overrides] + list(panel.spec.axes)
     asked += ["model.optim.lr", "model.backbone.init_std"]  # a tuned arm has its own
-    asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
+    asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(
+        arm.model is not None for arm in arms
+    )
     for group in alike(panel.arms):
         runs = {f"{arm.label}, run {i}": run for arm in group for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
             text = comparability_warnings(runs, asked)
-            found += [f"{panel.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
+            found += [
+                f"{panel.title}: {w}"
+                for w in text
+                if not (longer and "end at different tokens" in w)
+            ]
     if panel.sizes:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
         for key in VALIDATION_KEYS:
             values = dict.fromkeys(str(validation_setting(run, key)) for run in every.values())
             if len(values) > 1:
-                found.append(f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}.")
+                found.append(
+                    f"{panel.title}: the sizes of one law have data.{key} {' and '.join(values)}."
+                )
     return found
 
 
@@ -128,13 +148,17 @@ def _config_warnings(runs: Mapping[str, Run], own: Sequence[str]) -> list[str]:
             expected = any(key == k or key.startswith(f"{k}.") for k in own)
             if a != b and not (expected or is_seed or unset):
                 shown = " against ".join("the default" if x is None else str(x) for x in (a, b))
-                found.setdefault((key, str(b)), f"The configs differ in {key}: {shown} ({first}, {name}).")
+                found.setdefault(
+                    (key, str(b)), f"The configs differ in {key}: {shown} ({first}, {name})."
+                )
     return [found[at] for at in sorted(found, key=lambda at: at[0])]
 
 
 def config_of(run: Run) -> dict[str, str]:
     """Return the config of a run without strategy, seed and directory."""
-    return {key: str(value) for key, value in _leaves(run).items() if key not in (*_OWN_KEYS, *_SEEDS)}
+    return {
+        key: str(value) for key, value in _leaves(run).items() if key not in (*_OWN_KEYS, *_SEEDS)
+    }
 
 
 def _leaves(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -31,7 +32,8 @@ from lightning_sv.experiments.kinds.curves import LATE_TRAINING
 from lightning_sv.experiments.report.folder import check_replaceable, reported_runs
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, PlannedFigure
-from lightning_sv.experiments.run_store import RunStore, train
+from lightning_sv.experiments.run_spec import ParsedRun
+from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON, described, print_pairs
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.job import Job
@@ -40,26 +42,55 @@ from lightning_sv.settings.yaml_file import to_args
 log = logging.getLogger(__name__)
 
 
-def default_out(figure: PlannedFigure, model: str, corpus: str, command: str = "compare") -> Path:
-    """Return `runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
-    labels = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
-    where, a, *others = (re.sub(r"[^\w.+=-]+", "-", label) for label in labels)
-    return Path("runs", command, where, "_".join([a, *(["vs"] if command == "compare" else []), *others]))
+def output_of(
+    figure: PlannedFigure,
+    run: ParsedRun,
+    command: str,
+    out: Path | None,
+    launcher: Sequence[str],
+) -> tuple[Path, RunStore]:
+    """Return the output directory of a comparison or sweep, and its runs.
+
+    Args:
+        figure: figure of one panel
+        run: run of the first arm, whose model and corpus name the default directory
+        command: `compare` or `sweep`
+        out: directory with its own runs; default directories share theirs
+        launcher: program of a run
+    """
+    default = _default_out(figure, run, command)
+    runs = RunStore(out or default.parent, context_of(run.data), launcher)
+    return out or _free_out(default, figure, runs), runs
 
 
-def free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
+def _default_out(figure: PlannedFigure, run: ParsedRun, command: str) -> Path:
+    """Return `runs/compare/tiny-stdlib/llama_vs_unified_nop`, or of a sweep `.../llama_unified`."""
+    place = f"{run.model.backbone.name}-{Path(run.data.corpus.dir).name}"
+    first, *others = map(_file_name, figure.panels[0].spec.arms)
+    if command == "compare":
+        others = ["vs", *others]
+    return Path("runs", command, _file_name(place), "_".join([first, *others]))
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^\w.+=-]+", "-", label)
+
+
+def _free_out(base: Path, figure: PlannedFigure, runs: RunStore) -> Path:
     """Return `base`, with a number if it has the report of a figure of other settings."""
-    for number in count(1):
-        out = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        if not replaces_other_settings(out, figure, runs):
-            return out
-    raise AssertionError
+    out = base
+    for number in count(2):
+        if not _replaces_other_settings(out, figure, runs):
+            break
+        out = base.with_name(f"{base.name}-{number}")
+    return out
 
 
-def replaces_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
+def _replaces_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) -> bool:
     """Return whether a folder has a report without runs of some arm of the figure.
 
-    Names of arms do not tell, because they do not contain settings of all arms, such as the optimizer.
+    Names of arms do not tell, because they do not contain settings of all arms, such as the
+    optimizer.
     """
     reported = {run.name for run in reported_runs(out)}
     if not reported:
@@ -72,33 +103,66 @@ def replaces_other_settings(out: Path, figure: PlannedFigure, runs: RunStore) ->
     return any(reported.isdisjoint(names) for names in runs_of_arms.values())
 
 
-def _check_out(out: Path, figure: PlannedFigure, runs: RunStore) -> None:
-    """Refuse to replace files of others, and warn about a report of other settings."""
+def _train(
+    figure: PlannedFigure, runs: RunStore, out: Path, jobs: int | None, console: Console
+) -> LoadedPanel:
+    """Train the missing runs of a figure of one panel, and return the panel.
+
+    Raises:
+        ConfigError: the output directory has files of others
+        RunError: a run failed; the message ends with the last lines of its log, and other runs
+            continue
+    """
     check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
-    if replaces_other_settings(out, figure, runs):
-        log.warning("the report in %s is of other settings and will be replaced; its runs are kept", out)
+    if _replaces_other_settings(out, figure, runs):
+        log.warning("the report in %s is of other settings and will be replaced", out)
+    failed = train([figure], runs, parallel=jobs, console=console)
+    for message in failed.values():
+        raise RunError(message)
+    (panel,) = load_panels(figure.panels, runs)
+    return panel
 
 
 def compare(
-    figure: PlannedFigure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str = ""
+    figure: PlannedFigure,
+    runs: RunStore,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    console: Console,
+    command: str = "",
 ) -> Figure:
-    """Train missing runs, check that runs are comparable, write the results, and return the figure with its runs.
+    """Train missing runs, check that runs are comparable, write the results.
 
-    The figure has one panel, the baseline first. `jobs` runs are trained at a time: by default one per core, at most
-    four, and one on a GPU. `comparison.json` has all numbers.
+    `comparison.json` has all numbers.
+
+    Args:
+        figure: figure of one panel, the baseline first
+        runs: runs of the figure
+        out: output directory
+        jobs: runs that are trained at a time; by default one per core, at most four, and one on a
+            GPU
+        console: console for the progress
+        command: command of the report
+
+    Returns:
+        The figure with its runs.
 
     Raises:
-        RunError: a run failed; the message ends with the last lines of its log, and other runs continue
+        RunError: a run failed, or only one arm has runs
     """
-    _check_out(out, figure, runs)
-    failed = train([figure], runs, parallel=jobs, console=console)
-    (panel,) = load_panels(figure.panels, runs)
-    if failed or panel.why_not is not None or len(panel.arms) < 2:
-        raise RunError(next(iter(failed.values()), panel.why_not or panel.warnings[-1]))
+    panel = _train(figure, runs, out, jobs, console)
+    if panel.why_not is not None:
+        raise RunError(panel.why_not)
+    if len(panel.arms) < 2:
+        raise RunError(panel.warnings[-1])
+
     named = _runs_by_name(panel)
     check_same_corpus(named)
-    asked = [key for arm in panel.spec.arms.values() for key in arm.overrides]
-    warnings = (*comparability_warnings(named, asked), *panel.warnings, *panel.unpaired)
+    requested = list[str]()
+    for arm in panel.spec.arms.values():
+        requested += arm.overrides
+    warnings = (*comparability_warnings(named, requested), *panel.warnings, *panel.unpaired)
     result = Figure(
         figure.spec,
         described(panel),
@@ -107,19 +171,25 @@ def compare(
         tokens_per_param=figure.tokens_per_param,
     )
     write_report([result], out, "a comparison of your own")
-    jobs_by_dir = {job.run_dir: job for job in (runs.job(*request) for request in figure.requests())}
-    numbers = {
-        "unit": "nats per token",
-        "seeds": sorted(set(panel.arms[0].seeds).intersection(*(arm.seeds for arm in panel.arms))),
-        "arms": [_arm_numbers(arm, panel) for arm in panel.arms],
-        "differences": [pair.to_dict() for pair in panel.pairs],
-        "runs": [_run_numbers(name, run, jobs_by_dir[run.dir], out) for name, run in named.items()],
-        "diverged": {arm.label: len(arm.diverged) for arm in panel.every if arm.diverged},
-        "warnings": list(warnings),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+
+    jobs_by_dir = {job.run_dir: job for job in (runs.job(*run) for run in figure.requests())}
+    listed = [_run_numbers(name, run, jobs_by_dir[run.dir], out) for name, run in named.items()]
+    numbers = _numbers(panel) | {"runs": listed, "warnings": list(warnings)}
     write_atomically(out / COMPARISON, json.dumps(numbers, indent=2, default=str) + "\n")
     return result
+
+
+def _numbers(panel: LoadedPanel) -> dict[str, Any]:
+    """Return the numbers of a comparison, without its runs."""
+    seeds_of_arms = [set(arm.seeds) for arm in panel.arms]
+    return {
+        "unit": "nats per token",
+        "seeds": sorted(set.intersection(*seeds_of_arms)),
+        "arms": [_arm_numbers(arm, panel) for arm in panel.arms],
+        "differences": [pair.to_dict() for pair in panel.pairs],
+        "diverged": {arm.label: len(arm.diverged) for arm in panel.every if arm.diverged},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _runs_by_name(panel: LoadedPanel) -> dict[str, Run]:
@@ -157,7 +227,8 @@ def _run_numbers(name: str, run: Run, job: Job, out: Path) -> dict[str, Any]:
 def print_comparison(console: Console, figure: Figure, out: Path) -> None:
     """Print the table of a comparison, sentences, warnings and the paths of its files."""
     panel = figure.panels[0]
-    shown = panel.kind.table(panel).drop(columns=["each seed", LATE_TRAINING])  # too wide for 80 columns
+    too_wide = ["each seed", LATE_TRAINING]  # for 80 columns
+    shown = panel.kind.table(panel).drop(columns=too_wide)
     table = Table(*(Column(name, overflow="fold") for name in shown.columns))
     for row in shown.to_numpy():
         table.add_row(*map(escape, row))
@@ -168,18 +239,24 @@ def print_comparison(console: Console, figure: Figure, out: Path) -> None:
 
 
 def sweep(
-    figure: PlannedFigure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str
+    figure: PlannedFigure,
+    runs: RunStore,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    console: Console,
+    command: str,
 ) -> LoadedPanel:
-    """Train missing runs of a grid, write its report, and return the panel without points that diverged.
+    """Train missing runs of a grid, write its report, and return the panel.
+
+    The panel has no points that diverged. The arguments are those of `compare`.
 
     Raises:
         RunError: a run failed and did not diverge, or all points of an arm diverged
     """
-    _check_out(out, figure, runs)
-    failed = train([figure], runs, parallel=jobs, console=console)
-    (panel,) = load_panels(figure.panels, runs)
-    if failed or panel.why_not is not None:
-        raise RunError(next(iter(failed.values()), f"{panel.why_not}; give other values."))
+    panel = _train(figure, runs, out, jobs, console)
+    if panel.why_not is not None:
+        raise RunError(f"{panel.why_not}; give other values.")
     report = Figure(
         figure.spec,
         (panel,),

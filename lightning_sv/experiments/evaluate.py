@@ -47,10 +47,15 @@ def load_panels(planned: Sequence[PlannedPanel], runs: RunStore) -> tuple[Loaded
         arms = tuple(_read_arm(arm, runs, unfinished) for arm in panel.arms)
         add_to_pool(pool, panel.spec, arms)
         arms_of_panels.append(arms)
-    return tuple(_load_panel(panel, arms, pool, runs) for panel, arms in zip(planned, arms_of_panels, strict=True))
+    return tuple(
+        _load_panel(panel, arms, pool, runs)
+        for panel, arms in zip(planned, arms_of_panels, strict=True)
+    )
 
 
-def _load_panel(planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore) -> LoadedPanel:
+def _load_panel(
+    planned: PlannedPanel, every: tuple[Arm, ...], pool: Pool, runs: RunStore
+) -> LoadedPanel:
     """Keep the arms that the kind of the panel can compare."""
     arms: tuple[Arm, ...] = ()
     why_not = planned.why_not
@@ -92,7 +97,9 @@ def _lost_runs(every: Sequence[Arm], missing: Sequence[Job]) -> list[str]:
             lost.append(f"{diverged} of {diverged + len(arm.runs)} runs of {arm.label} diverged")
     if missing:
         first = missing[0]
-        lost.append(f"{len(missing)} of its runs did not finish, the first being {first.title} ({first.log})")
+        lost.append(
+            f"{len(missing)} of its runs did not finish, the first being {first.title} ({first.log})"
+        )
     return lost
 
 
@@ -104,7 +111,9 @@ def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
     if not unknown:
         return []
     names = ", ".join(sorted(unknown))
-    return [f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."]
+    return [
+        f"{panel.title}: the source of {names} has changed since its runs, or is not recorded for them."
+    ]
 
 
 def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
@@ -129,7 +138,10 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
         budget = f"{spec.steps:,} steps, {spec.tokens_per_param:.1f} tokens per parameter, {len(arm.seeds)} seeds"
         groups.setdefault((spec.model, spec.details, budget), []).append(arm.label)
     notes = dict.fromkeys(spec.note for _, spec in specs if spec.note)
-    return (*(f"{', '.join(common)}: {'; '.join(labels)}." for common, labels in groups.items()), *notes)
+    return (
+        *(f"{', '.join(common)}: {'; '.join(labels)}." for common, labels in groups.items()),
+        *notes,
+    )
 
 
 def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
@@ -137,7 +149,9 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     evaluated = []
     for figure in figures:
         claims = [
-            (claim, evaluate_claim(claim, panel, figure)) for panel in figure.panels for claim in panel.spec.claims
+            (claim, evaluate_claim(claim, panel, figure))
+            for panel in figure.panels
+            for claim in panel.spec.claims
         ]
         available = tuple(panel for panel in figure.panels if panel.is_shown)
         evaluated.append(replace(figure, panels=available, verdicts=one_primary(claims)))
@@ -218,7 +232,17 @@ def statement(claim: ClaimSpec) -> str:
 
 def not_testable(claim: ClaimSpec, why: str) -> Verdict:
     """Return the verdict on a claim that these runs, or this budget, do not test."""
-    return Verdict(statement(claim), NOT_TESTABLE, f"Not testable here: {why}.", None, None, None, 0, None, claim.paper)
+    return Verdict(
+        statement(claim),
+        NOT_TESTABLE,
+        f"Not testable here: {why}.",
+        None,
+        None,
+        None,
+        0,
+        None,
+        claim.paper,
+    )
 
 
 def _verdict(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict:
@@ -228,7 +252,9 @@ def _verdict(claim: ClaimSpec, panel: LoadedPanel, paper_scale: bool) -> Verdict
     margin = math.log(claim.margin or 1.0) if estimate.unit == "times" else claim.margin
     word, p, to_go = estimate.outcome or kind.test(estimate.tested or d, margin)
     word = word if d.se is not None else NOT_RESOLVED  # one pair gives no verdict
-    p *= 2 * ALPHA / (1 - d.confidence)  # p is below ALPHA if the interval decides, whatever its coverage
+    p *= (
+        2 * ALPHA / (1 - d.confidence)
+    )  # p is below ALPHA if the interval decides, whatever its coverage
     detail += f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
     for arm in panel.arms:  # the remaining runs are selected by their success
         if arm.diverged and arm.label in (claim.a, claim.b):
@@ -267,7 +293,9 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
 
     It is that of the claim marked in the YAML, or else of the first claim that was tested; of its largest tested size.
     """
-    tested = [(claim, [v for v in results if v.verdict != NOT_TESTABLE]) for claim, results in claims]
+    tested = [
+        (claim, [v for v in results if v.verdict != NOT_TESTABLE]) for claim, results in claims
+    ]
     chosen = [results for claim, results in tested if claim.primary]
     candidates = chosen or [results for _, results in tested if results]
     primary = candidates[0][-1:] if candidates else []
@@ -288,7 +316,13 @@ def corrected(figures: Sequence[Figure]) -> list[Figure]:
     p_values: dict[Verdict, float] = {}
     for primary, rule in ((True, holm), (False, benjamini_hochberg)):
         group = [v for v in tested if v.primary == primary]
-        p_values |= dict(zip(group, rule([min(1.0, 2 / v.sides * v.p) for v in group if v.p is not None]), strict=True))
+        p_values |= dict(
+            zip(
+                group,
+                rule([min(1.0, 2 / v.sides * v.p) for v in group if v.p is not None]),
+                strict=True,
+            )
+        )
 
     def correct(verdict: Verdict) -> Verdict:
         p = p_values.get(verdict)
@@ -305,7 +339,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     order, n = np.argsort(p_values), len(p_values)
     corrected = np.empty(n)
-    corrected[order] = np.maximum.accumulate(np.minimum(1.0, (n - np.arange(n)) * np.sort(p_values)))
+    corrected[order] = np.maximum.accumulate(
+        np.minimum(1.0, (n - np.arange(n)) * np.sort(p_values))
+    )
     return [float(p) for p in corrected]
 
 

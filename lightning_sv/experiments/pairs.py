@@ -27,7 +27,9 @@ class Pair:
     def sentences(self) -> tuple[str, str]:
         """The verdict, and the ratio of their tokens, each as a sentence."""
         a, b = self.a.label, self.b.label
-        return difference_sentence(a, b, self.difference), tokens_sentence(a, b, self.efficiency, TWO_SIDED)
+        return difference_sentence(a, b, self.difference), tokens_sentence(
+            a, b, self.efficiency, TWO_SIDED
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers of the pair as JSON types."""

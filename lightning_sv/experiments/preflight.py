@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from lightning_sv.experiments.kinds.base import PlannedPanel
 from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.runs.events import Run
 from lightning_sv.runs.tags import VAL_LOSS
 
 # kinds of claims about more than the last loss of a run
@@ -45,7 +46,9 @@ def check_corpora(figures: Sequence[PlannedFigure]) -> None:
         if is_remote(folder) or (Path(folder).expanduser() / FILENAME).is_file():
             continue
         command = shlex.join(["lightning-sv", "prepare", *_of_corpus(run_spec.args)])
-        raise ConfigError(f"data.corpus.dir is {folder}; expected a prepared corpus. Run `{command}`.")
+        raise ConfigError(
+            f"data.corpus.dir is {folder}; expected a prepared corpus. Run `{command}`."
+        )
 
 
 def _of_corpus(args: Sequence[str]) -> Iterator[str]:
@@ -55,6 +58,30 @@ def _of_corpus(args: Sequence[str]) -> Iterator[str]:
         if is_file or name.startswith("--data.corpus."):
             yield name
             yield value
+
+
+def check_recorded(
+    figures: Sequence[PlannedFigure], recorded: Mapping[str, Run], paths: Sequence[Path]
+) -> None:
+    """Refuse recordings of other figures.
+
+    Args:
+        figures: figures whose runs are needed
+        recorded: recorded runs by the names of their directories
+        paths: folders or files of the recordings
+
+    Raises:
+        ConfigError: no run of the figures is recorded
+    """
+    requests = requests_of(figures)
+    if not recorded or not requests:
+        return
+    if any(run_spec.key(seed) in recorded for run_spec, seed in requests):
+        return
+    budget = figures[0].budget
+    names = " ".join(figure.spec.name for figure in figures)
+    expected = f"a recording with runs of {names} under budget {budget}. Omit it, or change --fig."
+    raise ConfigError(f"--results_from is {' '.join(map(str, paths))}; expected {expected}")
 
 
 def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> None:
@@ -67,10 +94,14 @@ def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> N
         for panel in figure.panels:
             for claim in filter(_reads_curve, panel.spec.claims):
                 if run := _recorded_without_curve(claim, panel, runs):
-                    command = f"lightning-sv paper --budget {figure.budget} --fig {figure.spec.name}"
+                    command = (
+                        f"lightning-sv paper --budget {figure.budget} --fig {figure.spec.name}"
+                    )
                     what = f"a curve of val/loss, which a claim {claim.kind!r} of {figure.spec.name} needs"
                     hint = f"Run `{command}` without --results_from, or judge the other claims with --no_train."
-                    raise ConfigError(f"--results_from: {run} has a single loss; expected {what}. {hint}")
+                    raise ConfigError(
+                        f"--results_from: {run} has a single loss; expected {what}. {hint}"
+                    )
 
 
 def _reads_curve(claim: ClaimSpec) -> bool:

@@ -63,15 +63,19 @@ class PlannedFigure:
 
     Attributes:
         panels: panels in the order of the paper
-        tokens_per_param: lowest and highest training tokens per activated parameter of its runs
         paper_scale: if True, models and tokens are those of the paper
     """
 
     spec: FigureSpec
     panels: tuple[PlannedPanel, ...]
-    tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     paper_scale: bool = False
+
+    @property
+    def tokens_per_param(self) -> tuple[float, float]:
+        """Lowest and highest training tokens per activated parameter of its runs."""
+        ratios = [run_spec.tokens_per_param for run_spec, _ in self.requests()]
+        return min(ratios, default=0.0), max(ratios, default=0.0)
 
     def requests(self) -> list[RunRequest]:
         """Return each required run once, seed by seed."""

@@ -17,7 +17,14 @@ from lightning_sv.atomic import read_json
 from lightning_sv.experiments.arms import RunRequest
 from lightning_sv.experiments.results import PlannedFigure, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
-from lightning_sv.runs.directory import COMMAND, SUMMARY_TYPES, is_complete, is_diverged, read_config, read_stop
+from lightning_sv.runs.directory import (
+    COMMAND,
+    SUMMARY_TYPES,
+    is_complete,
+    is_diverged,
+    read_config,
+    read_stop,
+)
 from lightning_sv.runs.events import Curve, Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -63,7 +70,9 @@ class RunStore:
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
         if self.context is not None:
             jobs = [job for job in jobs if job.state() != "complete"]
-        return [job for job in jobs if not is_complete(job.run_dir) and not is_diverged(job.run_dir)]
+        return [
+            job for job in jobs if not is_complete(job.run_dir) and not is_diverged(job.run_dir)
+        ]
 
     def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
@@ -84,14 +93,28 @@ class RunStore:
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
         if not is_diverged(job.run_dir):
             run = read_run(job.run_dir)
-            return replace(run, summary={"epochs": run_spec.epochs, **run.summary})  # older summaries lack it
-        event, context = read_stop(job.run_dir), read_json(job.run_dir / COMMAND, "train the run again.")["context"]
-        tokens = (event["step"] + 1) * data["global_batch"] * data["seq_len"]  # with those of the step that failed
-        summary = {key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES}
+            return replace(
+                run, summary={"epochs": run_spec.epochs, **run.summary}
+            )  # older summaries lack it
+        event, context = (
+            read_stop(job.run_dir),
+            read_json(job.run_dir / COMMAND, "train the run again.")["context"],
+        )
+        tokens = (
+            (event["step"] + 1) * data["global_batch"] * data["seq_len"]
+        )  # with those of the step that failed
+        summary = {
+            key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES
+        }
         summary |= {"seed": seed, "steps": event["step"], "tokens": tokens, "val_loss": math.nan}
-        summary |= {"lr": identity["model"]["optim"]["lr"], "activated_parameters": run_spec.parameters}
+        summary |= {
+            "lr": identity["model"]["optim"]["lr"],
+            "activated_parameters": run_spec.parameters,
+        }
         losses = Curve(np.array([tokens]), np.array([math.nan]))
-        return Run(job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses})
+        return Run(
+            job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses}
+        )
 
 
 def train(
@@ -107,20 +130,36 @@ def train(
     jobs = runs.missing(requests)
     recorded = sum(runs.is_recorded(*run) for run in requests)
     where = f", {recorded} of them as recorded" if recorded else ""
-    console.print(f"{len(requests) - len(jobs)} of {len(requests)} runs are complete{where}", markup=False)
+    console.print(
+        f"{len(requests) - len(jobs)} of {len(requests)} runs are complete{where}", markup=False
+    )
     for job in (runs.job(*run) for run in requests if not runs.is_recorded(*run)):
         if is_diverged(job.run_dir):
-            console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
+            console.print(
+                f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False
+            )
     if not jobs:
         return {}
     try:
-        failed = run_jobs(jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console)
-        return {job.name: failed[job.name] for job in jobs if job.name in failed and not is_diverged(job.run_dir)}
+        failed = run_jobs(
+            jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console
+        )
+        return {
+            job.name: failed[job.name]
+            for job in jobs
+            if job.name in failed and not is_diverged(job.run_dir)
+        }
     except KeyboardInterrupt:
-        console.print("Stopped. Finished runs are kept. The same command reuses them and resumes the others.")
+        console.print(
+            "Stopped. Finished runs are kept. The same command reuses them and resumes the others."
+        )
         raise
 
 
 def context_of(data: DataConfig) -> dict[str, str]:
     """Return corpus and versions, on which results depend in addition to commands, for `RunStore`."""
-    return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}
+    return {
+        "corpus_hash": data.manifest.corpus_hash,
+        "torch": torch.__version__,
+        "lightning_sv": __version__,
+    }

@@ -247,7 +247,9 @@ def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
         for where, spec in ((at, panel), *arms, *claims):
             for key in ("seeds", "skip_under", "one_at_a_time", "lr"):
                 yield f"{where}: {key}", getattr(spec, key, None) or ()
-            yield from ((f"{where}: axes: {key}", of) for key, of in getattr(spec, "axes", {}).items())
+            yield from (
+                (f"{where}: axes: {key}", of) for key, of in getattr(spec, "axes", {}).items()
+            )
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:

@@ -27,18 +27,23 @@ from lightning_sv.experiments.kinds.curves import TOKEN_FACTOR
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.results_csv import run_frame, write_csv
 from lightning_sv.experiments.report.scalar_plots import scalar_plots
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_spec import RunResolver
+from lightning_sv.experiments.resolver import RunResolver
+from lightning_sv.experiments.results import Figure, PlannedFigure
 from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
+from lightning_sv.experiments.sources.from_cli import compared_figure, parse_arm, request_arms
 from lightning_sv.experiments.sources.from_runs import own_figure
-from lightning_sv.experiments.spec import load_budget, load_figure
+from lightning_sv.experiments.spec import ArmSpec, load_budget, load_figure
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.lit.summary import has_baseline, print_summary
 from tests.conftest import CONFIG, Refused, listen_to_interrupts, thinned
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
-LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
+LLAMA, UNIFIED = parse_arm("llama"), parse_arm("unified")
+Asked = tuple[str, ArmSpec]
+
+
+def compared(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> PlannedFigure:
+    return compared_figure(request_arms(arms, words, {}), seeds)
 
 
 def run(
@@ -47,7 +52,7 @@ def run(
     """Return comparison.json and the output; `fake` are more arguments of the fake training."""
     said = Console(file=io.StringIO(), width=400)
     runs = RunStore(out, launcher=(*FAKE, *fake))
-    print_comparison(said, compare(compared_figure(arms, words, seeds), runs, out, jobs=2, console=said), out)
+    print_comparison(said, compare(compared(arms, words, seeds), runs, out, jobs=2, console=said), out)
     return numbers(out), said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -63,7 +68,7 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
 
 def test_run_key_has_the_content_of_initial_weights(tmp_path: Path) -> None:
     def keys(start: Path) -> set[str]:
-        figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
+        figure = compared((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
         return {run_spec.key(seed) for run_spec, seed in figure.requests()}
 
     one, same, other = tmp_path / "one.ckpt", tmp_path / "same/checkpoints/last.ckpt", tmp_path / "other.ckpt"
@@ -134,7 +139,7 @@ def test_compare_report_is_read_again(three: Path, tmp_path: Path) -> None:
 def test_compare_several_arms_share_one_baseline(tmp_path: Path) -> None:
     deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
     two, _ = run(tmp_path, *deltas)
-    four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
+    four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, parse_arm("nop"), parse_arm("hg")))
     runs = {each["name"]: each for each in four["runs"]}
     assert list(runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
     assert said.count(": done in") == 6 and {each["dir"] for each in two["runs"]} < {r["dir"] for r in four["runs"]}
@@ -163,7 +168,7 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
     assert {arm.label for arm in own_figure([out]).panels[0].arms} == {"llama", "unified"}
     assert (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns == before
     config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
-    swapped = [asked("iwd+or+dnp+hg", "", "the paper's"), asked("nop", "", None), LLAMA]
+    swapped = [parse_arm("iwd+or+dnp+hg", "", "the paper's"), parse_arm("nop"), LLAMA]
     _, said = run(out, words=[*words, "--model.optim.weight_decay=0.1"], seeds=1, arms=swapped)
     assert "2 of 3 runs are complete" in said and "nop, seed 0: done" in said
     assert run(out, words=[*words, "--model.optim.lr", "0.1"], seeds=1)[1].count(": done in") == 2
@@ -172,7 +177,7 @@ def test_compare_complete_runs_reused_and_seeds_added(tmp_path: Path) -> None:
 
 
 def test_compare_diverged_run_report_of_its_folder_is_equal(tmp_path: Path) -> None:
-    arms = (LLAMA, UNIFIED, asked("nop", "", None))
+    arms = (LLAMA, UNIFIED, parse_arm("nop"))
     run(tmp_path, seeds=3, arms=arms)
     lost = run_dir(tmp_path, "nop", 0)
     (lost / "summary.json").unlink()
@@ -205,8 +210,8 @@ def test_compare_run_keys_equal_those_of_a_figure() -> None:
     plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # as in `compare`
     budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
     figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
-    compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
-    assert {r.key(seed) for r, seed in compared.requests()} == {r.key(seed) for r, seed in figure.requests()}
+    planned = compared([LLAMA, parse_arm("hg"), parse_arm("hg+dp+or")], CONFIG, 3)
+    assert {r.key(seed) for r, seed in planned.requests()} == {r.key(seed) for r, seed in figure.requests()}
 
 
 def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_compare_failed_run_shows_its_log_and_is_repeated(tmp_path: Path) -> Non
 def test_compare_different_corpora_refused_configs_warned(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="corpus_hash"):
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
-    faster = asked("unified", "--model.optim.lr 0.1", "unified")
+    faster = parse_arm("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
     assert found["warnings"] == ["The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0)."]
 
@@ -231,13 +236,13 @@ def test_compare_wrong_requests_start_nothing(tmp_path: Path) -> None:
             run(tmp_path, words=words, arms=arms)
 
     refused(LLAMA, LLAMA, match="'llama' is the name of two arms")
-    refused(LLAMA, UNIFIED, asked("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
-    refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="--seed_everything")
+    refused(LLAMA, UNIFIED, parse_arm("hg+dnp+or+iwd", "", "again"), match="'unified' and 'again' resolve to the same")
+    refused(LLAMA, parse_arm("nop", "--seed_everything 3", "nop"), match="--seed_everything")
     with pytest.raises(ValueError, match="words of a shell"):
-        asked("nop", "--model.optim.lr '0.1", None)
+        parse_arm("nop", "--model.optim.lr '0.1", None)
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="--run_dir")
     refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config")
-    run_spec, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).requests()[0]
+    run_spec, seed = compared((LLAMA, UNIFIED), CONFIG, 1).requests()[0]
     foreign = tmp_path / "runs" / run_spec.key(seed)
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
@@ -252,7 +257,7 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
     code = (
         "from tests.experiments.test_compare import *\n"
         f"out = Path({str(tmp_path)!r})\n"
-        "figure, launcher = compared_figure((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
+        "figure, launcher = compared((LLAMA, UNIFIED), CONFIG, 2), (*FAKE, '--hang_seed', '1')\n"
         "compare(figure, RunStore(out, launcher=launcher), out, jobs=2, console=Console(stderr=True))"
     )
     words = [sys.executable, "-c", code]
@@ -269,16 +274,16 @@ def test_compare_interrupt_stops_children_keeps_complete_runs(tmp_path: Path) ->
     assert "2 of 2 runs are complete" in said
 
 
-def test_asked_values_stay_complete() -> None:
+def test_parse_arm_values_stay_complete() -> None:
     text = '--model.scale_options.placement_at "{lm_head: dp}" --model.optim.lr=0.01 --data.corpus.dir "2024_01 #1"'
-    label, arm = asked("unified", text, None)
+    label, arm = parse_arm("unified", text, None)
     assert label == "unified,placement_at={lm_head: dp},lr=0.01,dir=2024_01 #1"
     values = {"placement_at": {"lm_head": "dp"}, "lr": 0.01, "dir": "2024_01 #1"}
     assert {key.rpartition(".")[2]: value for key, value in arm.overrides.items()} == values
 
 
 def test_report_has_a_panel_per_sharpness_scalar(tmp_path: Path) -> None:
-    run(tmp_path, "--sharp", "50", seeds=2, arms=(asked("nop", "", None), LLAMA))
+    run(tmp_path, "--sharp", "50", seeds=2, arms=(parse_arm("nop"), LLAMA))
     tags = [f"sharpness/{part}/{key}" for part in ("all", "scale_input") for key in ("lambda_max", "trace")]
     panels = own_figure([tmp_path]).panels[1:]
     assert sorted(panel.spec.tag for panel in panels) == tags
@@ -294,7 +299,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
+    words = ["--baseline", "llama", "--arms", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
     assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
@@ -302,11 +307,9 @@ def test_compare_command_arms_have_their_arguments(run_args: list[str], capsys: 
     assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
     out = Path("runs/compare/tiny-shards")
     assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.json").is_file()
-    assert command.run([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
+    assert command.run([*words, "--a_label", "base"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
-    with pytest.raises(ValueError, match="--b"):
-        command.run([*words, "--b_label", "all"])
+    assert [arm["label"] for arm in made["arms"]] == ["base", "hg+dp+or", "nop"]
 
 
 @pytest.mark.usefixtures("fake")
@@ -319,7 +322,7 @@ def test_compare_command_other_settings_keep_the_earlier_report(
         write_csv(out / "results.csv", run_frame(figures, out))
 
     monkeypatch.setattr("lightning_sv.experiments.compare.write_report", write_runs)
-    words = ["--a", "llama", "--b", "unified", *run_args]
+    words = ["--baseline", "llama", "--arms", "unified", *run_args]
     root = Path("runs/compare/tiny-shards")
     for more in ([], ["--model.optim.name", "muon"], ["--trainer.max_steps", "6"], []):
         assert command.run([*words, "--seeds", "1", *more]) == 0
@@ -364,7 +367,7 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
     taken: list[Figure] = []
     monkeypatch.setattr(command, "compare", lambda figure, *_, **__: taken.append(figure))
     monkeypatch.setattr(command, "print_comparison", lambda *_: None)
-    assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
+    assert command.run(["--baseline", "llama", "--arms", "unified", "nop", *args]) == 0
     return [arm.overrides.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
 
 
@@ -408,7 +411,7 @@ def test_compare_command_wrong_arguments_refused_before_training(
 ) -> None:
     args = [word.format(short=short_corpus) for word in args]
     with pytest.raises(ValueError, match=message):
-        command.run(["--a", "llama", "--b", "unified", *run_args, *args])
+        command.run(["--baseline", "llama", "--arms", "unified", *run_args, *args])
     assert not Path("runs").exists()
 
 

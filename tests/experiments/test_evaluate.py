@@ -22,8 +22,8 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure
-from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.spec import Budget, load_budget, load_figure
 from lightning_sv.runs.events import Curve, Run
@@ -451,7 +451,7 @@ WRONG = [
     (["--budget", "cpu-mini", "--fig", "own-optimum"], "tuned/mini-2578.*paper --budget cpu-mini --fig tuning"),
     (["--fig", "iwd", "--data.corpus.dir", "data/no"], "data.corpus.dir is data/no.*prepare --config .*--data.corpus"),
     (["--submit"], "--submit"),
-    (["--jobs", "0"], "--jobs is 0"),
+    (["--jobs", "0"], "--jobs"),
     (["--fig", "iwd", "--data.corpus.dir"], "--data.corpus.dir"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),

@@ -8,10 +8,11 @@ import pytest
 
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import PlannedFigure
-from lightning_sv.experiments.run_spec import RunResolver, tuned_keys
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import Tuned, budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.tuned_values import tuned_keys
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job, array_script

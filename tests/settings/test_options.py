@@ -60,7 +60,7 @@ ABSENT = f"{__name__}.AbsentLogger"
 FIT = ["fit", *CONFIG]
 DRY = [*FIT, "--dry_run"]
 PLAN = ["plan", "--gpus", "1", *CONFIG]
-COMPARE = ["compare", "--a", "nop", "--b", "hg"]
+COMPARE = ["compare", "--baseline", "nop", "--arms", "hg"]
 SWEEP = ["sweep", "--scale", "hg", "--lr", "0.1"]
 GENERATE = ["generate", "r"]
 #: command, wrong words, and what the error names
@@ -118,7 +118,7 @@ def test_wrong_words_are_refused_by_their_key(
     assert named in said and said.count("error: ") == 1
 
 
-@pytest.mark.parametrize("command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--a", "llama", "--b", "nop"]])
+@pytest.mark.parametrize("command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]])
 def test_run_without_files_is_told_which(command: list[str], refused: Refused) -> None:
     said = refused(*command)
     assert "data.seq_len" in said and "tiny-unified" in said
@@ -224,9 +224,8 @@ def test_check_trainer_keys_one_batch_is_not_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["compare", "--a", "llama", "--b", "typo"], "typo"),
-        (["compare", "--a", "llama", "--b", "unified", "--b_label", "one", "two"], "--b_label"),
-        (["compare", "--a", "llama", "--b", "unified", "--model.backbone.nope", "3"], "model.backbone.nope"),
+        (["compare", "--baseline", "llama", "--arms", "typo"], "typo"),
+        (["compare", "--baseline", "llama", "--arms", "unified", "--model.backbone.nope", "3"], "model.backbone.nope"),
         (["sweep", "--scale", "typo", "--lr", "1e-3", "2e-3", "3e-3"], "typo"),
         (["sweep", "--scale", "llama"], "--lr"),
         (["sweep", "--scale", "llama", "--lr", "-1", "2", "3"], "lr"),

@@ -19,7 +19,12 @@ from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
 from lightning_sv.runs.events import Run
 from lightning_sv.statistics.optimum import Optimum
-from lightning_sv.statistics.paired import PairedDifference, paired_difference, percent, token_efficiency
+from lightning_sv.statistics.paired import (
+    PairedDifference,
+    paired_difference,
+    percent,
+    token_efficiency,
+)
 from lightning_sv.statistics.scaling import FEWEST_SIZES
 from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
@@ -71,7 +76,9 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
     share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    small = below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
+    small = (
+        below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
+    )
     return Estimate(d, f"{at}{longer}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
 
 
@@ -98,40 +105,61 @@ def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
         word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
         found = directed(at_end)._replace(word=word, p=at_end.p_above())
         if at_end.mean <= 0:
-            found = found._replace(to_go="")  # more pairs do not help if one does not reach the loss
+            found = found._replace(
+                to_go=""
+            )  # more pairs do not help if one does not reach the loss
         return Estimate(at_end, reached, part="the final loss", outcome=found)
-    tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
+    tokens_a, tokens_b = (
+        [math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b)
+    )
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
     level = percent(CONFIDENCE)
-    within = f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
+    within = (
+        f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
+        if e.low
+        else "one pair, no interval"
+    )
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    return Estimate(replace(d, mean=e.factor, low=e.low, high=e.high), f"{words} ({within})", "times", tested=d)
+    return Estimate(
+        replace(d, mean=e.factor, low=e.low, high=e.high), f"{words} ({within})", "times", tested=d
+    )
 
 
 def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Logarithm of the ratio of the factors by which two norms grow."""
     arm = panel.arm(claim.a)
-    one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
+    one, two = (
+        [math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)]
+        for t in claim.tags
+    )
     d = paired_difference(two, one, CONFIDENCE)
     names = [tag.split("/")[-2] for tag in claim.tags]
-    grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
+    grown = " and ".join(
+        f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True)
+    )
     detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
     return Estimate(d, detail, "in logarithms")
 
 
 def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
-    a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
+    a, b = (
+        next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b)
+    )
     fits, sizes = fit_series(b, a), len(b.arms)
     outcomes = [opposite(directed(fit.slope)) for fit in fits]
     words = {outcome.word for outcome in outcomes}
     word = next(iter(words)) if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
     name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
-    detail = "; ".join(interval(fit.slope, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit in fits)
+    detail = "; ".join(
+        interval(fit.slope, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit in fits
+    )
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
     least = max(outcomes, key=lambda outcome: outcome.p)._replace(word=word)
     if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
-        least = least._replace(to_go="")  # more pairs do not help: sizes are missing, or the forms disagree
+        least = least._replace(
+            to_go=""
+        )  # more pairs do not help: sizes are missing, or the forms disagree
     return Estimate(fits[0].slope, detail, "in the exponent", sides=2, outcome=least)
 
 
@@ -140,11 +168,15 @@ def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     optima = {series.label: series.optimum for series in panel.series}
     a, b = optima[claim.a], optima[claim.b]
     d = _of_optima(a, b, len(panel.arms[0].runs))
-    where = "; ".join(optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b))
+    where = "; ".join(
+        optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b)
+    )
     outcome = None
     if a.why_not or b.why_not:  # the sentence has the reason
         outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
-    return Estimate(d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", outcome=outcome)
+    return Estimate(
+        d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", outcome=outcome
+    )
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
@@ -166,16 +198,26 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     series = {each.label: each for each in panel.series}
     a, b = series[claim.a], series[claim.b]
     diverged = {arm.series for arm in panel.every if arm.diverged}
-    if diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
-        raise NotTestableError(f"{a.label} and {b.label} have no runs at the same points; a rate has diverged.")
+    if diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [
+        arm.point for arm in b.arms
+    ]:
+        raise NotTestableError(
+            f"{a.label} and {b.label} have no runs at the same points; a rate has diverged."
+        )
     raised: list[list[float]] = []
     stable: list[str] = []
     for each in (a, b):
         losses = np.stack([arm.losses for arm in each.arms])
         raised.append((losses - losses.min(axis=0)).mean(axis=0).tolist())
         means = losses.mean(axis=1)
-        last = max(arm.point[0] for arm, mean in zip(each.arms, means, strict=True) if mean <= means.min() + STABLE)
-        stable.append(f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}")
+        last = max(
+            arm.point[0]
+            for arm, mean in zip(each.arms, means, strict=True)
+            if mean <= means.min() + STABLE
+        )
+        stable.append(
+            f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}"
+        )
     d = paired_difference(raised[1], raised[0], CONFIDENCE)
     gap = interval(d, f"{a.label} - {b.label}")
     return Estimate(d, f"mean excess over the lowest loss: {'; '.join(stable)}; {gap}")
@@ -184,20 +226,25 @@ def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; without a fit, why."""
     at = ", ".join(
-        f"{key.rpartition('.')[2]} {value:.3g}" + (f" (times or over {math.exp(error):.2f})" if error > 0 else "")
+        f"{key.rpartition('.')[2]} {value:.3g}"
+        + (f" (times or over {math.exp(error):.2f})" if error > 0 else "")
         for key, value, error in zip(axes, o.values, o.errors, strict=True)
     )
     return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")
 
 
-def ratio(claim: ClaimSpec, panel: LoadedPanel, what: str, tag: str, *, last: bool = False, power: int = 1) -> Estimate:
+def ratio(
+    claim: ClaimSpec, panel: LoadedPanel, what: str, tag: str, *, last: bool = False, power: int = 1
+) -> Estimate:
     """A / B of a power of a logged scalar: of its last value, or of its median in the second half of the run."""
 
     def log(run: Run) -> float:
         values = run.curve(tag).values
         value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
         if not value > 0:
-            raise NotTestableError(f"{tag} of {run.dir} is {value:g}; expected a number above 0 for a ratio.")
+            raise NotTestableError(
+                f"{tag} of {run.dir} is {value:g}; expected a number above 0 for a ratio."
+            )
         return power * math.log(value)
 
     a, b, _ = _two(claim, panel)
@@ -278,7 +325,9 @@ KINDS: dict[str, ClaimType] = {
         directed,
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
-    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", efficiency, directed),
+    "efficiency": ClaimType(
+        "{a} reaches the final loss of {b} with fewer tokens", efficiency, directed
+    ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         growths_apart,
@@ -290,13 +339,17 @@ KINDS: dict[str, ClaimType] = {
         lambda claim, panel: ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
         directed,
     ),
-    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", slope, _not_below),
+    "slope": ClaimType(
+        "the loss of {a} falls faster with size than that of {b}", slope, _not_below
+    ),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", grid_gap, _below),
     "sensitivity": ClaimType(
         "the loss of {a} depends less on the learning rate than that of {b}",
         lr_sensitivity,
         directed,
-        lambda claim, panel: None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone",
+        lambda claim, panel: (
+            None if [*panel.axes] == ["model.optim.lr"] else "the axis model.optim.lr alone"
+        ),
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",

@@ -45,7 +45,9 @@ class LossAt:
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
         if at < curve.tokens[0]:
             hint = f"only from {curve.tokens[0]:,} on; set data.validations, or a different share in the claim."
-            raise NotTestableError(f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}")
+            raise NotTestableError(
+                f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}"
+            )
         return float(np.interp(at, curve.tokens, curve.values))
 
 
@@ -69,14 +71,18 @@ class Pool:
             ends = (first.tokens, *(first.summary.get(key) for key in CORPUS_KEYS))
             alike.setdefault(ends, []).append(arm)
         for group in alike.values():
-            home = frozenset[Hashable]().union(*(self._home.get(arm, frozenset([arm])) for arm in group))
+            home = frozenset[Hashable]().union(
+                *(self._home.get(arm, frozenset([arm])) for arm in group)
+            )
             self._home |= dict.fromkeys(home, home)
 
     def runs(self, arm: Hashable) -> Mapping[int, Run]:
         """Return the runs of an arm by seed; empty if no panel has added it."""
         return self._runs.get(arm, {})
 
-    def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
+    def difference(
+        self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float
+    ) -> PairedDifference:
         """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
 
         Raises:

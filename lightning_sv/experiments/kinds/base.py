@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import pandas as pd
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, PlannedArm, RunRequest, Series, fit_series, on_shared_seeds
+from lightning_sv.experiments.arms import (
+    Arm,
+    PlannedArm,
+    RunRequest,
+    Series,
+    fit_series,
+    on_shared_seeds,
+)
 from lightning_sv.experiments.claims.pooling import FINAL, TWO_SIDED, Pool
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
@@ -24,7 +31,7 @@ from lightning_sv.statistics.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:  # they import matplotlib and torch, which some commands do not need
     from lightning_sv.experiments.report.plot import Plot
-    from lightning_sv.experiments.run_spec import RunResolver, RunSpec
+    from lightning_sv.experiments.resolver import RunResolver
 
 #: claims about losses of two arms
 LOSS_CLAIMS = ("less", "not_less", "equal", "leads", "widens", "keeps", "efficiency")
@@ -42,16 +49,6 @@ class MeasuredTable(NamedTuple):
 
     frame: pd.DataFrame
     note: str = ""
-
-
-class Point(NamedTuple):
-    """One point of an arm, see `PlannedArm`."""
-
-    label: str
-    run_spec: "RunSpec"
-    series: str = ""
-    values: tuple[float, ...] = ()
-    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,9 @@ class PanelKind:
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Point]:
-        """Resolve an arm into its points."""
-        return [Point(label, resolver.resolve(panel, arm, arm.model or panel.model))]
+    ) -> list[PlannedArm]:
+        """Resolve an arm into its points; the planner adds their seeds."""
+        return [PlannedArm(label, resolver.resolve(panel, arm, arm.model or panel.model))]
 
     def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
         """Return the arms without which a claim about `arms` cannot be decided."""
@@ -281,8 +278,12 @@ class LoadedPanel:
     def series(self) -> tuple[Series, ...]:
         """Strategies of a grid, of sizes or of lengths; empty for other panels."""
         names = dict.fromkeys(arm.series for arm in self.arms if arm.series)
-        planned = {name: tuple(arm.point for arm in self.every if arm.series == name) for name in names}
-        return tuple(Series(n, tuple(arm for arm in self.arms if arm.series == n), planned[n]) for n in names)
+        planned = {
+            name: tuple(arm.point for arm in self.every if arm.series == name) for name in names
+        }
+        return tuple(
+            Series(n, tuple(arm for arm in self.arms if arm.series == n), planned[n]) for n in names
+        )
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -5,12 +5,13 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.kinds.base import Choices, Drawing, LoadedPanel, PanelKind, Point
+from lightning_sv.experiments.arms import Arm, PlannedArm
+from lightning_sv.experiments.kinds.base import Choices, Drawing, LoadedPanel, PanelKind
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.run_spec import RunResolver
+    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.run_spec import RunSpec
 
 #: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection does not bias them
 TUNING_SEED = 100
@@ -41,13 +42,18 @@ class GridKind(PanelKind):
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Point]:
+    ) -> list[PlannedArm]:
         """Resolve an arm at each point of the grid."""
-        values = [arm.axes.get(key, {}).get(choices.budget, default) for key, default in choices.axes.items()]
-        points = list(product(*values))
-        if choices.budget in panel.one_at_a_time:
-            points = list(_cross(points, centre=[along[0] for along in values]))
-        return [_point_at(dict(zip(choices.axes, point, strict=True)), panel, label, arm, resolver) for point in points]
+        axes = {}
+        for key, default in choices.axes.items():
+            axes[key] = arm.axes.get(key, {}).get(choices.budget, default)
+        is_cross = choices.budget in panel.one_at_a_time
+
+        arms = []
+        for point in cross_points(axes) if is_cross else grid_points(axes):
+            run_spec = resolver.resolve(panel, arm, panel.model, point)
+            arms.append(grid_arm(label, point, run_spec))
+        return arms
 
     def lacking(self, arms: Sequence[Arm]) -> list[Arm]:
         """Return the points without runs; those that diverged count."""
@@ -56,11 +62,12 @@ class GridKind(PanelKind):
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
         """Return the points at which no run diverged, of the series that have runs at all points."""
         incomplete = {arm.series for arm in self.lacking(every)}
-        series = dict.fromkeys(arm.series for arm in every if arm.series not in incomplete)
-        kept = [arm for arm in every if arm.series in series and not arm.diverged]
-        for name in series:
-            if not any(arm.series == name for arm in kept):
-                raise NotTestableError(f"{name} diverged at every value")
+        complete = [arm for arm in every if arm.series not in incomplete]
+        kept = [arm for arm in complete if not arm.diverged]
+        kept_series = {arm.series for arm in kept}
+        for arm in complete:
+            if arm.series not in kept_series:
+                raise NotTestableError(f"{arm.series} diverged at every value")
         return kept
 
     def draw(self, panel: LoadedPanel) -> Drawing:
@@ -70,15 +77,19 @@ class GridKind(PanelKind):
         return grid_plots(panel)
 
 
-def _cross(points: Sequence[tuple[float, ...]], centre: Sequence[float]) -> Iterator[tuple[float, ...]]:
-    """Yield the points that differ from the centre in one axis at most."""
-    for point in points:
-        moved = sum(value != middle for value, middle in zip(point, centre, strict=True))
-        if moved <= 1:
-            yield point
+def grid_points(axes: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    """Return all combinations of the values of the axes, each as key -> value."""
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def _point_at(keys: Mapping[str, float], panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver") -> Point:
-    settings = (f"{key.rpartition('.')[2]} {value:g}" for key, value in keys.items())
-    run_spec = resolver.resolve(panel, arm, panel.model, keys)
-    return Point(", ".join([label, *settings]), run_spec, series=label, values=tuple(keys.values()))
+def cross_points(axes: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    """Return the points that differ from the first values in one axis at most."""
+    first = {key: values[0] for key, values in axes.items()}
+    return [point for point in grid_points(axes) if len(point.items() - first.items()) <= 1]
+
+
+def grid_arm(series: str, point: Mapping[str, float], run_spec: "RunSpec") -> PlannedArm:
+    """Return one point of a series, named by its values."""
+    settings = [f"{key.rpartition('.')[2]} {value:g}" for key, value in point.items()]
+    label = ", ".join([series, *settings])
+    return PlannedArm(label, run_spec, series=series, point=tuple(point.values()))

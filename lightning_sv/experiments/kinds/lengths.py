@@ -11,7 +11,8 @@ from lightning_sv.experiments.kinds.scaling import ScalingKind
 from lightning_sv.experiments.spec import PanelSpec
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.run_spec import RunResolver, RunSpec
+    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 class LengthsKind(ScalingKind):
@@ -26,11 +27,17 @@ class LengthsKind(ScalingKind):
         return []
 
     def point_names(
-        self, panel: PanelSpec, run_specs: Sequence["RunSpec"], resolver: "RunResolver", choices: Choices
+        self,
+        panel: PanelSpec,
+        run_specs: Sequence["RunSpec"],
+        resolver: "RunResolver",
+        choices: Choices,
     ) -> list[str]:
         """Return the tokens per parameter of the baseline; arms with more vectors have 1% fewer."""
         (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
-        ratios = [resolver.resolve(panel, baseline, role).tokens_per_param for role in choices.roles]
+        ratios = [
+            resolver.resolve(panel, baseline, role).tokens_per_param for role in choices.roles
+        ]
         return [f"{ratio:.3g} tokens a parameter" for ratio in ratios]
 
     def value(self, run_spec: "RunSpec") -> float:
@@ -43,6 +50,9 @@ class LengthsKind(ScalingKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the difference to the baseline at each length."""
-        from lightning_sv.experiments.report.scaling_plots import LENGTHS, gap_plot  # it imports matplotlib
+        from lightning_sv.experiments.report.scaling_plots import (
+            LENGTHS,
+            gap_plot,
+        )  # it imports matplotlib
 
         return Drawing([gap_plot(panel, {}, LENGTHS)])

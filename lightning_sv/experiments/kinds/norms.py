@@ -10,6 +10,8 @@ class NormsKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw one plot per arm."""
-        from lightning_sv.experiments.report.scalar_plots import branch_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.scalar_plots import (
+            branch_plots,
+        )  # it imports matplotlib
 
         return branch_plots(panel)

@@ -41,6 +41,8 @@ class ScalarKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the scalar of each arm."""
-        from lightning_sv.experiments.report.scalar_plots import scalar_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.scalar_plots import (
+            scalar_plots,
+        )  # it imports matplotlib
 
         return scalar_plots(panel)

@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING, ClassVar
 import pandas as pd
 
 from lightning_sv.errors import expect
-from lightning_sv.experiments.arms import Arm, Series
-from lightning_sv.experiments.kinds.base import LOSS_CLAIMS, Choices, Drawing, LoadedPanel, PanelKind, Point
+from lightning_sv.experiments.arms import Arm, PlannedArm, Series
+from lightning_sv.experiments.kinds.base import (
+    LOSS_CLAIMS,
+    Choices,
+    Drawing,
+    LoadedPanel,
+    PanelKind,
+)
 from lightning_sv.experiments.spec import ArmSpec, PanelSpec
 from lightning_sv.statistics.scaling import ScalingFit
 from lightning_sv.statistics.verdicts import interval_text
 
 if TYPE_CHECKING:  # it imports torch, which a report does not need
-    from lightning_sv.experiments.run_spec import RunResolver, RunSpec
+    from lightning_sv.experiments.resolver import RunResolver
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 class ScalingKind(PanelKind):
@@ -40,20 +47,26 @@ class ScalingKind(PanelKind):
 
     def points(
         self, panel: PanelSpec, label: str, arm: ArmSpec, resolver: "RunResolver", choices: Choices
-    ) -> list[Point]:
+    ) -> list[PlannedArm]:
         """Resolve an arm with each model."""
         run_specs = [resolver.resolve(panel, arm, role) for role in choices.roles]
         names = self.point_names(panel, run_specs, resolver, choices)
         expected = f"different ones. Set {self.distinguished_by} of each model of the budget."
         is_distinct = len(set(names)) == len(names)
         expect(is_distinct, f"panel {panel.title!r}: its {panel.kind}", ", ".join(names), expected)
-        return [
-            Point(f"{label}, {name}", spec, series=label, values=(self.value(spec),), size=name)
-            for spec, name in zip(run_specs, names, strict=True)
-        ]
+
+        arms = []
+        for spec, size in zip(run_specs, names, strict=True):
+            point = (self.value(spec),)
+            arms.append(PlannedArm(f"{label}, {size}", spec, series=label, point=point, size=size))
+        return arms
 
     def point_names(
-        self, panel: PanelSpec, run_specs: Sequence["RunSpec"], resolver: "RunResolver", choices: Choices
+        self,
+        panel: PanelSpec,
+        run_specs: Sequence["RunSpec"],
+        resolver: "RunResolver",
+        choices: Choices,
     ) -> list[str]:
         """Return the names of the models."""
         return [run_spec.model for run_spec in run_specs]
@@ -87,7 +100,9 @@ class ScalingKind(PanelKind):
 
     def draw(self, panel: LoadedPanel) -> Drawing:
         """Draw the laws, the difference at each size, and the curves of each size."""
-        from lightning_sv.experiments.report.scaling_plots import scaling_plots  # it imports matplotlib
+        from lightning_sv.experiments.report.scaling_plots import (
+            scaling_plots,
+        )  # it imports matplotlib
 
         return scaling_plots(panel)
 
@@ -98,4 +113,6 @@ def laws(panel: LoadedPanel) -> list[tuple[Series, Series, ScalingFit]]:
     if baseline is None:
         return []
     fits, _ = panel.fits
-    return [(series, baseline, fit) for series in panel.series for fit in fits.get(series.label, ())]
+    return [
+        (series, baseline, fit) for series in panel.series for fit in fits.get(series.label, ())
+    ]

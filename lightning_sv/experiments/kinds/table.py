@@ -47,11 +47,19 @@ def read_table(path: Path) -> MeasuredTable:
         text = path.read_bytes()
     try:
         content = json.loads(text)
-        table = _theory_table(content, path) if isinstance(content, list) else _bench_table(content, path)
+        table = (
+            _theory_table(content, path)
+            if isinstance(content, list)
+            else _bench_table(content, path)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+        raise ConfigError(
+            f"{path} has no figures ({error!r}); make theory or make bench writes it."
+        ) from error
     if table.frame.empty:
-        raise ConfigError(f"{path} has neither the claim 'or' of make theory nor the strategies of make bench.")
+        raise ConfigError(
+            f"{path} has neither the claim 'or' of make theory nor the strategies of make bench."
+        )
     return table
 
 
@@ -82,7 +90,9 @@ def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
                 }
             )
     machine = ", ".join(f"{key} {value}" for key, value in content["machine"].items())
-    return MeasuredTable(pd.DataFrame(rows, dtype=object), f"Measured apart from this page ({path}): {machine}.")
+    return MeasuredTable(
+        pd.DataFrame(rows, dtype=object), f"Measured apart from this page ({path}): {machine}."
+    )
 
 
 def throughput_table(arms: Sequence[Arm]) -> MeasuredTable:

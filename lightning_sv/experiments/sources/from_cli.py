@@ -3,149 +3,264 @@
 import logging
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from string import ascii_lowercase
+from typing import Any
 
 from lightning_sv.errors import ConfigError, expect
+from lightning_sv.experiments.arms import PlannedArm
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
-from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.kinds.base import PlannedPanel
+from lightning_sv.experiments.kinds.grid import TUNING_SEED, grid_arm, grid_points
+from lightning_sv.experiments.panel_errors import axis_errors
+from lightning_sv.experiments.plan import check_arms
 from lightning_sv.experiments.results import PlannedFigure
-from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
-from lightning_sv.lit.run_arguments import parse_run
+from lightning_sv.experiments.run_spec import ParsedRun, RunConfig, without_preset
+from lightning_sv.experiments.spec import ArmSpec, FigureSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, expand_preset
-from lightning_sv.settings.data import DataConfig
-from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import config_files, dropped_entries
 from lightning_sv.settings.trainer import check_trainer_keys
 from lightning_sv.settings.words import underscored
-from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves, to_args
+from lightning_sv.settings.yaml_file import option_pairs, parse_overrides, read_leaves
 
 log = logging.getLogger(__name__)
 
-#: a requested arm: label, and strategy with keys
-Asked = tuple[str, ArmSpec]
-#: name of the budget of these figures
-_BUDGET = "compare"
-#: keys that differ between runs
+# keys that differ between runs
 _RESERVED = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 
-def asked(scale: str, text: str, label: str | None) -> Asked:
-    """Parse an arm; the default label is the strategy and its own arguments."""
+@dataclass(frozen=True)
+class RequestedArm:
+    """An arm of the command line with its parsed run.
+
+    Attributes:
+        label: name in tables and plots
+        spec: strategy and own keys
+        steps: optimizer steps
+    """
+
+    label: str
+    spec: ArmSpec
+    run: ParsedRun
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens."""
+        return self.steps * self.run.data.tokens_per_step
+
+
+def parse_arm(scale: str, text: str = "", label: str | None = None) -> tuple[str, ArmSpec]:
+    """Parse a strategy and its own arguments of `fit`; by default they are its label."""
     words, _ = expand_preset(scale, ScaleOptions())
     ScaleStrategy.parse(words)  # before the configs, which may be incomplete
     try:
         args = underscored(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"the arguments of {scale} are {text!r}; expected words of a shell ({error}).") from None
+        found = f"the arguments of {scale} are {text!r}"
+        raise ConfigError(f"{found}; expected words of a shell ({error}).") from None
     changes = [f"{key.rpartition('.')[2]}={value}" for key, value in option_pairs(args, "compare")]
     files, keys = parse_overrides(args, "compare")
-    leaves = {key: value for file in files for key, value in read_leaves(file).items()}
-    return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})
+    overrides: dict[str, Any] = {}
+    for file in files:
+        overrides |= read_leaves(file)
+    return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**overrides, **keys})
 
 
-def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> PlannedFigure:
-    """Plan a figure that compares the first arm with each other one."""
-    labels = [label for label, _ in arms]
-    if len(labels) > len(ascii_lowercase):
-        raise ConfigError(f"--arms has {len(labels) - 1} strategies; expected at most {len(ascii_lowercase) - 1}.")
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"{label!r} is the name of two arms; expected different names. Change one of them.")
-    (a, _), *others = arms
-    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms})
-    summary = f"{len(arms)} arms, {_seeds(seeds)}."
-    title = f"{', '.join(label for label, _ in others)} against {a}"
-    figure = _plan(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
-    (planned,) = figure.panels
-    named = [replace(arm, run_spec=replace(arm.run_spec, title=arm.label)) for arm in planned.arms]
-    return replace(figure, panels=(replace(planned, arms=tuple(named)),))
+def request_arms(
+    specs: Sequence[tuple[str, ArmSpec]], words: Sequence[str], point: Mapping[str, Any]
+) -> list[RequestedArm]:
+    """Parse the run of each arm; all have the tokens of the first one.
+
+    Args:
+        specs: names and strategies, with their own keys
+        words: arguments of `fit` of all arms
+        point: further keys of all arms
+
+    Raises:
+        ConfigError: arguments that `fit` refuses, or tokens that an arm cannot have
+    """
+    files, keys = parse_overrides(words, "compare")
+    names = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    for _, spec in specs:
+        names += spec.overrides
+    for name in names:
+        expected = "no value, because it differs between runs. Use the command's own options."
+        expect(name not in _RESERVED, f"--{name}", "set", expected)
+
+    arms: list[RequestedArm] = []
+    for label, given in specs:
+        spec = without_preset(given)
+        run = RunConfig(files, {**keys, **spec.overrides, **point}, spec.scale).parse()
+        if label == given.scale:
+            label += run.model.scale_options.label()  # options of all arms
+        arm = RequestedArm(label, given, run, plan_steps(run.model, run.data, run.trainer))
+        arms.append(_with_tokens_of(arms[0], arm) if arms else arm)
+    _check_whole_steps(arms)
+    for sentence in dropped_entries(config_files(words), arms[0].run.trainer):
+        log.warning("%s", sentence)
+    return [_with_given_steps(arm) for arm in arms]
+
+
+def _with_tokens_of(first: RequestedArm, arm: RequestedArm) -> RequestedArm:
+    """Return an arm with the steps for the tokens of the first one.
+
+    Raises:
+        ConfigError: the arm has a length of its own
+    """
+    own_budget = arm.run.model.tokens_per_param
+    differs = {
+        "trainer.max_steps": _given_steps(arm) is not None and arm.tokens != first.tokens,
+        "model.tokens_per_param": own_budget != first.run.model.tokens_per_param,
+    }
+    for key, value in arm.spec.overrides.items():
+        expected = f"{_tokens_of(first)} for all arms. Remove it, or set it for all arms."
+        expect(not differs.get(key, False), f"{key} of {arm.label!r}", value, expected)
+    return replace(arm, steps=first.tokens // arm.run.data.tokens_per_step)
+
+
+def _given_steps(arm: RequestedArm) -> int | None:
+    """Return trainer.max_steps; None if the steps follow from the tokens."""
+    steps = int(arm.run.trainer["max_steps"])
+    return None if steps == -1 else steps
+
+
+def _check_whole_steps(arms: Sequence[RequestedArm]) -> None:
+    first = arms[0]
+    sizes = [arm.run.data.tokens_per_step for arm in arms]
+    multiple = math.lcm(*sizes)
+    for arm in arms:
+        if arm.tokens != first.tokens:
+            steps = -(-first.tokens // multiple) * multiple // sizes[0]
+            step = f"the {arm.run.data.tokens_per_step:,} tokens of a step of {arm.label!r}"
+            hint = f"set trainer.max_steps {steps} for all arms."
+            raise ConfigError(f"{_tokens_of(first)} are no multiple of {step}; {hint}")
+
+
+def _tokens_of(first: RequestedArm) -> str:
+    return f"{first.label}'s {first.tokens:,} tokens"
+
+
+def _with_given_steps(arm: RequestedArm) -> RequestedArm:
+    """Return an arm whose keys have its steps, if its arguments have others."""
+    if _given_steps(arm) == arm.steps:
+        return arm
+    overrides = {**arm.spec.overrides, "trainer.max_steps": arm.steps}
+    return replace(arm, spec=replace(arm.spec, overrides=overrides))
+
+
+def tokens_sentence(arms: Sequence[RequestedArm]) -> str:
+    """Return a sentence about the tokens and steps of all arms."""
+    first = arms[0]
+    size = first.run.data.tokens_per_step
+    per_param = first.tokens / first.run.model.plan.n_activated
+    parts = [f"{first.steps:,} steps of {size:,}"]
+    for arm in arms:
+        if arm.run.data.tokens_per_step != size:
+            parts.append(f"{arm.steps:,} steps of {arm.label}")
+    total = f"{first.tokens:,} tokens, {per_param:.3g} per parameter of {first.label}"
+    return f"every arm trains for {total}: {'; '.join(parts)}."
+
+
+def check_data(arms: Sequence[RequestedArm]) -> None:
+    """Check that the corpora of the arms exist and are one, before the first run.
+
+    Raises:
+        ConfigError: arguments that `fit` refuses, or a different corpus, tokenizer or validation
+            set
+    """
+    hashed = set[Path]()
+    facts = {}
+    for arm in arms:
+        data = arm.run.data
+        check_trainer_keys(arm.run.trainer, complete=True)
+        corpus = data.folder.resolve()
+        is_new = corpus not in hashed  # the checksums of a large corpus take minutes
+        data.check(arm.run.model.backbone.vocab_size, checksums=is_new)
+        hashed.add(corpus)
+        _check_devices(arm.run)
+        facts[arm.label] = dict(_data_facts(arm.run))
+    check_same_data(facts, "arms")
+
+
+def _check_devices(run: ParsedRun) -> None:
+    """Check the batch of known devices; each run checks that of others."""
+    devices = run.trainer["devices"]
+    nodes = run.trainer["num_nodes"]
+    if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):
+        run.data.share(devices * nodes)
+        run.data.check_validation(devices * nodes)
+
+
+def _data_facts(run: ParsedRun) -> Iterator[tuple[str, Any]]:
+    for key in CORPUS_KEYS:
+        yield key, getattr(run.data.manifest, key)
+    for key in VALIDATION_KEYS:
+        yield f"data.{key}", getattr(run.data, key)
+
+
+def compared_figure(arms: Sequence[RequestedArm], seeds: int) -> PlannedFigure:
+    """Plan a figure that compares the first arm with each other one.
+
+    Raises:
+        ConfigError: two arms have one name or one configuration
+    """
+    first, *others = arms
+    planned = []
+    specs = {}
+    for arm in arms:
+        is_baseline = arm is first
+        run_spec = replace(arm.run.spec(arm.steps), title=arm.label)
+        planned.append(PlannedArm(arm.label, run_spec, tuple(range(seeds)), baseline=is_baseline))
+        specs[arm.label] = replace(arm.spec, baseline=is_baseline)
+    check_arms(planned, "compare")
+
+    panel = PanelSpec("Validation loss", specs)
+    title = f"{', '.join(arm.label for arm in others)} against {first.label}"
+    summary = f"{len(arms)} arms, {_count_seeds(seeds)}."
+    spec = FigureSpec("comparison", title, "A comparison of your own", summary, [panel])
+    return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
 
 
 def swept_figure(
-    arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: PretrainConfig
+    arms: Sequence[RequestedArm], axes: Mapping[str, Sequence[float]], seeds: int
 ) -> PlannedFigure:
-    """Plan a figure that trains each arm at all combinations of some settings."""
-    title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
-    grid, optim, schedule = {key: {_BUDGET: list(axes[key])} for key in axes}, made.optim.name, made.schedule.name
-    panel = PanelSpec("Validation loss", dict(arms), kind="grid", optim=optim, schedule=schedule, axes=grid)
-    summary = f"{math.prod(map(len, axes.values()))} points, {_seeds(seeds)} each."
-    return _plan(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
-
-
-def _seeds(n: int) -> str:
-    return "one seed" if n == 1 else f"{n} seeds"
-
-
-def _plan(figure: FigureSpec, words: Sequence[str], seeds: int) -> PlannedFigure:
-    files, keys = parse_overrides(words, "compare")
-    (panel,) = figure.panels
-    given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
-    for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
-        wanted = "no value, because it differs between runs. Use the command's own options."
-        expect(key not in _RESERVED, f"--{key}", "set", wanted)
-    model = ModelSpec(config="", seconds_per_1000_steps=0.0)  # the time is not estimated
-    budget = Budget(_BUDGET, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
-    return plan_figure(figure, RunResolver(budget, {}, files=files))
-
-
-def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked], str, PretrainConfig, DataConfig]:
-    """Resolve each arm as `fit` does, and give it the tokens of A, which by default follow from its parameters.
-
-    Returns:
-        The arms with their steps, a sentence on these, and the model and data of A.
+    """Plan a figure that trains each arm at all combinations of some settings.
 
     Raises:
-        ConfigError: arguments that `fit` refuses, arms on different corpora, tokenizers or validation sets, an arm with
-            different tokens, or tokens that are not a whole number of steps of an arm
+        ConfigError: a value is not above 0 or repeated, or two arms are one
     """
-    made, hashed = [], set[Path]()
-    for _, arm in arms:
-        words = [*shared, *to_args(arm.overrides), "--model.scale", arm.scale]
-        model, data, trainer = parse_run(words, check_corpus=False)
-        check_trainer_keys(trainer, complete=True)
-        corpus = data.folder.resolve()
-        data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # a large corpus takes minutes
-        hashed.add(corpus)
-        devices, nodes = trainer["devices"], trainer["num_nodes"]
-        if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # otherwise each run checks it
-            data.share(devices * nodes)
-            data.check_validation(devices * nodes)
-        made.append((model, data, trainer))
-    for sentence in dropped_entries(config_files(shared), made[0][2]):
-        log.warning("%s", sentence)
-    facts = {
-        label: {key: getattr(data.manifest, key) for key in CORPUS_KEYS}
-        | {f"data.{key}": getattr(data, key) for key in VALIDATION_KEYS}
-        for (label, _), (_, data, _) in zip(arms, made, strict=True)
-    }
-    check_same_data(facts, "arms")
-    first, first_data, _ = made[0]
-    steps, size = plan_steps(*made[0]), first_data.tokens_per_step
-    tokens, of = steps * size, f"{arms[0][0]}'s {steps * size:,} tokens"
-    multiple = math.lcm(*(data.tokens_per_step for _, data, _ in made))
-    settled, others = list[Asked](), ""
-    for (label, arm), (model, data, trainer) in zip(arms, made, strict=True):
-        label += model.scale_options.label() * (label == arm.scale)  # options of all arms
-        own, given = data.tokens_per_step, str(trainer["max_steps"])
-        for key, differs in (
-            ("trainer.max_steps", given != "-1" and int(given) * own != tokens),
-            ("model.tokens_per_param", model.tokens_per_param != first.tokens_per_param),
-        ):
-            if settled and key in arm.overrides:
-                wanted = f"{of} for all arms. Remove it, or set it for all arms."
-                expect(not differs, f"{key} of {label!r}", arm.overrides[key], wanted)
-        if tokens % own:
-            hint = f"set trainer.max_steps {-(-tokens // multiple) * multiple // size} for all arms."
-            raise ConfigError(f"{of} are no multiple of the {own:,} tokens of a step of {label!r}; {hint}")
-        more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
-        settled.append((label, replace(arm, overrides={**arm.overrides, **more})))
-        others += f"; {tokens // own:,} steps of {label}" * (own != size)
-    share = f"{tokens / first.plan.n_activated:.3g} per parameter of {arms[0][0]}"
-    text = f"every arm trains for {tokens:,} tokens, {share}: {steps:,} steps of {size:,}{others}."
-    return settled, text, first, first_data
+    for error in axis_errors(axes):
+        raise ConfigError(f"sweep: {error}")
+    seed_range = tuple(range(TUNING_SEED, TUNING_SEED + seeds))
+    points = grid_points(axes)
+    planned = []
+    for arm in arms:
+        for point in points:
+            config = arm.run.config
+            config = replace(config, keys={**config.keys, **point})
+            run_spec = config.parse().spec(arm.steps)
+            planned.append(replace(grid_arm(arm.label, point, run_spec), seeds=seed_range))
+    check_arms(planned, "sweep")
+
+    settings = arms[0].run.model
+    panel = PanelSpec(
+        "Validation loss",
+        {arm.label: arm.spec for arm in arms},
+        kind="grid",
+        optim=settings.optim.name,
+        schedule=settings.schedule.name,
+        axes={key: {"sweep": list(values)} for key, values in axes.items()},
+    )
+    names = " and ".join(key.rpartition(".")[2] for key in axes)
+    title = f"{names} of {', '.join(arm.label for arm in arms)}"
+    summary = f"{len(points)} points, {_count_seeds(seeds)} each."
+    spec = FigureSpec("sweep", title, "A sweep of your own", summary, [panel])
+    return PlannedFigure(spec, (PlannedPanel(panel, tuple(planned)),))
+
+
+def _count_seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"

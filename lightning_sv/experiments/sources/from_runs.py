@@ -11,7 +11,11 @@ from rich.console import Console
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
 from lightning_sv.experiments.arms import Arm
-from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_of
+from lightning_sv.experiments.comparability import (
+    check_same_corpus,
+    comparability_warnings,
+    config_of,
+)
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.pairs import Pair
 from lightning_sv.experiments.report.results_csv import tokens_per_param
@@ -32,12 +36,24 @@ def _with_difference(label: str, known: list[dict[str, str]], settings: dict[str
     if settings not in known:
         known.append(settings)
     keys = [key for key in settings | known[0] if known[0].get(key) != settings.get(key)]
-    more = [f"settings {known.index(settings) + 1}"] * (len(keys) > 3)  # others may have these three differences
-    return ", ".join([label, *(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys[:3]), *more])
+    more = [f"settings {known.index(settings) + 1}"] * (
+        len(keys) > 3
+    )  # others may have these three differences
+    return ", ".join(
+        [
+            label,
+            *(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys[:3]),
+            *more,
+        ]
+    )
 
 
 def own_figure(
-    dirs: Sequence[str | Path], *, labels: Sequence[str] | None = None, baseline: str | None = None, command: str = ""
+    dirs: Sequence[str | Path],
+    *,
+    labels: Sequence[str] | None = None,
+    baseline: str | None = None,
+    command: str = "",
 ) -> Figure:
     """Load runs as a figure: losses, differences to the baseline, branch norms if all runs logged them.
 
@@ -57,15 +73,23 @@ def own_figure(
         run.curve(VAL_LOSS)  # refuses a run that never validated
         name, seed = label or given or run.label, run.summary.get("seed")
         if not isinstance(seed, int):
-            raise ConfigError(f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need.")
+            raise ConfigError(
+                f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need."
+            )
         if label is None and given is None:
             name = _with_difference(name, settings.setdefault(name, []), config_of(run))
-        if label is None and (same := arms.get(name, {}).get(seed)) is not None and same.dir != run.dir:
+        if (
+            label is None
+            and (same := arms.get(name, {}).get(seed)) is not None
+            and same.dir != run.dir
+        ):
             name = run.dir.name
         other = arms.setdefault(name, {}).setdefault(seed, run)
         if other is not run:
             hint = "remove one, or name the arms with --labels."
-            raise ConfigError(f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; {hint}")
+            raise ConfigError(
+                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; {hint}"
+            )
     first = baseline or next(iter(arms))
     expect(first in arms, "--baseline", repr(first), f"one of {', '.join(arms)}.")
     checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
@@ -75,7 +99,9 @@ def own_figure(
     for name, seeds in arms.items():
         shared = sorted(seeds.keys() & arms[first].keys())
         if not shared:
-            raise ConfigError(f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds.")
+            raise ConfigError(
+                f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds."
+            )
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(
                 f"{name} and {first} are paired on {_numbers_of(shared)}; only one of them has {_numbers_of(alone)}."
@@ -86,10 +112,14 @@ def own_figure(
         own, runs = zip(*sorted(arms[name].items()), strict=True)
         results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=own))
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), results)
-    counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
+    counts = [
+        "one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})
+    ]
     ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
     summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
-    spec = FigureSpec("runs", ", ".join(arm.label for arm in results), "Your own runs", summary, [panel.spec])
+    spec = FigureSpec(
+        "runs", ", ".join(arm.label for arm in results), "Your own runs", summary, [panel.spec]
+    )
     panels = described(panel)
     warnings += panel.unpaired
     return Figure(spec, panels, (), tuple(warnings), command, (min(ratios), max(ratios)))
@@ -110,12 +140,20 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
         elif (path / COMPARISON).is_file():
             content = read_json(path / COMPARISON, "run compare again.")
             try:  # run directories are relative to that of the comparison; a name begins with the letter of its arm
-                labels = {letter: arm["label"] for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)}
+                labels = {
+                    letter: arm["label"]
+                    for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)
+                }
                 found += ((path / run["dir"], labels[run["name"][0]]) for run in content["runs"])
                 diverged = content.get("diverged", {})
-                lost += (f"Diverged runs of {arm}, which are left out: {n}." for arm, n in diverged.items())
+                lost += (
+                    f"Diverged runs of {arm}, which are left out: {n}."
+                    for arm, n in diverged.items()
+                )
             except (LookupError, TypeError, AttributeError) as error:
-                raise ConfigError(f"{path / COMPARISON} is damaged ({error!r}); run compare again.") from error
+                raise ConfigError(
+                    f"{path / COMPARISON} is damaged ({error!r}); run compare again."
+                ) from error
         else:
             found.append((path, None))
     for diverged, why in ((False, "are not complete"), (True, "diverged")):
@@ -126,7 +164,9 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], 
 
 def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
     """Return a panel with a sentence on each pair, and panels for branch norms and sharpness if logged."""
-    from lightning_sv.plots.run_plot import branch_curves  # it imports matplotlib, which a dry run does not need
+    from lightning_sv.plots.run_plot import (
+        branch_curves,
+    )  # it imports matplotlib, which a dry run does not need
 
     sentences = [" ".join(pair.sentences) for pair in panel.pairs]
     runs = [run for arm in panel.arms for run in arm.runs]
@@ -134,7 +174,9 @@ def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
     if all(branch_curves(run) for run in runs):
         more.append(PanelSpec("Branches", kind="qkv"))
     tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
-    more += [PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags]
+    more += [
+        PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags
+    ]
     first = replace(panel, notes=(*sentences, *panel.notes))
     return (first, *(replace(panel, spec=spec) for spec in more))
 

@@ -1,0 +1,176 @@
+"""Arms of conf/paper, resolved under a budget to runs with steps, tokens and time."""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.errors import ConfigError, expect, expect_known
+from lightning_sv.experiments.run_spec import (
+    ParsedRun,
+    RunConfig,
+    RunSpec,
+    fit_args,
+    without_preset,
+)
+from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, load_tuned
+from lightning_sv.experiments.tuned_values import tuned_keys
+from lightning_sv.gpus import find_gpu
+from lightning_sv.lit.run_arguments import parse_run
+from lightning_sv.plan.plan import plan_steps, train_hours
+from lightning_sv.scale import ScaleStrategy
+
+#: model FLOPs utilization in estimates of hours; the middle of `lightning_sv.plan.MFUS`
+MFU = 0.4
+
+
+class RunResolver:
+    """Resolves arms under one budget.
+
+    Args:
+        budget: files, keys and models
+        extra: more keys of all runs, e.g. `data.corpus.dir`
+        conf: folder of the files
+    """
+
+    def __init__(self, budget: Budget, extra: Mapping[str, Any], conf: Path = CONF):
+        self.budget = budget
+        self.extra = dict(extra)
+        self.conf = conf
+        self._resolved: dict[str, RunSpec] = {}
+        self._llama_steps = cache(_llama_steps)
+
+    def model(self, role: str) -> ModelSpec | str:
+        """Return the model of a role, or why this budget has none."""
+        models: dict[str, ModelSpec | str] = {**self.budget.unavailable, **self.budget.models}
+        expect_known(f"budget {self.budget.name}: model", role, models)
+        return models[role]
+
+    def resolve(
+        self,
+        panel: PanelSpec,
+        arm: ArmSpec,
+        role: str,
+        point: Mapping[str, Any] | None = None,
+    ) -> RunSpec:
+        """Resolve one arm.
+
+        Args:
+            panel: panel of the arm
+            arm: strategy and keys
+            role: role of its model, which the budget has
+            point: values of a grid
+        """
+        arm = without_preset(arm)
+        point = point or {}
+        for key in point:
+            expected = "no value, because it is an axis of a grid."
+            expect(key not in self.extra, f"--{key}", self.extra.get(key), expected)
+
+        model = self._available(role)
+        files = self._files(panel, model)
+        defaults = {**self.budget.overrides, **model.overrides}
+        rate = self._own_rate(panel, arm)
+        settings = {**panel.overrides, **arm.overrides, **point, **rate, **self.extra}
+        config = RunConfig(files, {**defaults, **settings}, arm.scale)
+        tuned, note = self._tuned_values(panel, config, model)
+        config = RunConfig(files, {**defaults, **tuned, **settings}, arm.scale)
+        steps = self._steps(panel, arm, role)
+
+        request = json.dumps([list(map(str, files)), config.keys, arm.scale, steps], sort_keys=True)
+        if request not in self._resolved:
+            run = config.parse()
+            notes = " ".join(sentence for sentence in (model.note, note) if sentence)
+            cost = self._cost(run, steps, panel, model)
+            self._resolved[request] = run.spec(steps, cost, notes, panel.probes)
+        return self._resolved[request]
+
+    def untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
+        """Return why the arms of a panel do not have their own optima.
+
+        None if they do, or if the panel sets values.
+        """
+        if not model.tuned and panel.tuned_as == "own":
+            return f"the optimum of each arm is not known for {model.config}"
+        if not _uses_tuned(panel, model) or load_tuned(model.tuned, self.conf):
+            return None
+        file = f"conf/paper/tuned/{model.tuned}.yaml"
+        command = f"lightning-sv paper --budget {self.budget.name} --fig tuning"
+        return f"{file} does not exist yet; `{command}` writes it, to be copied there"
+
+    def _available(self, role: str) -> ModelSpec:
+        model = self.model(role)
+        assert isinstance(model, ModelSpec), role
+        return model
+
+    def _files(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
+        names = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}"]
+        names += [*self.budget.layers, f"model/{model.config}"]
+        if panel.probes:
+            names.append(f"probes/{panel.probes}")
+        return [self.conf / f"{name}.yaml" for name in names]
+
+    def _own_rate(self, panel: PanelSpec, arm: ArmSpec) -> dict[str, float]:
+        """Return the learning rate that panel or arm give for the budget."""
+        rates = {**(panel.lr or {}), **(arm.lr or {})}
+        name = self.budget.name
+        return {"model.optim.lr": rates[name]} if name in rates else {}
+
+    def _tuned_values(
+        self, panel: PanelSpec, config: RunConfig, model: ModelSpec
+    ) -> tuple[dict[str, float], str]:
+        """Return the optimum of an arm, or that of all arms, and a sentence on it."""
+        tuned = load_tuned(model.tuned, self.conf) if _uses_tuned(panel, model) else None
+        if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
+            return {}, ""
+        is_shared = panel.tuned_as not in ("", "own")
+        if is_shared:
+            args = [*fit_args(config.files, config.keys), "--model.scale", panel.tuned_as]
+            settings, _, _ = parse_run(args, check_corpus=False)
+            label = str(settings.plan.canonical)
+            values, _ = tuned_keys(tuned, settings.plan.canonical, label, settings.backbone.d_model)
+            return values, f"All arms have the learning rate and the initial std of {label}."
+
+        run = config.parse()
+        strategy = ScaleStrategy.parse(run.strategy)
+        return tuned_keys(tuned, strategy, run.label, run.model.backbone.d_model)
+
+    def _steps(self, panel: PanelSpec, arm: ArmSpec, role: str) -> int:
+        """Return the steps of an arm: those of llama in its panel, times `longer`.
+
+        So arms with more scale vectors do not get more steps.
+        """
+        model = self._available(role if arm.model is None else panel.model)
+        keys = {**self.budget.overrides, **model.overrides, **panel.overrides, **self.extra}
+        steps = self._llama_steps(*fit_args(self._files(panel, model), keys))
+        if "trainer.max_steps" in arm.overrides and "trainer.max_steps" not in self.extra:
+            return int(arm.overrides["trainer.max_steps"])
+        return round(steps * arm.longer)
+
+    def _cost(self, run: ParsedRun, steps: int, panel: PanelSpec, model: ModelSpec) -> float:
+        """Return seconds of one core, or GPU-hours at `MFU`."""
+        if self.budget.gpu is not None:
+            peak = find_gpu(self.budget.gpu).peak(str(run.trainer["precision"]))
+            flops = run.model.plan.flops_per_token(run.data.seq_len)
+            return train_hours(steps * run.data.tokens_per_step, flops, 1, peak, MFU)
+        if model.seconds_per_1000_steps is None:
+            found = f"model {model.config} has no seconds_per_1000_steps"
+            hint = "add those of one core for 1,000 steps of llama."
+            raise ConfigError(f"budget {self.budget.name}: {found}; {hint}")
+        factors = self.budget.relative_step_time
+        names = (run.model.strategy.placement, panel.optim, panel.probes)
+        slower = math.prod(factors.get(name, 1.0) for name in names)
+        return model.seconds_per_1000_steps * steps / 1000 * slower
+
+
+def _uses_tuned(panel: PanelSpec, model: ModelSpec) -> bool:
+    """Return True if the budget has tuned values and the panel sets or varies none."""
+    return bool(model.tuned) and panel.lr is None and not panel.axes
+
+
+def _llama_steps(*args: str) -> int:
+    any_rate = ["--model.optim.lr", "1"]  # there may be none for llama
+    words = [*args, "--model.scale", "llama", *any_rate]
+    return plan_steps(*parse_run(words, check_corpus=False))
