@@ -54,10 +54,18 @@ def _parser() -> PlainParser:
     )
     parser = PlainParser("compare", text, json="Print the numbers as JSON on stdout.")
     parser.add_argument("--baseline", required=True, help="Strategy A, usually llama.")
-    parser.add_argument("--arms", required=True, nargs="+", help="Strategies B, each compared with A.")
-    parser.add_argument("--seeds", type=number(int, 1, 1000), default=3, help="Runs per arm, on seeds 0, 1, ...")
-    parser.add_argument("--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".')
+    parser.add_argument(
+        "--arms", required=True, nargs="+", help="Strategies B, each compared with A."
+    )
+    parser.add_argument(
+        "--seeds", type=number(int, 1, 1000), default=3, help="Runs per arm, on seeds 0, 1, ..."
+    )
+    parser.add_argument(
+        "--a_args", default="", help='Arguments of A only, e.g. "--model.backbone.init_std 0.03".'
+    )
     parser.add_argument("--b_args", default="", help="Arguments of the strategies B only.")
     parser.add_argument("--a_label", help="Name of A in tables and plots; the strategy by default.")
-    parser.add_places("Output directory, also for runs; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
+    parser.add_places(
+        "Output directory, also for runs; runs/compare/MODEL-DATA/A_vs_B_B... by default."
+    )
     return parser

@@ -30,7 +30,13 @@ from lightning_sv.experiments.report.results_csv import read_recorded
 from lightning_sv.experiments.resolver import RunResolver
 from lightning_sv.experiments.results import Figure, PlannedFigure, requests_of
 from lightning_sv.experiments.run_store import RunStore, context_of, train
-from lightning_sv.experiments.spec import Budget, budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.spec import (
+    Budget,
+    budget_names,
+    figure_names,
+    load_budget,
+    load_figure,
+)
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
@@ -45,7 +51,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.json and (options.dry_run or options.slurm):
         expected = "neither --dry_run nor --slurm, which print no verdicts"
         raise ConfigError(f"paper: --json is set; expected {expected}.")
-    expect(options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm.")
+    expect(
+        options.slurm or not options.submit, "--submit", "set without --slurm", "both. Add --slurm."
+    )
 
     keys = _keys(rest)
     budget = load_budget(options.budget)
@@ -70,7 +78,9 @@ def _parser() -> PlainParser:
         "Train the experiments of the paper under a budget and evaluate its claims. "
         "Other arguments are keys of `fit` of each run, e.g. --data.corpus.dir DIR."
     )
-    parser = PlainParser("paper", text, json="Print the verdicts as JSON on stdout, and the rest on stderr.")
+    parser = PlainParser(
+        "paper", text, json="Print the verdicts as JSON on stdout, and the rest on stderr."
+    )
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     figures = f"Some of: {' '.join(figure_names())}; all by default."
     parser.add_argument("--fig", nargs="+", default=[], help=figures)
@@ -79,10 +89,16 @@ def _parser() -> PlainParser:
     plan = "List runs, steps, tokens per parameter and time."
     ways.add_argument("--dry_run", action="store_true", help=plan)
     ways.add_argument("--no_train", action="store_true", help="Evaluate existing runs only.")
-    ways.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
+    ways.add_argument(
+        "--slurm", action="store_true", help="Print the missing runs as one sbatch array."
+    )
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit the array.")
-    recordings = "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
-    parser.add_argument("--results_from", nargs="+", type=Path, default=[], metavar="PATH", help=recordings)
+    recordings = (
+        "Folders or CSV files of recorded runs, which replace missing runs, e.g. results/cpu."
+    )
+    parser.add_argument(
+        "--results_from", nargs="+", type=Path, default=[], metavar="PATH", help=recordings
+    )
     return parser
 
 

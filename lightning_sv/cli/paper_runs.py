@@ -103,7 +103,9 @@ def _order(requests: Sequence[RunRequest]) -> tuple[str, str, int]:
     return run_spec.model, run_spec.strategy, run_spec.steps
 
 
-def _run_cells(requests: Sequence[RunRequest], unfinished: set[str], time: TimeEstimate) -> list[str]:
+def _run_cells(
+    requests: Sequence[RunRequest], unfinished: set[str], time: TimeEstimate
+) -> list[str]:
     """Return one row: runs of one configuration, which differ in their seeds."""
     run_spec, _ = requests[0]
     done = [seed for _, seed in requests if run_spec.key(seed) not in unfinished]

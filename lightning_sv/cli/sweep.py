@@ -64,17 +64,25 @@ def _parser() -> PlainParser:
         "optimum of each. Other arguments are passed to `fit` of each run (--config, any key)."
     )
     parser = PlainParser("sweep", text, json="Print the numbers as JSON on stdout.")
-    parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with its own optimum.")
+    parser.add_argument(
+        "--scale", nargs="+", required=True, help="Strategies, each with its own optimum."
+    )
     values = "%s; an optimum needs three."
-    parser.add_argument("--lr", nargs="+", type=float, default=[], help=values % "Peak learning rates")
-    parser.add_argument("--init_std", nargs="+", type=float, default=[], help=values % "Initial stds")
+    parser.add_argument(
+        "--lr", nargs="+", type=float, default=[], help=values % "Peak learning rates"
+    )
+    parser.add_argument(
+        "--init_std", nargs="+", type=float, default=[], help=values % "Initial stds"
+    )
     parser.add_argument(
         "--seeds",
         type=number(int, 1, 1000),
         default=2,
         help="Runs per point, on seeds 100, 101, ...",
     )
-    parser.add_places("Output directory, also for runs; runs/sweep/MODEL-DATA/STRATEGIES by default.")
+    parser.add_places(
+        "Output directory, also for runs; runs/sweep/MODEL-DATA/STRATEGIES by default."
+    )
     return parser
 
 

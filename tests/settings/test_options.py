@@ -118,7 +118,9 @@ def test_wrong_words_are_refused_by_their_key(
     assert named in said and said.count("error: ") == 1
 
 
-@pytest.mark.parametrize("command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]])
+@pytest.mark.parametrize(
+    "command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--baseline", "llama", "--arms", "nop"]]
+)
 def test_run_without_files_is_told_which(command: list[str], refused: Refused) -> None:
     said = refused(*command)
     assert "data.seq_len" in said and "tiny-unified" in said
