@@ -126,6 +126,14 @@ def _add_data(table: Table, plan: Plan) -> None:
         epochs += " (tokens from the name of the corpus)"
     table.add_row("in the run", _gib(reads.bytes), f"{reads.tokens:,} tokens; {epochs}")
 
+    is_enough = reads.epochs is None or reads.epochs <= 1
+    if is_enough and not reads.prepared:
+        needed = reads.sufficient_tokens
+        bytes_per_token = reads.bytes / (reads.sequences * (plan.seq_len + 1))
+        suffices = f"data.corpus.max_tokens {needed:,} suffices"
+        comment = f"{suffices}; twice the disk until it is complete"
+        table.add_row("corpus", _gib(needed * bytes_per_token), comment)
+
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lightning_sv.corpus.parts import PART_BYTES
 from lightning_sv.corpus.sources.files import counted
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import check_run
+from lightning_sv.plan.plan import plan_steps
+from lightning_sv.plan.reads import needed_tokens
 from lightning_sv.settings.parse import Parser, ignore_keys
 from lightning_sv.settings.words import underscored
 
@@ -36,19 +39,39 @@ def prepare_named(corpus: NamedCorpus | None) -> None:
     """Prepare the corpus that `--data` names, and describe a new one on stderr."""
     if corpus is None:
         return
-    existed = corpus.is_prepared
     _, config = _parse(corpus.prepare)
-    manifest = prepare(config)
-    if not existed:
-        print("\n".join(_lines(config.dir, manifest, existed)), file=sys.stderr)
+    if corpus.is_prepared:
+        # only `prepare` itself grows a corpus
+        max_tokens = Manifest.load(corpus.folder).settings.get("max_tokens")
+        prepare(replace(config, max_tokens=max_tokens))
+    else:
+        _prepare_new(config, None)
 
 
 def with_corpus(named: Resolved) -> list[str]:
     """Prepare the corpus of `--data` after a check of the other words; return those of a run."""
-    if named.corpus is not None and not named.corpus.is_prepared:
-        check_run(named.now)  # preparation may take minutes
-    prepare_named(named.corpus)
+    if named.corpus is None or named.corpus.is_prepared:
+        prepare_named(named.corpus)
+        return named.words
+    run = check_run(named.now)  # preparation may take minutes
+    if run is None:
+        prepare_named(named.corpus)
+    else:
+        _prepare_new(run.data.corpus, _needed_tokens(run))
     return named.words
+
+
+def _prepare_new(config: CorpusConfig, needed: int | None) -> None:
+    manifest = prepare(config, needed_tokens=needed)
+    print("\n".join(_lines(config.dir, manifest, existed=False)), file=sys.stderr)
+
+
+def _needed_tokens(run: Any) -> int | None:
+    """Return the tokens that a run needs; None for a run that counts epochs."""
+    trainer = run.trainer.as_dict()
+    if str(trainer["max_epochs"]) not in ("None", "-1"):
+        return None
+    return needed_tokens(run.data, plan_steps(run.model, run.data, trainer))
 
 
 def _parse(words: Sequence[str]) -> tuple[Any, CorpusConfig]:

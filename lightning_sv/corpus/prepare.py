@@ -1,6 +1,7 @@
 """Preparation of a corpus: plan its parts, encode them, drop duplicates, write shards, publish."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from lightning_sv.atomic import file_sha256, locked, remove
 from lightning_sv.corpus.assemble import encode_enough, publish
 from lightning_sv.corpus.config import LAYER, CorpusConfig
+from lightning_sv.corpus.estimate import describe_need
 from lightning_sv.corpus.job import FILENAME as JOB
 from lightning_sv.corpus.job import GROWING, open_job, parts_folder
 from lightning_sv.corpus.manifest import FILENAME, Manifest
@@ -18,9 +20,16 @@ from lightning_sv.corpus.tokenizer import open_tokenizer, tokenizer_file
 from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import ConfigError, expect
 
+log = logging.getLogger(__name__)
+
 
 def prepare(
-    config: CorpusConfig, *, progress: bool = True, workers: int | None = None, part_bytes: int = PART_BYTES
+    config: CorpusConfig,
+    *,
+    progress: bool = True,
+    workers: int | None = None,
+    part_bytes: int = PART_BYTES,
+    needed_tokens: int | None = None,
 ) -> Manifest:
     """Prepare the corpus of a config, or return the existing one.
 
@@ -35,6 +44,8 @@ def prepare(
         progress: if True, show a progress bar per phase
         workers: processes on this machine; None for one per core
         part_bytes: bytes of text of a part, of which a killed process loses one
+        needed_tokens: tokens that a run needs; if given, and if the text has several parts, log how many of them
+            suffice, and disk and hours
 
     Returns:
         The manifest, also in `config.dir`/manifest.json, next to the corpus's own layer of a run's config.
@@ -49,7 +60,7 @@ def prepare(
     expect(part_bytes >= 1, "--part_bytes", part_bytes, "at least 1.")
     target = Path(config.dir).expanduser().resolve()
     try:
-        return _prepare(config, target, workers or usable_cores(), part_bytes, shown=progress)
+        return _prepare(config, target, workers or usable_cores(), part_bytes, needed_tokens, shown=progress)
     except OSError as error:
         raise ConfigError(f"preparing dir={config.dir} failed ({error}); check path, permissions and space.") from error
 
@@ -59,7 +70,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _prepare(config: CorpusConfig, target: Path, workers: int, part_bytes: int, *, shown: bool) -> Manifest:
+def _prepare(
+    config: CorpusConfig, target: Path, workers: int, part_bytes: int, needed: int | None, *, shown: bool
+) -> Manifest:
     manifest = _existing(config, target)
     if manifest is not None:
         _remove_left_parts(config, target)
@@ -70,6 +83,9 @@ def _prepare(config: CorpusConfig, target: Path, workers: int, part_bytes: int, 
             return manifest
         job = open_job(config, target, part_bytes, shown=shown)
 
+    if needed is not None and len(job.parts) > 1:
+        for sentence in describe_need(job, needed, workers):
+            log.info("%s", sentence)
     try:
         count = encode_enough(job, workers, shown=shown)  # together with the other processes
     except ConfigError:

@@ -99,8 +99,12 @@ def _callbacks(value: Any, args: Sequence[str]) -> list[Any]:
     return named
 
 
-def check_run(args: list[str]) -> None:
+def check_run(args: list[str]) -> Any:
     """Check arguments of `fit` without its corpus and checkpoint: keys, values, and the model.
+
+    Returns:
+        The settings in sections; None for a model of transformers, because only `fit` takes its
+        sizes from there.
 
     Raises:
         ConfigError: an argument is unknown or has a wrong value
@@ -109,9 +113,11 @@ def check_run(args: list[str]) -> None:
     with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)
         start = config.get("model.init_from")
-        takes_sizes = start is not None and is_of_transformers(start)
-        if not takes_sizes:
-            _ = parser.instantiate(config).model.plan
+        if start is not None and is_of_transformers(start):
+            return None
+        run = parser.instantiate(config)
+        _ = run.model.plan  # refuses settings that do not fit each other
+        return run
 
 
 @cache

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_sv.corpus import Manifest
+from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.settings.data import DataConfig
 
@@ -20,6 +21,7 @@ class Reads:
             token count
         prepared: True if the corpus is prepared; otherwise epochs follow from its name, such as
             sample-10BT
+        sufficient_tokens: data.corpus.max_tokens with which the run reads no sequence twice
     """
 
     sequences_per_step: int
@@ -30,6 +32,7 @@ class Reads:
     bytes: int
     epochs: float | None
     prepared: bool
+    sufficient_tokens: int
 
 
 def training_reads(data: DataConfig, vocab_size: int, share: int, steps: int) -> Reads:
@@ -47,7 +50,14 @@ def training_reads(data: DataConfig, vocab_size: int, share: int, steps: int) ->
         bytes=sequences * size,
         epochs=_epochs(manifest, data, steps),
         prepared=is_prepared,
+        sufficient_tokens=needed_tokens(data, steps),
     )
+
+
+def needed_tokens(data: DataConfig, steps: int) -> int:
+    """Return a data.corpus.max_tokens with which a run of `steps` steps reads no sequence twice."""
+    sequences = steps * data.global_batch
+    return sufficient_tokens(sequences, data.seq_len, data.corpus.val_fraction)
 
 
 def _bytes_per_token(manifest: Manifest | None, vocab_size: int) -> int:

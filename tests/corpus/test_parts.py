@@ -12,15 +12,19 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from litdata.streaming import Cache
 from litdata.streaming.item_loader import TokensLoader
 
+from lightning_sv.cli.names import resolve_names
+from lightning_sv.cli.prepare import with_corpus
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
 from lightning_sv.corpus import duplicates as duplicates_module
 from lightning_sv.corpus.duplicates import keep_documents
+from lightning_sv.corpus.estimate import sufficient_tokens
 from lightning_sv.corpus.job import Job, parts_folder
 from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
@@ -41,7 +45,7 @@ def repeated(tmp_path: Path, texts: list[str]) -> CorpusConfig:
     return CorpusConfig(str(tmp_path / "corpus"), source, "bpe:300", val_fraction=0.1, chunk_bytes="8KB")
 
 
-def prepared(config: CorpusConfig, name: str, **options: int) -> Manifest:
+def prepared(config: CorpusConfig, name: str, **options: Any) -> Manifest:
     config = replace(config, dir=str(Path(config.dir).with_name(name)))
     return prepare(config, progress=False, **options)
 
@@ -98,6 +102,53 @@ def test_prepare_max_tokens_grows_by_the_parts_that_it_lacks(
     with pytest.raises(ConfigError, match=rf"max_tokens is .*{total:,}"):
         prepared(replace(repeated, max_tokens=total + 1), "grows", workers=1)
     assert Manifest.load(tmp_path / "grows").corpus_hash == small.corpus_hash
+
+
+def test_prepare_for_a_run_tells_how_much_suffices(repeated: CorpusConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """The offered number gives a corpus of the first parts, without an offer for one that is whole anyway."""
+    caplog.set_level("INFO")
+    whole = prepared(repeated, "whole", workers=1, needed_tokens=10**9)
+    assert not caplog.messages  # a single part
+    total = whole.train.tokens + whole.val.tokens
+    offer = "--data.corpus.max_tokens 3000 "
+    for max_tokens, needed, is_offered in ((None, 3000, True), (2000, 3000, False), (None, 10 * total, False)):
+        caplog.clear()
+        config = replace(repeated, max_tokens=max_tokens)
+        prepared(config, f"{max_tokens}-{needed}", part_bytes=PART_BYTES, workers=1, needed_tokens=needed)
+        assert any(f"{needed:,} tokens" in message for message in caplog.messages)
+        assert (offer in " ".join(caplog.messages)) == is_offered
+
+
+def test_sufficient_tokens_feed_a_run(repeated: CorpusConfig) -> None:
+    sequences, seq_len = 200, 31
+    enough = sufficient_tokens(sequences, seq_len, repeated.val_fraction)
+    manifest = prepared(replace(repeated, max_tokens=enough), "enough", workers=1)
+    assert sequences <= manifest.train.sequences(seq_len) < 1.2 * sequences
+
+
+def test_training_by_name_leaves_a_part_of_a_text_as_it_is(
+    repeated: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `prepare` grows it. A text that is prepared for a run has the settings of its command line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf/data").mkdir(parents=True)
+    settings = {"dir": "data/some", "source": repeated.source, "tokenizer": "bpe:300", "val_fraction": 0.1}
+    (tmp_path / "conf/data/some.yaml").write_text(json.dumps({"data": {"corpus": settings}}))
+    model = str(tmp_path / "model.yaml")
+    Path(model).write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 1, vocab_size: 300}}")
+    options = [
+        "--config",
+        model,
+        "--model.optim.lr=0.01",
+        "--data.seq_len=8",
+        "--data.global_batch=2",
+        "--trainer.max_steps=9",
+    ]
+    for words in (["--data.corpus.max_tokens=4000"], []):
+        with_corpus(resolve_names(["--data", "some", *options, *words]))
+        manifest = Manifest.load("data/some")
+        assert manifest.settings["max_tokens"] == 4000
+        assert manifest.train.tokens + manifest.val.tokens <= 4000
 
 
 @dataclass

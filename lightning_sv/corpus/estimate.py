@@ -1,0 +1,115 @@
+"""Size of a corpus before it is encoded, and how much of it a run needs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
+
+from lightning_sv.corpus.job import Job
+
+#: text that is encoded for an estimate
+SAMPLE_BYTES = 4_000_000
+#: share of tokens above those that a run needs, because hashes select the validation documents
+_MARGIN = 0.01
+
+
+def sufficient_tokens(sequences: int, seq_len: int, val_fraction: float) -> int:
+    """Return a `max_tokens` with which a run reads no sequence twice.
+
+    It is sequences x (seq_len + 1) / (1 - val_fraction) and 1%, rounded up to three digits.
+
+    Args:
+        sequences: training sequences that the run reads
+        seq_len: predicted tokens per sequence
+        val_fraction: fraction of the documents held out
+    """
+    exact = sequences * (seq_len + 1) / (1 - val_fraction) * (1 + _MARGIN)
+    unit = 10 ** max(0, len(str(int(exact))) - 3)
+    return -(-int(exact) // unit) * unit
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated preparation of all text of a source.
+
+    Attributes:
+        tokens: tokens of both splits, duplicates included
+        bytes_per_token: bytes of text per token
+        itemsize: bytes per token on the disk
+        hours: hours until all parts are encoded
+    """
+
+    tokens: int
+    bytes_per_token: float
+    itemsize: int
+    hours: float
+
+    @classmethod
+    def of_job(cls, job: Job, workers: int) -> "Estimate":
+        """Encode the first documents of a source, and extrapolate to all of its text.
+
+        The bytes of a compressed file count as its text, so that such a source has more tokens.
+        """
+        began = monotonic()
+        texts = list(_first_texts(job))
+        tokens = sum(len(ids) + 1 for ids in job.tokenizer.encode_batch(texts))
+        seconds = monotonic() - began
+        sample_bytes = sum(len(text.encode()) for text in texts)
+
+        total_bytes = sum(part.n_bytes for part in job.parts)
+        if job.config.limit is not None:
+            total_bytes = min(total_bytes, job.config.limit)
+        share = total_bytes / sample_bytes
+        hours = share * seconds / workers / 3600
+        itemsize = job.tokenizer.dtype.itemsize
+        return cls(round(share * tokens), sample_bytes / tokens, itemsize, hours)
+
+    def describe(self, tokens: int) -> str:
+        """Return disk and time of a corpus of `tokens` tokens in a phrase."""
+        gigabytes = tokens * self.itemsize / 1e9
+        hours = self.hours * tokens / self.tokens
+        # parts and shards
+        return f"{2 * gigabytes:,.1f} GB of disk, {gigabytes:,.1f} GB at its end, {hours:,.1f} hours"
+
+
+def _first_texts(job: Job) -> Iterator[str]:
+    n_bytes = 0
+    for document in job.source.read():
+        yield document.text
+        n_bytes += document.n_bytes
+        if n_bytes >= SAMPLE_BYTES:
+            return
+
+
+def describe_need(job: Job, needed: int, workers: int) -> Iterator[str]:
+    """Yield sentences about a source, and about the part of it that a run needs.
+
+    Args:
+        job: the preparation
+        needed: `max_tokens` that suffices for the run
+        workers: processes that encode
+    """
+    estimate = Estimate.of_job(job, workers)
+    total = estimate.tokens
+    yield f"{job.config.source}: about {total:,} tokens; {estimate.describe(total)}"
+    if needed > total:
+        yield f"the run reads it {needed / total:.1f} times: {needed:,} tokens"
+        return
+    count = _first_parts(job, estimate.bytes_per_token * needed)
+    yield (
+        f"the run needs {needed:,} tokens, the first {count:,} of {len(job.parts):,} parts; {estimate.describe(needed)}"
+    )
+    limit = job.config.max_tokens
+    if limit is None or limit > needed:
+        yield f"--data.corpus.max_tokens {needed} prepares only these; parts that exist are kept"
+    elif limit < needed:
+        yield f"max_tokens is {limit:,}, which the run reads {needed / limit:.1f} times"
+
+
+def _first_parts(job: Job, n_bytes: float) -> int:
+    """Return the number of first parts that have `n_bytes` of text."""
+    total = 0
+    for number, part in enumerate(job.parts, 1):
+        total += part.n_bytes
+        if total >= n_bytes:
+            return number
+    return len(job.parts)
