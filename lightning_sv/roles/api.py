@@ -1,7 +1,7 @@
 """Role of every parameter of any module, from one traced forward pass and not from its name."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -200,21 +200,21 @@ class TracedModel:
         if not all(factor.is_learned for _, factor in self.scaled[name]):
             return False
         ends = self._ends_of_gates(name)
-        operands = [end.matrix for end in ends if end.matrix is not None and end.along_channels]
-        if not ends or len(operands) < len(ends) or not all(map(self.flow.is_linear, operands)):
-            return False
-        products = {end.node for end in ends}
-        matrices = frozenset[str]().union(*(self.flow.sources[operand] for operand in operands))
-        return self._products_of(matrices) == products and not self._are_tables(matrices)
+        matrices: set[str] = set()
+        for end in ends:
+            if end.matrix is None or not end.along_channels or not self.flow.is_linear(end.matrix):
+                return False
+            matrices |= self.flow.sources[end.matrix]
+        return bool(ends) and self._multiply_only(matrices, {end.node for end in ends})
 
-    def _products_of(self, matrices: Iterable[str]) -> set[Node]:
-        products: set[Node] = set()
+    def _multiply_only(self, matrices: set[str], products: set[Node]) -> bool:
+        """Return True if all products of some matrices are these, and none is also a table."""
+        found: set[Node] = set()
         for matrix in matrices:
-            products |= {product.node for product in self.products[matrix]}
-        return products
-
-    def _are_tables(self, matrices: Iterable[str]) -> bool:
-        return any("embedding" in self.uses[matrix] for matrix in matrices)
+            found.update(product.node for product in self.products[matrix])
+            if "embedding" in self.uses[matrix]:
+                return False
+        return found == products
 
     def _ends_of_gates(self, name: str) -> list[Consumer]:
         """Return the consumers of a vector's values through gates; none if one is unknown."""

@@ -42,13 +42,14 @@ class Dataflow:
     def _derive(self, node: Node) -> None:
         """Record the sources of a value that depends on parameters only."""
         operands = _operands(node)
-        factors = [value for value in operands if _is_factor(value, node)]
-        matrices = [value for value in operands if value not in factors]
-        inherited = [self.factors_of(value) for value in operands]
-        self.sources[node] = frozenset().union(*(self.sources[value] for value in matrices))
-        self.factors[node] = frozenset().union(
-            *inherited, *(self.sources[value] for value in factors)
-        )
+        sources: set[str] = set()
+        factors: set[str] = set()
+        for value in operands:
+            factors |= self.factors_of(value)
+            of_value = factors if _is_factor(value, node) else sources
+            of_value |= self.sources[value]
+        self.sources[node] = frozenset(sources)
+        self.factors[node] = frozenset(factors)
         if _chooses_rows(node) or (node.moves and self.tables.intersection(operands)):
             self.tables.add(node)
 
@@ -80,10 +81,11 @@ class Dataflow:
         if is_squared or is_divisor or not self.is_linear(matrix):
             return False
         factors = [value for value in learned if value is not matrix]
-        names = self._names(matrix)
-        return all(
-            _size(value) < _size(matrix) and not self._names(value) & names for value in factors
-        )
+        return all(self._is_gain(value, matrix) for value in factors)
+
+    def _is_gain(self, factor: Node, matrix: Node) -> bool:
+        """Return True for a factor that is smaller than the matrix, and made of others."""
+        return _size(factor) < _size(matrix) and not self._names(factor) & self._names(matrix)
 
     def _names(self, value: Node) -> frozenset[str]:
         return self.sources[value] | self.factors_of(value)
@@ -165,10 +167,15 @@ def value_at(factor: Node, at: float) -> float | None:
     if len(learned) != 1:
         return None
     base = value_at(learned[0], at)
-    if base is None or (factor.moves and factor.op != "neg"):
+    return None if base is None else _value_of(factor, learned[0], base)
+
+
+def _value_of(factor: Node, learned: Node, base: float) -> float | None:
+    """Return an operation of a learned value that is `base`; None if it is not one number."""
+    if factor.moves and factor.op != "neg":
         return base
-    are_ones = all(value.op in _ONES for value in factor.others(learned[0]))
-    return _applied(factor, base) if factor.pointwise and are_ones else None
+    others = {value.op for value in factor.others(learned)}
+    return _applied(factor, base) if factor.pointwise and others <= _ONES else None
 
 
 def _applied(factor: Node, base: float) -> float:

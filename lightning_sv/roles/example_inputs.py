@@ -1,6 +1,6 @@
 """Example inputs of the traced call: given, or made from a configuration.
 
-These are token ids, an image or speech.
+These are token ids and an image. Models of speech need an example.
 """
 
 import inspect
@@ -18,11 +18,12 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.trace import run_method
 
 TOKENS = 16
-#: limits of a setting used as a size, of the elements of an image, and of its embeddings
-_MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
-#: frames of speech features, and samples of a waveform: a second at 16 kHz
-_FRAMES = 64
-_SAMPLES = 16_000
+#: limit of a setting used as a size
+_MAX_SIZE = 8192
+#: limit of the elements of an image
+_MAX_NUMBERS = 2**28
+#: limit of the embeddings of an image
+_MAX_EMBEDDINGS = 2**14
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -107,27 +108,41 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    unwrap: Any = getattr(model, "get_base_model", lambda: model)  # PEFT's forward takes anything
-    accepted = set(inspect.signature(unwrap().forward).parameters)
+    accepted = _accepted_names(model)
     like = next(model.parameters())
     token = _image_token(config)
-    image, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
-    inputs = _speech(config, accepted, like) | image
+    inputs, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
             return None
         placeholders = _placeholders(config, token, n_embeddings)
-        inputs["input_ids"] = token_ids(vocabulary, placeholders).to(like.device)
-        if placeholders and "mm_token_type_ids" in accepted:
-            inputs["mm_token_type_ids"] = (inputs["input_ids"] == token).long()
+        ids = token_ids(vocabulary, placeholders).to(like.device)
+        inputs = inputs | {"input_ids": ids}
+        if token is not None and n_embeddings and "mm_token_type_ids" in accepted:
+            inputs["mm_token_type_ids"] = ids.eq(token).long()
+    _check_main_input(model, accepted, inputs)
+    return _with_decoder(config, accepted, inputs, like) or None
+
+
+def _accepted_names(model: nn.Module) -> set[str]:
+    """Return the names of the arguments of a model's forward."""
+    unwrap: Any = getattr(model, "get_base_model", None)  # PEFT's forward takes anything
+    inner: Any = model if unwrap is None else unwrap()
+    return set(inspect.signature(inner.forward).parameters)
+
+
+def _with_decoder(
+    config: Any, accepted: set[str], inputs: dict[str, Any], like: Tensor
+) -> dict[str, Any]:
+    """Return inputs with the tokens of a decoder, and without a cache."""
+    added: dict[str, Any] = {}
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
         vocabulary = config.get_text_config(decoder=True).vocab_size
-        inputs["decoder_input_ids"] = token_ids(vocabulary).to(like.device)
-    _check_main_input(model, accepted, inputs)
+        added["decoder_input_ids"] = token_ids(vocabulary).to(like.device)
     if inputs and _has_cache(config, accepted):
-        inputs["use_cache"] = False
-    return inputs or None
+        added["use_cache"] = False
+    return inputs | added
 
 
 def _has_cache(config: Any, accepted: set[str]) -> bool:
@@ -139,7 +154,7 @@ def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, An
     """Check that the input that transformers names first is among those made."""
     name = getattr(model, "main_input_name", None)
     if name in accepted and name not in inputs:
-        why = "which cannot be made from its config; expected token ids, an image or speech"
+        why = "which cannot be made from its config; expected token ids or an image"
         hint = "Pass example= to weight_decay_roles; commands have none."
         raise ConfigError(f"{type(model).__name__} needs {name}, {why}. {hint}")
 
@@ -198,22 +213,6 @@ def _one(like: Tensor) -> Tensor:
     return torch.ones((), device=like.device, dtype=like.dtype)
 
 
-def _speech(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
-    """Return the input of a speech model, with the device and dtype of `like`."""
-    one = _one(like)
-    bins = _first(config, "num_mel_bins")
-    features = _first(config, "input_feat_per_channel")
-    frames = _first(config, "max_source_positions")
-    if "input_features" in accepted:
-        if bins and frames:  # a convolution of stride 2 follows
-            return {"input_features": one.expand(1, bins, 2 * frames)}
-        if features:
-            return {"input_features": one.expand(1, _FRAMES, features)}
-    if "input_values" in accepted and not bins:
-        return {"input_values": one.expand(1, _SAMPLES)}
-    return {}
-
-
 def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:
     """Return (1, 16 + len(inner)) ids, with `inner` in the middle.
 
@@ -267,9 +266,11 @@ def _embeddings(model: nn.Module, image: dict[str, Any]) -> int | None:
     out = run_method(model, embed, accepted)
     rows = getattr(out, "pooler_output", out)
     parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
-    if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):
-        return None
-    n_embeddings = sum(part.shape[:-1].numel() for part in parts)
+    n_embeddings = 0
+    for part in parts:
+        if not isinstance(part, Tensor) or part.ndim < 2:
+            return None
+        n_embeddings += part.shape[:-1].numel()
     return n_embeddings if n_embeddings <= _MAX_EMBEDDINGS else None
 
 

@@ -52,12 +52,16 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
         with _plain_execution(model):
             yield
     finally:
-        with torch.no_grad():
-            for buffer, value in zip(real, values, strict=True):
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+        _write_back(real, values)
         for state in before:
             state.restore()
+
+
+@torch.no_grad()
+def _write_back(buffers: list[Tensor], values: list[Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        if not torch.equal(buffer, value):
+            buffer.copy_(value)
 
 
 @contextmanager

@@ -86,14 +86,21 @@ def _width_of_parts(parts: list[Node]) -> int | None:
     """Return the width of equal parts that the pass joins along a new axis or the batch."""
     if len({part.shape for part in parts}) != 1:
         return None
+    meeting = _meeting(parts)
     axis = _dim(parts[0])
-    owners = {part: {i} for i, part in enumerate(parts)}
+    makes_heads = meeting is not None and _makes_heads(meeting, axis)
+    return parts[0].shape[axis] if makes_heads else None
+
+
+def _meeting(parts: list[Node]) -> Node | None:
+    """Return the first operation that reads several parts, also after pointwise operations."""
+    owners = {part: i for i, part in enumerate(parts)}
     for user in users_in_order(owners):
-        read = [owners[value] for value in user.values if value in owners]
-        if set.union(*read) != read[0]:  # the parts meet
-            return parts[0].shape[axis] if _makes_heads(user, axis) else None
+        read = {owners[value] for value in user.values if value in owners}
+        if len(read) > 1:
+            return user
         if user.moves or user.pointwise:
-            owners[user] = read[0]
+            owners[user] = read.pop()
     return None
 
 

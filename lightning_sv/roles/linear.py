@@ -120,15 +120,19 @@ class LinearValues:
         """
         above, _, below = term.partition("/")
         denominator = _arguments(user, [below])
-        values = _arguments(user, above.split("*")) + denominator
-        linear = [value for value in values if value in self.axes]
+        factors = _arguments(user, above.split("*"))
+        linear = [value for value in factors if value in self.axes]
+        others = [value for value in factors if value not in self.axes] + denominator
         if len(linear) > 1 or not self.axes.keys().isdisjoint(denominator):
             return False
-        others = [value for value in values if value not in self.axes]
-        if not linear:  # conditions only select
-            condition = user.argument("condition")
-            return all(value.is_fixed or value is condition for value in others)
+        if not linear:
+            return _is_fixed_term(others, condition=user.argument("condition"))
         return self.through_gates or all(_is_coefficient(value, user, axes) for value in others)
+
+
+def _is_fixed_term(values: list[Node], condition: Node | None) -> bool:
+    """Return True if a term depends on no data; conditions only select."""
+    return all(value.is_fixed or value is condition for value in values)
 
 
 def _arguments(user: Node, names: Iterable[str]) -> list[Node]:

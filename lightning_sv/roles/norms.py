@@ -15,7 +15,10 @@ from typing import NamedTuple
 from lightning_sv.roles.graph import Graph, Node, Walk, plain
 from lightning_sv.roles.ops import NORMS, STATISTICS, SUMS
 
-_SQUARE, _ROOT, _INVERSE = 2.0, 1.0, -1.0
+#: power of a statistic
+_SQUARE = 2.0
+_ROOT = 1.0
+_INVERSE = -1.0
 #: operation -> power to which it raises a statistic
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
 _KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
@@ -60,8 +63,10 @@ class Norms:
         if node.op in ("mean", "sum"):
             base = _squared(node.first)
             return None if base is None else Statistic(stem(base), _SQUARE)
-        known = [self.statistics[value] for value in node.values if value in self.statistics]
-        return self._changed_statistic(node, known[0]) if known else None
+        for value in node.values:
+            if value in self.statistics:
+                return self._changed_statistic(node, self.statistics[value])
+        return None
 
     def _changed_statistic(self, node: Node, known: Statistic) -> Statistic | None:
         """Return what an operation makes of a statistic."""
@@ -83,11 +88,16 @@ class Norms:
         if node.op not in ("mul", "div"):
             return False
         norm = self._divisor(node)
-        if norm is not None:
-            of = self.statistics[norm].of
-            return any(stem(other) is of for other in node.others(norm))
-        factors = [value for value in node.values if value not in self.normalized]
-        return len(factors) < len(node.inputs) and all(value.is_const for value in factors)
+        if norm is None:
+            return self._is_constant_multiple(node)
+        normed = self.statistics[norm].of
+        return normed in map(stem, node.others(norm))
+
+    def _is_constant_multiple(self, product: Node) -> bool:
+        """Return True for a normalized value times constants."""
+        factors = [value for value in product.values if value not in self.normalized]
+        has_normalized = len(factors) < len(product.inputs)
+        return has_normalized and all(value.is_const for value in factors)
 
     def _divisor(self, node: Node) -> Node | None:
         """Return the inverse by which a product multiplies, or the root by which it divides."""

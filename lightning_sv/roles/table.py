@@ -18,7 +18,8 @@ def family(name: str) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one line per row, with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     return [_line(row, widths) for row in rows]
 
 

@@ -126,31 +126,36 @@ def _names_of_vectors(model: nn.Module) -> dict[str, int]:
 
 def _head_names(sites: Sequence[Site]) -> list[str]:
     """Return the last part of the name of the output projection, if a site reaches it."""
-    matrices = (matrix for site in sites for matrix in site.matrices)
-    return sorted({matrix.word for matrix in matrices if matrix.role == "head"})
+    words: set[str] = set()
+    for site in sites:
+        words.update(matrix.word for matrix in site.matrices if matrix.role == "head")
+    return sorted(words)
 
 
 def _check(model: nn.Module) -> None:
     """Check that the weights of a model are those in its modules' code."""
     name = type(model).__name__
-    modules = list(model.modules())
-    if any(isinstance(module, Scaled) or APPLIED in vars(module) for module in modules):
-        raise ConfigError(f"this {name} already has a strategy; call fold_applied(model) first.")
-    if any(isinstance(module, Backbone | ScaledLinear | ScaleVector) for module in modules):
-        found = f"a {name} that was built with a strategy"
-        wanted = "a model without scale vectors of this package. Build this one with its strategy."
-        raise ConfigError(f"model is {found}; expected {wanted}")
+    for module in model.modules():  # first, because a built vector is inside of an applied one
+        if isinstance(module, Scaled) or APPLIED in vars(module):
+            hint = "call fold_applied(model) first."
+            raise ConfigError(f"this {name} already has a strategy; {hint}")
+    for module in model.modules():
+        _check_kind(module, name)
     for key, parameter in model.named_parameters():
         if parameter.is_meta or is_fake(parameter):
             wanted = "one with weights. Load them first."
             raise ConfigError(f"model is without values ({key}); expected {wanted}")
-    for module in modules:
-        _check_kind(type(module), name)
     if getattr(model, "is_quantized", False):
         raise ConfigError(f"this {name} is quantized; apply the strategy before quantization.")
 
 
-def _check_kind(kind: type, name: str) -> None:
+def _check_kind(module: nn.Module, name: str) -> None:
+    """Refuse a module that was built with a strategy, wraps the model, or belongs to PEFT."""
+    kind = type(module)
+    if isinstance(module, Backbone | ScaledLinear | ScaleVector):
+        found = f"a {name} that was built with a strategy"
+        wanted = "a model without scale vectors of this package. Build this one with its strategy."
+        raise ConfigError(f"model is {found}; expected {wanted}")
     if kind.__name__ in _WRAPPERS:
         wanted = "the model inside. Apply the strategy, then wrap it."
         raise ConfigError(f"model is wrapped in {kind.__name__}; expected {wanted}")

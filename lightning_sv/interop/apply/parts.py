@@ -12,6 +12,7 @@ other are different matrices.
 """
 
 import math
+from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +22,10 @@ from lightning_sv.roles.ops import ATTENTION, CHOICES_OF_ROWS, PRODUCTS, SOFTMAX
 
 #: operations that put parts together
 _JOINS = frozenset({"cat", "stack", "copy"})
+#: operations that take single indices of an axis
+_SINGLES = frozenset({"unbind", "select"})
+#: operations that read several blocks of an axis
+_CHOOSING = CHOICES_OF_ROWS | {"glu"}
 _KEEPING_PARTS = _JOINS | ATTENTION | SOFTMAX
 
 
@@ -57,27 +62,32 @@ def _cuts(value: Node, axis: int, *, stacked: bool = False) -> set[int] | None:
     `stacked` the axis may be that of two or three matrices, of which one is selected.
     """
     n = value.shape[axis]
+    selects_matrix = stacked and n in (2, 3)
     cuts = {0, n}
     parts: list[Node] = []
     for use in users_along(value, axis):
         user = use.user
-        if not use.splits:
-            heads = _cuts_of_heads(use, n)
-            if heads is None:
-                return None
-            cuts |= heads
-        elif user.op == "glu":
-            cuts.add(n // 2)
-        elif user.op in CHOICES_OF_ROWS:
-            if user.shape[axis] < n:  # the graph has no positions
-                return None
-        elif user.op not in ("unbind", "select") or (stacked and n in (2, 3)):
-            parts.append(user)
+        if use.splits and user.op not in _CHOOSING:
+            if user.op not in _SINGLES or selects_matrix:
+                parts.append(user)
+            continue
+        more = _cuts_without_parts(use, axis, n)
+        if more is None:
+            return None
+        cuts |= more
 
     groups = _Groups(parts, n)
-    if groups.are_interleaved:
-        return None
-    return cuts | groups.cuts()
+    return None if groups.are_interleaved else cuts | groups.cuts()
+
+
+def _cuts_without_parts(use: UseAlong, axis: int, n: int) -> set[int] | None:
+    """Return the cuts of a use that does not return one block; None if the parts are no blocks."""
+    if not use.splits:
+        return _cuts_of_heads(use, n)
+    if use.user.op == "glu":
+        return {n // 2}
+    is_permuted = use.user.shape[axis] >= n
+    return set() if is_permuted else None  # the graph does not have the positions of a choice
 
 
 def _cuts_of_heads(use: UseAlong, n: int) -> set[int] | None:
@@ -173,20 +183,18 @@ def _meets_itself(product: Node) -> bool:
     multiplies queries by keys, then the weights by values.
     """
     walk = Walk(product)
-    met: dict[tuple[str, tuple[int, ...]], set[str]] = {}  # operation -> arguments
+    arguments: dict[tuple[str, tuple[Node, ...]], set[str]] = defaultdict(set)  # of a meeting
     parts: set[Node] = set()
     for value, argument, user in walk:
         if value in parts or _takes_part(user, value):
             parts.add(user)
-        if not _is_meeting(user):
-            if _stays_one(user, value, walk.seen):
-                walk.follow(user)
-        elif not any(other.is_learned for other in user.others(value)):
-            key = user.op, tuple(id(node) for node in user.values)
-            arguments = met.setdefault(key, set())
-            arguments.add(argument)
-            if len(arguments) > 1 and parts.intersection(user.values):
+        if _is_meeting(user, value):
+            meeting = (user.op, tuple(user.values))
+            arguments[meeting].add(argument)
+            if len(arguments[meeting]) > 1 and parts.intersection(user.values):
                 return True
+            walk.follow(user)
+        elif not _is_product(user) and _stays_one(user, value, walk.seen):
             walk.follow(user)
     return False
 
@@ -196,7 +204,12 @@ def _takes_part(user: Node, value: Node) -> bool:
     return selects and math.prod(user.shape) < math.prod(value.shape)
 
 
-def _is_meeting(user: Node) -> bool:
+def _is_meeting(user: Node, value: Node) -> bool:
+    """Return True if a value meets other values in a product, and no matrix."""
+    return _is_product(user) and not any(other.is_learned for other in user.others(value))
+
+
+def _is_product(user: Node) -> bool:
     return user.op in ATTENTION or (user.op in PRODUCTS and "conv" not in user.op)
 
 

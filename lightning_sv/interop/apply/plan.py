@@ -141,18 +141,21 @@ class Plan:
 
     def _note_matrices(self, site: Site) -> None:
         """Note which matrices have no vectors of their own, and why."""
-        lacks = "no vector after it" if site.vector else "no own vector"
         if self.row.scale_out or (self.row.scale_in and not site.vector):
-            for name in site.tied:
-                why = "because it is tied; to have one, untie it first"
-                self._note(name, f"{lacks}, {why}")
-            for name in site.unfit if site.role == "input" else ():
-                why = "because it also reads other values, or is not a plain matrix"
-                self._note(name, f"{lacks}, {why}")
+            self._note_missing_vectors(site)
         for matrix in site.matrices:
             if matrix.mixed and self.strategy.per_branch:
                 why = "several interleaved matrices that share their vectors: hg is partial"
                 self._note(matrix.weight, f"contains {why}")
+
+    def _note_missing_vectors(self, site: Site) -> None:
+        lacks = "no vector after it" if site.vector else "no own vector"
+        for name in site.tied:
+            self._note(name, f"{lacks}, because it is tied; to have one, untie it first")
+        if site.role == "input":
+            why = "because it also reads other values, or is not a plain matrix"
+            for name in site.unfit:
+                self._note(name, f"{lacks}, {why}")
 
     def _gamma(self, site: Site) -> Gamma:
         """Decide what becomes of a norm's vector."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from lightning_sv.interop.apply.site import Site
 from lightning_sv.roles.api import TracedModel
+from lightning_sv.roles.types import ModelParameter
 from lightning_sv.scale import ScaleStrategy
 
 
@@ -61,13 +62,19 @@ def notes_on_model(
         why = "none of the others follows a norm whose output only matrices read"
         yield type(traced.model).__name__, f"no matrix except the head gets a vector, because {why}"
     for row in traced.roles.parameters:
-        is_known = row.name in traced.known
-        if row.name in traced.uses or row.name in traced.scaled:
-            continue
-        if is_known and row.role in ("matrix", "router", "head"):
-            yield row.name, "unchanged, not reached: its norm's vectors moved to other matrices"
-        elif row.role == "other" and row.trained and not is_known:
-            yield row.name, "unchanged, because the forward pass did not reach it"
+        is_reached = row.name in traced.uses or row.name in traced.scaled
+        note = None if is_reached else _note_on_unreached(row, row.name in traced.known)
+        if note is not None:
+            yield row.name, note
+
+
+def _note_on_unreached(row: ModelParameter, is_known: bool) -> str | None:
+    if is_known:
+        is_matrix = row.role in ("matrix", "router", "head")
+        moved = "unchanged, not reached: its norm's vectors moved to other matrices"
+        return moved if is_matrix else None
+    is_unused = row.role == "other" and row.trained
+    return "unchanged, because the forward pass did not reach it" if is_unused else None
 
 
 def _lacks_norms(traced: TracedModel, sites: list[Site]) -> bool:

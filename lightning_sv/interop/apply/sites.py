@@ -81,17 +81,24 @@ def _reason_to_stay(
     """Return why a vector cannot move into the matrices that read it; None if it can."""
     if row.name in matrices.tied:
         return Stays(Reason.TIED)
-    if len(biases) > 1:
-        return Stays(Reason.DIFFERENT_BIASES)
-    if any(names == OTHERS or len(names) > 1 for names in biases):
-        return Stays(Reason.OTHERS_ADDED)
+    misfit = _unfit_bias(biases)
     for matrix in reversed(found):
-        misfit = _misfit(row, matrix, matrices)
-        if misfit is not None:
-            return misfit
+        misfit = misfit or _misfit(row, matrix, matrices)
+    if misfit is not None:
+        return misfit
     if row.role == "input" and len(found) < len(readers):
         return Stays(Reason.UNFIT)
     return None if row.redundant else Stays(Reason.NEEDED)
+
+
+def _unfit_bias(biases: set[frozenset[str]]) -> Stays | None:
+    """Return why a vector cannot leave what is added to it."""
+    if len(biases) > 1:
+        return Stays(Reason.DIFFERENT_BIASES)
+    for names in biases:
+        if names == OTHERS or len(names) > 1:
+            return Stays(Reason.OTHERS_ADDED)
+    return None
 
 
 def _misfit(row: ModelParameter, matrix: SiteMatrix, matrices: Matrices) -> Stays | None:
