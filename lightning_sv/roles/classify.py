@@ -154,7 +154,7 @@ class Rule(NamedTuple):
     """One row of `RULES`.
 
     Attributes:
-        name: name of the row in docs/roles-architecture.md
+        name: name of the row in docs/architecture.md
         role: 'scale vector' is resolved later by the consumers of the scaled values; None if this
             use determines no role
         applies: question to a use
@@ -165,7 +165,7 @@ class Rule(NamedTuple):
     applies: Callable[[Use], bool]
 
 
-#: the first rule that applies to a use decides; docs/roles-architecture.md gives the reasons
+#: the first rule that applies to a use decides; docs/architecture.md gives the reasons
 RULES = (
     Rule("learned queries' matrix", "matrix", lambda use: use.is_learned_matrix),
     Rule("learned queries' bias", "bias", lambda use: use.is_learned_bias),

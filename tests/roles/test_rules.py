@@ -14,7 +14,8 @@ from lightning_sv.roles.classify import RULES, first_rule, uses_of_parameters
 from lightning_sv.roles.dataflow import Dataflow
 from lightning_sv.roles.trace import trace
 
-PAGE = Path(__file__).parent.parent.parent / "docs/roles-architecture.md"
+ROOT = Path(__file__).parent.parent.parent
+SECTION = (ROOT / "docs/architecture.md").read_text().partition("## How roles are found")[2]
 
 #: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of learned queries q (3, 4),
 #: and the rows that decide p's uses, each once
@@ -117,12 +118,12 @@ def test_factor_of_one_entry_is_no_scale_vector(use: str) -> None:
 
 def test_rules_each_row_has_example_and_page_row() -> None:
     assert list(EXAMPLES) == [rule.name for rule in RULES]
-    shown = re.findall(r"^\| `(.+)` \| (.+) \| .+ \|$", PAGE.read_text(), re.MULTILINE)
+    shown = re.findall(r"^\| `(.+)` \| (.+) \| .+ \|$", SECTION, re.MULTILINE)
     assert shown == [(rule.name, str(rule.role or "–")) for rule in RULES]
 
 
 def test_roles_page_example_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", SECTION, re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out == shown
