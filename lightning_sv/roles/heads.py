@@ -1,4 +1,12 @@
-"""Heads into which the result of a matrix is taken apart."""
+"""Heads into which the result of a matrix is taken apart.
+
+A norm after queries or keys normalizes each head, so its width must be known. The pass shows it in
+one of two ways:
+
+    W x (24) -> view (4, 6)                    heads of width 6
+    W x (24) -> split 6 | 6 | 6 | 6 -> stack   heads of width 6
+    W x (24) -> view (6, 4), 4 computed apart  the heads are the last axis: width 0
+"""
 
 import lightning_sv.roles.ops as ops
 from lightning_sv.roles.axes import UseAlong, moved, users_along

@@ -1,4 +1,13 @@
-"""Execution of a `Plan` on a model; closing a stack undoes it exactly."""
+"""Execution of a `Plan` on a model; closing a stack undoes it exactly.
+
+Each change pushes its inverse onto the stack. If an error follows, or if the outputs differ in the
+end, the stack runs all inverses in reverse order:
+
+    gamma <- 1        | copy the old gamma back
+    bias <- bias / g  | copy the old bias back
+    parametrize W     | remove the parametrization
+    hooks             | remove the hooks
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack

@@ -1,4 +1,14 @@
-"""Parametrizations: a matrix times scale vectors, or a norm's scale vector in a different form."""
+"""Parametrizations: a matrix times scale vectors, or a norm's scale vector in a different form.
+
+The model's own code reads `layer.weight`, and must not change. So torch's parametrization keeps the
+matrix as `original` and computes the weight at each read:
+
+    layer.parametrizations.weight.original  W    (d_out, d_in)   trained
+    layer.parametrizations.weight[0]        gamma_in, gamma_out  trained
+    layer.weight = diag(gamma_out) W diag(gamma_in)              computed
+
+Only the norm of `dnp` is no factor of the weight. It is a hook on the layer's output.
+"""
 
 import re
 from collections.abc import Callable
