@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv import PretrainModule, apply_strategy
+from lightning_sv.experiments.kinds import KINDS
+from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.panel_errors import panel_errors
+from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.optim.build import OPTIMIZERS
@@ -24,6 +28,7 @@ from lightning_sv.roles.ops import PRODUCTS, TRANSPOSED
 from lightning_sv.scale import ScaleVector
 from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
 from lightning_sv.scale.validate import check_parameterization
+from tests.experiments.fake_results import arm
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL)
 SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
@@ -33,7 +38,7 @@ SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
 def tables() -> Iterator[None]:
     """Rows that a block adds are gone after the test."""
     with ExitStack() as stack:
-        for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS):
+        for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS, KINDS):
             stack.enter_context(mock.patch.dict(table))
         yield
         TRANSPOSED.discard("my_library::fused_linear")
@@ -47,7 +52,17 @@ def run(word: str) -> dict[str, Any]:
 
 
 def test_extend_page_blocks_are_run_here() -> None:
-    words = ("SoftplusScale(", '"bnp"', "ScaleOptions(", "mixer =", "def rms", "MatrixNorms", "Cubed", "fused_linear")
+    words = (
+        "SoftplusScale(",
+        '"bnp"',
+        "ScaleOptions(",
+        "mixer =",
+        "def rms",
+        "MatrixNorms",
+        "Cubed",
+        "fused_linear",
+        "KINDS",
+    )
     assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
 
 
@@ -137,3 +152,16 @@ def test_traced_operation_block_scales_the_output_side() -> None:
     before, gamma = model(x), 1 + torch.rand(8)
     scale.set_gamma(gamma)
     torch.testing.assert_close(model(x), gamma * before)
+
+
+@pytest.mark.parametrize(("claim", "is_decided"), [("less", True), ("slope", False)])
+def test_panel_kind_block_is_a_kind_of_conf_paper(claim: str, is_decided: bool) -> None:
+    run("KINDS")
+    claims = [ClaimSpec(claim, "x", "hg", "llama")]
+    arms = {label: ArmSpec(label) for label in ("llama", "hg")}
+    spec = PanelSpec("Losses", arms, claims, kind="worst_seed")
+    assert (list(panel_errors(spec)) == []) == is_decided
+    panel = LoadedPanel.of_arms(spec, [arm("hg", -0.1), arm("llama", 0.0, baseline=True)])
+    table = panel.kind.table(panel)
+    assert table["arm"].tolist() == ["llama", "hg"] and len(panel.pairs) == 1
+    assert float(table["highest final loss"][0]) == pytest.approx(panel.arm("llama").losses.max(), abs=1e-4)

@@ -135,6 +135,8 @@ WRONG = [
     (of_arm("longer: 2.0"), r"arms\.b\.scale"),
     (of_arm("scale: hg, longr: 2.0"), r"longr: Key 'longr' not in .* mean.*: 'longer'"),
     (of_panel("kind: pie"), "'pie'"),
+    (FIGURE.replace("    b:", "    a:"), r"mine\.yaml"),
+    (of_panel("kind: grid\n  axes: {model.optim.lr: {cpu: [0.00123456781, 0.00123456782]}}"), "'a, lr 0.00123457'"),
     (of_panel("seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", "mine.yaml"),
     (of_panel("", "kind: les, a: a, b: b"), "'les'"),

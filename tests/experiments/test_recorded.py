@@ -10,7 +10,7 @@ import pytest
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.kinds.table import read_table
-from lightning_sv.experiments.preflight import check_recorded_curves
+from lightning_sv.experiments.preflight import check_recorded, check_recorded_curves
 from lightning_sv.experiments.report.results_csv import read_recorded, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
@@ -118,6 +118,15 @@ def test_paper_command_takes_recordings(
     assert f"--results_from {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     with pytest.raises(ValueError, match="--results_from"):
         run_paper([*words[:-1], str(tmp_path), "--no_train"])
+
+
+def test_check_recorded_recording_of_another_figure_refused(trained: tuple[Path, Figure]) -> None:
+    report, _ = trained
+    recorded = read_recorded([report])
+    own, other = plan("heterogeneity", "muon")
+    check_recorded([own, other], recorded, [report])
+    with pytest.raises(ValueError, match="results_from.*muon"):
+        check_recorded([other], recorded, [report])
 
 
 def test_check_recorded_curves_refuses_to_train_without_the_curve_of_a_claim(
