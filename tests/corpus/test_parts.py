@@ -30,7 +30,7 @@ from lightning_sv.corpus.manifest import Shard
 from lightning_sv.corpus.parts import DOCUMENT
 from lightning_sv.corpus.shards import plan_shards, write_index, write_shard
 from lightning_sv.corpus.sources.document import Document
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import ConfigError
 from tests.corpus.conftest import shard_ids
 
 PART_BYTES = 5000
@@ -275,19 +275,6 @@ def parts_of(config: CorpusConfig, texts: list[str]) -> Path:
     return parts_folder(Path(config.dir))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("tokenizer", "bpe:301"), ("val_fraction", 0.2), ("text_field", "body"), ("max_bytes", 9)]
-)
-def test_prepare_parts_with_other_settings_are_refused(
-    key: str, value: object, repeated: CorpusConfig, texts: list[str]
-) -> None:
-    folder = parts_of(repeated, texts)
-    before = sorted(folder.iterdir())
-    with pytest.raises(ConfigError, match=f"{key} is .*{folder.name}"):
-        prepare(replace(repeated, **{key: value}), progress=False)
-    assert sorted(folder.iterdir()) == before
-
-
 def test_prepare_text_changed_half_way_keeps_the_other_parts(
     repeated: CorpusConfig, tmp_path: Path, texts: list[str]
 ) -> None:
@@ -309,45 +296,6 @@ def test_prepare_text_changed_half_way_keeps_the_other_parts(
     Tokenizer.train(texts, 301).save(tmp_path / "tokenizer")
     with pytest.raises(ConfigError, match="tokenizer is .*changed"):
         prepare(repeated, progress=False)
-
-
-def test_prepare_text_changed_while_it_is_read_is_refused(
-    repeated: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Tokenizer.train([f"word {number}" for number in range(999)], 300).save(tmp_path / "tokenizer")
-    repeated = replace(repeated, tokenizer=str(tmp_path / "tokenizer/tokenizer.json"))
-    split = Document.held_out
-
-    def touch(document: Document, val_fraction: float) -> bool:
-        os.utime(tmp_path / "b.jsonl", (1, 1))
-        return split(document, val_fraction)
-
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"b\.jsonl has changed"):
-        patch.setattr(Document, "held_out", touch)
-        prepare(repeated, progress=False, workers=1)
-    assert prepare(repeated, progress=False).train.documents
-
-
-def test_prepare_bad_line_keeps_the_parts_before(repeated: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
-    Tokenizer.train(texts, 300).save(tmp_path / "tokenizer")
-    repeated = replace(repeated, tokenizer=str(tmp_path / "tokenizer/tokenizer.json"))
-    fine = (tmp_path / "b.jsonl").read_bytes()
-    (tmp_path / "b.jsonl").write_bytes(fine + b"no json\n")
-    for workers in (1, 2):
-        with pytest.raises(ConfigError, match=r"b\.jsonl.*line"):
-            prepare(repeated, progress=False, workers=workers, part_bytes=PART_BYTES)
-    folder = parts_folder(Path(repeated.dir))
-    assert list(folder.glob("[0-9]*/part.json"))
-    (tmp_path / "b.jsonl").write_bytes(fine)
-    assert prepare(repeated, progress=False).corpus_hash == prepared(repeated, "whole").corpus_hash
-
-
-def test_prepare_dead_workers_are_one_error(repeated: CorpusConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(RunError, match="workers"):
-        prepare(repeated, progress=False, workers=2, part_bytes=PART_BYTES)
-    monkeypatch.undo()
-    assert prepare(repeated, progress=False).corpus_hash == prepared(repeated, "whole").corpus_hash
 
 
 def test_prepare_shards_have_the_tokens_of_the_documents(repeated: CorpusConfig, texts: list[str]) -> None:

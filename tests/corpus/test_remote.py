@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_local_folder_of_a_changed_shard_is_refused(url: str, s3: Any, corpus: P
     for _ in range(2):  # earlier downloads are kept, except the changed shard
         with pytest.raises(ConfigError, match=f"train/{shard.name} does not match its sha256"):
             remote_module.local_folder(url)
+
+
+def test_local_folder_of_an_interrupted_download_fetches_only_the_rest(url: str, s3: Any, corpus: Path) -> None:
+    """Each shard is checked on its own, and a complete one is not downloaded again."""
+    shards = Manifest.load(corpus).shards
+    assert len(shards) > 3
+    last = shards[-1].file
+    key = f"mine/corpus/{last}"
+    s3.delete_object(Bucket=BUCKET, Key=key)
+    with pytest.raises(ConfigError, match=last):
+        remote_module.local_folder(url)
+
+    s3.upload_file(str(corpus / last), BUCKET, key)
+    cache = Path(os.environ["LIGHTNING_SV_CACHE"])
+    kept = {path: path.stat().st_ino for path in cache.rglob("*.bin")}
+    folder = remote_module.local_folder(url)
+    assert kept
+    assert all(path.stat().st_ino == inode for path, inode in kept.items())
+    assert all((folder / shard.file).read_bytes() == (corpus / shard.file).read_bytes() for shard in shards)
 
 
 @pytest.mark.parametrize("address", [f"s3://{BUCKET}/none", "s3://no-such-bucket/corpus", "ftp://host/corpus"])

@@ -1,0 +1,213 @@
+"""Preparations that fail: one sentence, nothing lost, and the next start goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.corpus import CorpusConfig, Tokenizer, prepare
+from lightning_sv.corpus import parts as parts_module
+from lightning_sv.corpus.job import parts_folder
+from lightning_sv.errors import ConfigError, RunError
+
+PART_BYTES = 5000
+
+
+@dataclass
+class Preparation:
+    """A preparation of two files with a tokenizer from a file."""
+
+    config: CorpusConfig
+    folder: Path
+    expected_hash: str
+
+    def run(self, workers: int = 1, **settings: object) -> str:
+        """Prepare the corpus; return its hash."""
+        config = replace(self.config, **settings)  # type: ignore[arg-type]
+        return prepare(config, progress=False, workers=workers, part_bytes=PART_BYTES).corpus_hash
+
+    def complete(self) -> dict[str, int]:
+        """Return the complete parts, and when each was written."""
+        manifests = parts_folder(Path(self.config.dir)).glob("[0-9]*/part.json")
+        return {path.parent.name: path.stat().st_mtime_ns for path in manifests}
+
+
+@pytest.fixture
+def preparation(tmp_path: Path, texts: list[str]) -> Preparation:
+    Tokenizer.train(texts, 300).save(tmp_path)
+    for name, rows in (("a.jsonl", texts[:150]), ("b.jsonl", texts[150:])):
+        lines = [json.dumps({"text": text}) + "\n" for text in rows]
+        (tmp_path / name).write_text("".join(lines))
+    source = f"files:{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
+    config = CorpusConfig(str(tmp_path / "corpus"), source, str(tmp_path / "tokenizer.json"), val_fraction=0.1)
+    expected = prepare(replace(config, dir=str(tmp_path / "expected")), progress=False)
+    return Preparation(config, tmp_path, expected.corpus_hash)
+
+
+Failure = Callable[[Preparation, pytest.MonkeyPatch], None]
+
+
+def after_two_parts(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> None:
+    """Call `fail` before the third part is written."""
+    check = parts_module.sync
+    calls = []
+
+    def count(folder: Path) -> None:
+        calls.append(folder)
+        if len(calls) > 2:
+            fail()
+        check(folder)
+
+    monkeypatch.setattr(parts_module, "sync", count)
+
+
+def full_disk(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses to write; Python ignores the signal of a file that is too large."""
+
+    def fill() -> None:
+        with file_size_limit(1), (preparation.folder / "full").open("wb", buffering=0) as file:
+            file.write(b"123")
+            file.write(b"4")
+
+    after_two_parts(monkeypatch, fill)
+
+
+@contextmanager
+def file_size_limit(n_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def changed_text(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_two_parts(monkeypatch, lambda: None)
+    unchanged = parts_module.Source.check_unchanged
+
+    def touch(source: parts_module.Source, slices: tuple[parts_module.Slice, ...]) -> None:
+        if slices[0].name.endswith("b.jsonl"):
+            os.utime(preparation.folder / "b.jsonl", (1, 1))
+        unchanged(source, slices)
+
+    monkeypatch.setattr(parts_module.Source, "check_unchanged", touch)
+
+
+def bad_line(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (preparation.folder / "b.jsonl").open("a") as file:
+        file.write("no json\n")
+
+
+def dead_workers(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+
+@pytest.mark.parametrize(
+    ("fail", "workers", "error", "keeps"),
+    [
+        pytest.param(full_disk, 1, ConfigError, True, id="full disk"),
+        pytest.param(changed_text, 1, ConfigError, True, id="text changed while it is read"),
+        pytest.param(bad_line, 1, ConfigError, True, id="bad line"),
+        pytest.param(bad_line, 2, ConfigError, True, id="bad line, two workers"),
+        pytest.param(dead_workers, 2, RunError, False, id="all workers died"),
+    ],
+)
+def test_prepare_after_a_failure_keeps_complete_parts(
+    fail: Failure, workers: int, error: type[Exception], keeps: bool, preparation: Preparation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fine = (preparation.folder / "b.jsonl").read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(error) as caught:
+        fail(preparation, patch)
+        preparation.run(workers)
+    assert "\n" not in str(caught.value)
+    kept = preparation.complete()
+    assert bool(kept) == keeps
+    assert not Path(preparation.config.dir).exists()
+
+    (preparation.folder / "b.jsonl").write_bytes(fine)
+    with pytest.raises(ConfigError, match="max_tokens"):  # so that the parts stay
+        preparation.run(max_tokens=10**9)
+    assert kept.items() <= preparation.complete().items()
+    assert preparation.run() == preparation.expected_hash
+
+
+def test_prepare_a_part_of_a_dead_worker_is_encoded_by_another(
+    preparation: Preparation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker is killed as soon as a part is complete; the other one goes on."""
+    killed = []
+
+    def kill_one() -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        deadline = time.monotonic() + 300
+        while not killed and time.monotonic() < deadline:
+            processes = children.read_text().split()
+            if len(processes) > 1:
+                killed.append(processes[0])
+                os.kill(int(processes[0]), signal.SIGKILL)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    assert preparation.run(workers=2) == preparation.expected_hash
+    thread.join()
+    assert killed and "a worker died" in caplog.text
+
+
+def other_tokenizer(preparation: Preparation) -> None:
+    Tokenizer.train(["some text " * 99], 257).save(preparation.folder)
+
+
+def part_of_another_text(preparation: Preparation) -> None:
+    """A folder with the number of a part, and the name of another text, is not used."""
+    folder = parts_folder(Path(preparation.config.dir))
+    first = next(folder.glob("00000-*/part.json")).parent
+    shutil.move(first, folder / "00000-000000000000")
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "key"),
+    [
+        ({"tokenizer": "bpe:301"}, None, "tokenizer"),
+        ({"val_fraction": 0.2}, None, "val_fraction"),
+        ({"text_field": "body"}, None, "text_field"),
+        ({"max_bytes": 9}, None, "max_bytes"),
+        ({"source": "files:other.jsonl"}, None, "source"),  # two corpora in one folder
+        ({"max_tokens": 10**9}, None, "max_tokens"),  # more than the text has
+        ({}, other_tokenizer, "tokenizer"),
+        ({}, part_of_another_text, None),
+    ],
+)
+def test_prepare_parts_of_something_else(
+    settings: dict[str, object], change: Callable[[Preparation], None] | None, key: str | None,
+    preparation: Preparation,
+) -> None:  # fmt: skip
+    """They are refused by the name of the setting, or not used; the parts stay."""
+    with pytest.raises(ConfigError, match="max_tokens"):
+        preparation.run(max_tokens=10**8)
+    kept = preparation.complete()
+    tokenizer = (preparation.folder / "tokenizer.json").read_bytes()
+    if change is not None:
+        change(preparation)
+    if key is not None:
+        with pytest.raises(ConfigError, match=f"^{key} is") as caught:
+            preparation.run(**settings)
+        assert "\n" not in str(caught.value)
+        assert preparation.complete() == kept
+
+    (preparation.folder / "tokenizer.json").write_bytes(tokenizer)
+    assert preparation.run() == preparation.expected_hash
