@@ -123,10 +123,11 @@ class _Worker:
         """Raise the error with which the process ended; log a warning if it died, because others take its part."""
         self.errors.seek(0)
         message = self.errors.read().strip()
+        sentence = message.rpartition("\n")[2]  # after warnings, such as runpy's about this module
         if self.process.returncode == EXIT_TEXT:
-            raise ConfigError(message)
+            raise ConfigError(sentence)
         if self.process.returncode == EXIT_DISK:
-            raise OSError(message)
+            raise OSError(sentence)
         if self.process.returncode:
             log.warning("a worker died (%s); the others go on. %s", self.process.returncode, message)
 

@@ -39,9 +39,13 @@ class Preparation:
         return prepare(config, progress=False, workers=workers, part_bytes=PART_BYTES).corpus_hash
 
     def complete(self) -> dict[str, int]:
-        """Return the complete parts, and when each was written."""
+        """Return the complete parts of the first file, and when each was written.
+
+        A test changes the second file, whose parts are encoded again.
+        """
         manifests = parts_folder(Path(self.config.dir)).glob("[0-9]*/part.json")
-        return {path.parent.name: path.stat().st_mtime_ns for path in manifests}
+        first = [path for path in manifests if "b.jsonl" not in path.read_text()]
+        return {path.parent.name: path.stat().st_mtime_ns for path in first}
 
 
 @pytest.fixture
