@@ -78,7 +78,7 @@ WRONG: list[tuple[list[str], list[str], str]] = [
     (DRY, ["--model.scale", "unifed"], "unifed"),
     (FIT, ["--trainer.callbacks+=Nonsense"], "trainer.callbacks"),
     (FIT, ["--trainer.callbacks", "no_module.C"], "no_module"),
-    (FIT, ["--trainer.accelerator", "gpu"], "gpu"),
+    (FIT, ["--trainer.accelerator", "gpu"], "trainer.accelerator"),
     (FIT, ["--seed_everything", ""], "seed_everything"),
     (FIT, ["--seed_everything", "-3"], "seed_everything"),
     (FIT, ["--trainer", "null"], "trainer"),
