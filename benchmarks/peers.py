@@ -16,7 +16,8 @@ from unittest.mock import MagicMock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.interop.hf.convert import Target, arguments
+from lightning_sv.interop.hf.configs import arguments
+from lightning_sv.interop.hf.families import Target
 from lightning_sv.nn import BackboneConfig
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import foldable
-from lightning_sv.interop.hf.save import check_unused, export, model_card
+from lightning_sv.interop.hf.card import model_card
+from lightning_sv.interop.hf.save import check_unused, export
 from lightning_sv.json_text import json_text
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.fake import transformers

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from lightning_sv.errors import expect
-from lightning_sv.interop.decay import DecayDifference, groups_code, rule_differences, rule_table
+from lightning_sv.interop.decay import DecayDifference
+from lightning_sv.interop.usual_rules import groups_code, rule_differences, rule_table
 from lightning_sv.json_text import json_text
 from lightning_sv.own_code import find
 from lightning_sv.roles import MODEL_ROLES, ModelRole, Roles, weight_decay_roles

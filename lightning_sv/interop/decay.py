@@ -1,8 +1,7 @@
-"""Weight decay of an optimizer or of a usual rule, compared with a policy."""
+"""Weight decay of an optimizer, compared with a policy."""
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +26,9 @@ class DecayDifference(NamedTuple):
 
 @dataclass(frozen=True)
 class DecayReport:
-    """Decay of each trained parameter, now and under a policy; as text a table, the differing names, and code.
+    """Decay of each trained parameter, now and under a policy.
+
+    As text a table, the differing names, and code.
 
     Attributes:
         policy: 'wd', 'iwd', 'owd' or 'nowd'
@@ -46,7 +47,8 @@ class DecayReport:
     def __str__(self) -> str:
         lines = [*self._table(), "", *self._sentences()]
         if self.differences:
-            lines += ["", "To change it:", "", *(f"    {line}" for line in self.code.splitlines())]
+            lines += ["", "To change it:", ""]
+            lines += [f"    {line}" for line in self.code.splitlines()]
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
@@ -55,20 +57,33 @@ class DecayReport:
         expected = now.copy()
         for difference in self.differences:
             expected[difference.role] += -1 if difference.decays else 1
-        heading = ("role", "tensors", "decay now", f"decay under {self.policy}")
-        used = [role for role in MODEL_ROLES if role in tensors]
-        rows = [(role, f"{tensors[role]}", f"{now[role]}", f"{expected[role]}") for role in used]
-        return aligned([heading, *rows])
+
+        rows = [("role", "tensors", "decay now", f"decay under {self.policy}")]
+        for role in MODEL_ROLES:
+            if role in tensors:
+                rows.append((role, f"{tensors[role]}", f"{now[role]}", f"{expected[role]}"))
+        return aligned(rows)
 
     def _sentences(self) -> list[str]:
-        sentences = [f"Not in an optimizer: {label}" for label in _by_family(self.without_optimizer)]
-        if not self.differences:
-            return [*sentences, f"The optimizer decays what {self.policy} decays."]
         superfluous = [difference.name for difference in self.differences if difference.decays]
         missing = [difference.name for difference in self.differences if not difference.decays]
-        sentences += [f"Decays, but not under {self.policy}: {label}" for label in _by_family(superfluous)]
-        sentences += [f"Does not decay, but does under {self.policy}: {label}" for label in _by_family(missing)]
+        sentences = [
+            *_by_family("Not in an optimizer", self.without_optimizer),
+            *_by_family(f"Decays, but not under {self.policy}", superfluous),
+            *_by_family(f"Does not decay, but does under {self.policy}", missing),
+        ]
+        if not self.differences:
+            sentences.append(f"The optimizer decays what {self.policy} decays.")
         return sentences
+
+
+def _by_family(what: str, names: Iterable[str]) -> list[str]:
+    """Return one sentence for the parameters of all layers, with their number."""
+    sentences = []
+    for name, count in Counter(map(family, names)).items():
+        number = f" ({count})" if count > 1 else ""
+        sentences.append(f"{what}: {name}{number}")
+    return sentences
 
 
 def decay_report(
@@ -92,146 +107,80 @@ def decay_report(
         ConfigError: as `param_groups`, or no parameter of the model is in the optimizer
     """
     find(DECAYS, policy, "policy")  # before the trace, which takes seconds
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    rates = _decay_rates(optimizers)
+    optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    decays = _decays_by_id(optimizers)
     parameters = trained_parameters(model, example, roles)
+
     ids = {name: id(parameter) for name, parameter in model.named_parameters()}
-    optimized = {name: parameter for name, parameter in parameters.items() if ids[name] in rates}
+    optimized = {name: row for name, row in parameters.items() if ids[name] in decays}
     if not optimized:
-        hint = "Pass the optimizer that was made from model.parameters()."
-        raise ConfigError(f"optimizer has no parameter of {type(model).__name__}; expected those of this model. {hint}")
-    decayed = {name for name in optimized if rates[ids[name]]}
+        name = type(model).__name__
+        wanted = "those of this model. Pass the optimizer that was made from model.parameters()."
+        raise ConfigError(f"optimizer has no parameter of {name}; expected {wanted}")
+
+    now = {name: (row.role, decays[ids[name]]) for name, row in optimized.items()}
+    decayed = {name for name, (_, is_decayed) in now.items() if is_decayed}
     return DecayReport(
         policy,
-        now={name: (parameter.role, name in decayed) for name, parameter in optimized.items()},
-        differences=_differences(optimized, decayed, policy),
-        without_optimizer=tuple(name for name in parameters if name not in optimized),
-        code=_code(optimizers, policy, has_example=example is not None, has_roles=roles is not None),
+        now=now,
+        differences=differences_from(policy, optimized, decayed),
+        without_optimizer=tuple(name for name in parameters if name not in now),
+        code=_code(optimizers, policy, _argument(example, roles)),
     )
 
 
-def _decay_rates(optimizers: Sequence[Optimizer]) -> dict[int, float]:
-    """Return id of a parameter -> its weight decay."""
+def _argument(example: Any, roles: Roles | None) -> str:
+    """Return the argument by which the report's code finds the roles."""
+    if roles is not None:
+        return ", roles=roles"
+    return "" if example is None else ", example=example"
+
+
+def _decays_by_id(optimizers: Sequence[Optimizer]) -> dict[int, bool]:
+    """Return id of a parameter -> whether it decays."""
+    kinds = " ".join(type(optimizer).__name__ for optimizer in optimizers) or "empty"
     usable = bool(optimizers) and all(hasattr(each, "param_groups") for each in optimizers)
-    kinds = " ".join(type(each).__name__ for each in optimizers) or "empty"
     expect(usable, "optimizer", kinds, "an optimizer of torch, or a list of them.")
-    groups = [group for each in optimizers for group in each.param_groups]
-    return {id(parameter): group.get("weight_decay") or 0.0 for group in groups for parameter in group["params"]}
+    decays: dict[int, bool] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            has_decay = bool(group.get("weight_decay"))
+            decays.update((id(parameter), has_decay) for parameter in group["params"])
+    return decays
 
 
-def _differences(parameters: dict[str, ModelParameter], decayed: set[str], policy: str) -> tuple[DecayDifference, ...]:
-    return tuple(
-        DecayDifference(name, parameter.role, name in decayed)
-        for name, parameter in parameters.items()
-        if parameter.decays(policy) != (name in decayed)
-    )
+def differences_from(
+    policy: str, parameters: dict[str, ModelParameter], decayed: Collection[str]
+) -> tuple[DecayDifference, ...]:
+    """Return the parameters whose decay differs from a policy, if those of `decayed` decay."""
+    differences = []
+    for name, parameter in parameters.items():
+        decays = name in decayed
+        if decays != parameter.decays(policy):
+            differences.append(DecayDifference(name, parameter.role, decays))
+    return tuple(differences)
 
 
-def _code(optimizers: Sequence[Optimizer], policy: str, *, has_example: bool, has_roles: bool) -> str:
-    """Return lines that build the optimizer with the policy, for several with the names to split their groups by."""
-    given = ", example=example" if has_example else ""
-    given = ", roles=roles" if has_roles else given
-    first = optimizers[0]
+def _code(optimizers: Sequence[Optimizer], policy: str, inputs: str) -> str:
+    """Return lines that build the optimizer with the policy.
+
+    For several optimizers they are the names to split their groups by.
+    """
     if len(optimizers) > 1:
         return (
             "from lightning_sv.interop import decayed_names\n"
-            f'decayed = set(decayed_names(model, "{policy}"{given}))\n'
+            f'decayed = set(decayed_names(model, "{policy}"{inputs}))\n'
             "# then split the groups of each optimizer: weight_decay=0 for names outside decayed"
         )
-    rate = first.param_groups[0].get("lr", 1e-3)
-    decay = max(group.get("weight_decay") or 0.0 for group in first.param_groups) or 0.1
-    kind = type(first)
-    name = f"torch.optim.{kind.__name__}" if kind.__module__.startswith("torch.optim") else kind.__name__
+    groups = optimizers[0].param_groups
+    rate = groups[0].get("lr", 1e-3)
+    decay = max(group.get("weight_decay") or 0.0 for group in groups) or 0.1
+    kind = type(optimizers[0])
+    is_of_torch = kind.__module__.startswith("torch.optim")
+    name = f"torch.optim.{kind.__name__}" if is_of_torch else kind.__name__
+    arguments = f'lr={rate:g}, weight_decay={decay:g}, policy="{policy}"{inputs}'
     return (
         "from lightning_sv.interop import param_groups\n"
-        f'groups = param_groups(model, lr={rate:g}, weight_decay={decay:g}, policy="{policy}"{given})\n'
+        f"groups = param_groups(model, {arguments})\n"
         f"optimizer = {name}(groups)  # and its other arguments"
     )
-
-
-def _by_family(names: Iterable[str]) -> list[str]:
-    """Return one label for the parameters of all layers, with their number."""
-    counts = Counter(family(name) for name in names)
-    return [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
-
-
-class UsualRule(NamedTuple):
-    """A rule that decides by names, axes or layers which parameters decay."""
-
-    label: str
-    decayed: Callable[[nn.Module], set[str]]
-
-
-def _matrices(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.ndim >= 2}
-
-
-def _no_norm_or_bias(model: nn.Module) -> set[str]:
-    return {name for name, _ in model.named_parameters() if not re.search("norm|bias", name.lower())}
-
-
-def _by_transformers(model: nn.Module) -> set[str]:
-    """Return the names that Trainer.get_decay_parameter_names of transformers returns."""
-    spared = r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)"
-    layer_norms = [path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
-    inside = {f"{path}.{name}" for path in layer_norms for name, _ in model.get_submodule(path).named_parameters()}
-    names = {name for name, _ in model.named_parameters() if not re.search(spared, name.lower())}
-    return names - inside
-
-
-def _all(model: nn.Module) -> set[str]:
-    return {name for name, _ in model.named_parameters()}
-
-
-USUAL_RULES = (
-    UsualRule("two or more axes (nanoGPT)", _matrices),
-    UsualRule("no norm or bias in the name", _no_norm_or_bias),
-    UsualRule("transformers' Trainer", _by_transformers),
-    UsualRule("everything (torchtitan)", _all),
-)
-
-
-def rule_differences(model: nn.Module, roles: Roles, policy: str) -> dict[str, tuple[DecayDifference, ...]]:
-    """Return rule -> the trained parameters whose decay differs from the policy, for each of `USUAL_RULES`."""
-    parameters = {parameter.name: parameter for parameter in roles.parameters if parameter.trained}
-    return {rule.label: _differences(parameters, rule.decayed(model), policy) for rule in USUAL_RULES}
-
-
-def rule_table(differences: dict[str, tuple[DecayDifference, ...]], policy: str) -> str:
-    """Return a table of usual rules, with the number of tensors by role that they decay or spare unlike a policy."""
-    heading = ("what decays", f"decays, unlike {policy}", f"spares, unlike {policy}")
-    rows = [heading]
-    for label, rows_of_rule in differences.items():
-        superfluous = [row.role for row in rows_of_rule if row.decays]
-        missing = [row.role for row in rows_of_rule if not row.decays]
-        rows.append((label, _counted(superfluous), _counted(missing)))
-    return "\n".join(aligned(rows))
-
-
-def _counted(roles: Iterable[str]) -> str:
-    return ", ".join(f"{count} {role}" for role, count in Counter(roles).items()) or "-"
-
-
-_TWO_GROUPS = """import re
-
-SPARED = re.compile("|".join([
-{patterns}
-]))
-
-
-def groups(model, weight_decay):
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for n, p in trained if not SPARED.search(n)]
-    spared = [p for n, p in trained if SPARED.search(n)]
-    return [
-        {{"params": decayed, "weight_decay": weight_decay}},
-        {{"params": spared, "weight_decay": 0.0}},
-    ]"""
-
-
-def groups_code(patterns: Iterable[str]) -> str:
-    """Return Python lines that split the parameters of a model by regular expressions, without this package.
-
-    `patterns` is not empty: no pattern matches every name.
-    """
-    return _TWO_GROUPS.format(patterns="\n".join(f"    {pattern!r}," for pattern in patterns))

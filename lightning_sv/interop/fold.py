@@ -97,33 +97,41 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     With `into_norms` a shared input-side vector stays in its norm, as in standard models.
     """
     expect(isinstance(model, Backbone), "model", type(model).__name__, "a Backbone.")
-    vectors = _vector_prefixes(model)
-    state = model.state_dict().items()
-    weights = {name: value.clone() for name, value in state if not name.startswith(vectors)}
     before_branches = [group.norm for group in _groups(model).values()]
-    kept = [norm.scale for norm in before_branches] if into_norms else []
-    folded = [] if into_norms else before_branches
-    norms = {
-        path: _gamma_of(norm, folded)
-        for path, norm in model.named_modules()
-        if isinstance(norm, RMSNorm)
-    }
+    folded_norms = [] if into_norms else before_branches
+    kept_vectors = [norm.scale for norm in before_branches] if into_norms else []
 
+    weights = _plain_weights(model)
     outputs: dict[str, Tensor | None] = {}
     for path, branch, (scale_in, scale_out) in scaled_linears(model):
         weight = weights[f"{path}.weight"]  # (*batch_dims, d_out, d_in)
-        if scale_in is not None and scale_in not in kept:
+        if scale_in is not None and scale_in not in kept_vectors:
             weight *= scale_in().unsqueeze(-2)
         if branch.norm_width is not None:
             outputs[path] = _fold_behind_norm(path, branch.norm_width, scale_out, weights)
         elif scale_out is not None:
             weight *= scale_out().unsqueeze(-1)
-    return Folded(weights, norms, outputs)
+    return Folded(weights, _gammas(model, folded_norms), outputs)
 
 
-def _gamma_of(norm: RMSNorm, folded: Sequence[RMSNorm]) -> Tensor | None:
-    """Return the gamma of a norm; None for 1, also if it is folded."""
-    return None if norm.scale is None or norm in folded else norm.scale()
+def _plain_weights(model: Backbone) -> dict[str, Tensor]:
+    """Return copies of the weights other than scale vectors."""
+    vectors = _vector_prefixes(model)
+    weights = {}
+    for name, value in model.state_dict().items():
+        if not name.startswith(vectors):
+            weights[name] = value.clone()
+    return weights
+
+
+def _gammas(model: Backbone, folded: Sequence[RMSNorm]) -> dict[str, Tensor | None]:
+    """Return path of each norm -> its gamma; None for 1, also if it is folded."""
+    gammas: dict[str, Tensor | None] = {}
+    for path, norm in model.named_modules():
+        if isinstance(norm, RMSNorm):
+            scale = None if norm in folded else norm.scale
+            gammas[path] = None if scale is None else scale()
+    return gammas
 
 
 def _fold_behind_norm(
@@ -175,19 +183,30 @@ def _options_of_outputs(
 
     Norms without branches have a vector if the strategy has any, so all other branches are `nop`.
     """
-    left = {_last_part(path): "np" if gamma is None else "anp" for path, gamma in outputs.items()}
-    placements = left
-    if has_norms:
-        names: set[str] = set()
-        for group in _groups(model).values():
-            names.update(group.names)
-        placements = {name: left.get(name, "nop") for name in sorted(names)}
-    shared = set()
+    remaining: dict[str, str] = {}
+    for path, gamma in outputs.items():
+        remaining[_last_part(path)] = "np" if gamma is None else "anp"
+    shared = _names_with_shared_heads(model)
+    with_vector = [name for name, placement in remaining.items() if placement == "anp"]
+    heads = [name for name in with_vector if name in shared]
+    if not has_norms:
+        return ScaleOptions(placement_at=remaining, share_heads=heads)
+
+    names: set[str] = set()
+    for group in _groups(model).values():
+        names.update(group.names)
+    placements = dict.fromkeys(sorted(names), "nop")
+    placements |= {name: remaining[name] for name in names & remaining.keys()}
+    return ScaleOptions(placement_at=placements, share_heads=heads)
+
+
+def _names_with_shared_heads(model: Backbone) -> set[str]:
+    """Return the names of branches whose heads share the vector after them."""
+    names = set()
     for path, _, (_, scale_out) in scaled_linears(model):
         if isinstance(scale_out, HeadShared):
-            shared.add(_last_part(path))
-    heads = [name for name, placement in left.items() if placement == "anp" and name in shared]
-    return ScaleOptions(placement_at=placements, share_heads=heads)
+            names.add(_last_part(path))
+    return names
 
 
 def _groups(model: Backbone) -> dict[str, BranchGroup]:

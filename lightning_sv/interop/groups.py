@@ -154,25 +154,29 @@ def _matched(names: list[str], roles: Roles) -> dict[str, ModelParameter]:
     """
     known = _without_wrappers(roles)
     inner = {name: unwrapped(name) for name in names}
-    own = {name: known[short] for name, short in inner.items() if short in known}
-    for parameter in roles.parameters:
-        if parameter.name in inner:
-            own[parameter.name] = parameter
-    if len(own) == len(names):
-        return own
-    first = next(iter(inner.values()), "").split(".")
-    for i in range(1, len(first)):
-        prefix = ".".join(first[:i]) + "."
-        shorter = _without_prefix(inner, prefix)
-        if known.keys() >= set(shorter.values()) and len(shorter) == len(names):
-            return {name: known[short] for name, short in shorter.items()}
-    return own
+    matched = {name: known[short] for name, short in inner.items() if short in known}
+    exact = {row.name: row for row in roles.parameters if row.name in inner}
+    matched |= exact
+    if len(matched) == len(names):
+        return matched
+    prefix = _prefix(list(inner.values()), known)
+    if prefix is None:
+        return matched
+    return {name: known[short.removeprefix(prefix)] for name, short in inner.items()}
 
 
-def _without_prefix(inner: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the names that have a prefix -> these names without it."""
-    short = {name: value for name, value in inner.items() if value.startswith(prefix)}
-    return {name: value.removeprefix(prefix) for name, value in short.items()}
+def _prefix(names: list[str], known: Mapping[str, ModelParameter]) -> str | None:
+    """Return the shortest prefix without which all names are known."""
+    words = names[0].split(".")
+    for i in range(1, len(words)):
+        prefix = ".".join(words[:i]) + "."
+        if all(_is_known(name, prefix, known) for name in names):
+            return prefix
+    return None
+
+
+def _is_known(name: str, prefix: str, known: Mapping[str, ModelParameter]) -> bool:
+    return name.startswith(prefix) and name.removeprefix(prefix) in known
 
 
 def _without_wrappers(roles: Roles) -> dict[str, ModelParameter]:

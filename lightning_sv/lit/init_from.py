@@ -125,7 +125,7 @@ def _size_words(init_from: str) -> list[str]:
     """Return the words that set the sizes of a folder of transformers; none for other paths."""
     if not is_of_transformers(init_from):
         return []
-    from lightning_sv.interop.hf.load import backbone_config
+    from lightning_sv.interop.hf.read_config import backbone_config
 
     words: list[str] = []
     for name, value in asdict(backbone_config(init_from)).items():

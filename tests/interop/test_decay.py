@@ -11,7 +11,7 @@ from torch import nn
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import apply_strategy, decay_report, param_groups, weight_decay_roles
-from lightning_sv.interop.decay import USUAL_RULES, groups_code, rule_differences
+from lightning_sv.interop.usual_rules import USUAL_RULES, groups_code, rule_differences
 from tests.conftest import thinned
 from tests.roles.families import FAMILIES, find
 

@@ -24,7 +24,8 @@ from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.interop import foldable, to_hugging_face
 from lightning_sv.interop.hf import save
-from lightning_sv.interop.hf.save import fast_tokenizer, model_card
+from lightning_sv.interop.hf.card import model_card
+from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.lit.run_arguments import parse_run
 from lightning_sv.runs.checkpoint import load_backbone
 from tests.conftest import GEMMA, MOE, Answer, Refused, write_run_args

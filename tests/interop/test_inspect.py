@@ -98,7 +98,7 @@ FOLDERS = [(llama, 0), (gpt2, 0), (qwen3_moe, 0), (gemma3_text, 1)]
 def test_vectors_of_folder_statistics_equal_formulas(
     family: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_sv.interop.inspect.BLOCK", 100)  # three rows
+    monkeypatch.setattr("lightning_sv.interop.inspect.channels.BLOCK", 100)  # three rows
     model = named(family.__name__)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1

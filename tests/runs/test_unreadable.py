@@ -13,7 +13,7 @@ from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.errors import UnreadableError
 from lightning_sv.experiments.kinds.table import read_table
-from lightning_sv.interop.inspect import _opened
+from lightning_sv.interop.inspect.stored import opened as opened_weights
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import read_config, read_stop, read_summary
 from lightning_sv.runs.sharded_checkpoint import read_sharded
@@ -26,7 +26,7 @@ READERS: dict[str, Any] = {
     "manifest.json": Manifest.load,
     "last.ckpt": lambda folder: check_checkpoint(str(folder / "last.ckpt")),
     "meta.pt": lambda folder: read_sharded(folder, tensors=False, checksums=True),
-    "model.safetensors": lambda folder: _opened(folder / "model.safetensors"),
+    "model.safetensors": lambda folder: opened_weights(folder / "model.safetensors"),
     "claims.json": lambda folder: read_table(folder / "claims.json"),
     "text.json": lambda folder: prepare(
         CorpusConfig(dir=str(folder / "corpus"), source=f"files:{folder}/*.json", tokenizer="bpe:300"), progress=False

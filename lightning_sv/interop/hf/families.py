@@ -1,0 +1,128 @@
+"""Families of transformers' models: the names of their parts, and the family of a folded model.
+
+A folded model has fewer norms than its strategy. If a plain family has all of them, no code is
+exported:
+
+    no norms but the usual     Llama, or Qwen2-MoE with experts
+    + one after q and k        Qwen 3, Qwen3-MoE
+    + post-norms               Gemma 3
+    any other                  one of these with our `modeling_scaled`
+"""
+
+from typing import NamedTuple
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop.fold import Folded
+from lightning_sv.nn import BackboneConfig
+
+# ours, inside a layer -> theirs; a norm's key stands for its gamma
+_ATTENTION = {
+    "attn.qkv.norm": "input_layernorm.weight",
+    "attn.qkv.q_proj.weight": "self_attn.q_proj.weight",
+    "attn.qkv.k_proj.weight": "self_attn.k_proj.weight",
+    "attn.qkv.v_proj.weight": "self_attn.v_proj.weight",
+    "attn.o_proj.weight": "self_attn.o_proj.weight",
+}
+_QK_NORM = {"attn.q_norm": "self_attn.q_norm.weight", "attn.k_norm": "self_attn.k_norm.weight"}
+_FFN = {
+    "ffn.gate_up.gate_proj.weight": "mlp.gate_proj.weight",
+    "ffn.gate_up.up_proj.weight": "mlp.up_proj.weight",
+    "ffn.down_proj.weight": "mlp.down_proj.weight",
+}
+_SHARED_EXPERT = {
+    "ffn.inputs.shared_gate_proj.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn.inputs.shared_up_proj.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn.inputs.shared_router.weight": "mlp.shared_expert_gate.weight",
+    "ffn.shared_down_proj.weight": "mlp.shared_expert.down_proj.weight",
+}
+_EXPERTS = {
+    "ffn.inputs.norm": "post_attention_layernorm.weight",
+    "ffn.inputs.router.weight": "mlp.gate.weight",
+    "ffn.expert_gate_up_proj": "mlp.experts.gate_up_proj",  # both in one
+    "ffn.expert_down_proj.weight": "mlp.experts.down_proj",
+}
+_LLAMA = _ATTENTION | _FFN | {"ffn.gate_up.norm": "post_attention_layernorm.weight"}
+_POST_NORM = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffn.gate_up.norm": "pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
+#: parts outside the layers
+_OUTSIDE = {
+    "embed.weight": "model.embed_tokens.weight",
+    "head.norm": "model.norm.weight",
+    "head.lm_head.weight": "lm_head.weight",
+}
+#: prefix of transformers' classes -> the parts of a layer
+LAYERS: dict[str, dict[str, str]] = {
+    "Llama": _LLAMA,
+    "Mistral": _LLAMA,  # import only
+    "Qwen3": _LLAMA | _QK_NORM,
+    "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
+    "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
+    "Qwen3Moe": _ATTENTION | _EXPERTS | _QK_NORM,
+}
+
+
+class Target(NamedTuple):
+    """A transformers model with the same function as a folded one."""
+
+    family: str  #: a key of `LAYERS`
+    #: normalized branches that a plain model of this family lacks; if there are any, our own
+    #: modelling code is exported with the weights
+    output_norms: frozenset[str] = frozenset()
+    #: whether the gammas of q_norm and k_norm are those after the branches' outputs
+    qk_of_outputs: bool = False
+
+
+def target(config: BackboneConfig, folded: Folded) -> Target:
+    """Choose the family, with a plain model if one has the remaining norms."""
+    _check_supported(config)
+    normalized = frozenset(path.rpartition(".")[2] for path in folded.outputs)
+    if config.post_norm:
+        return Target("Gemma3", normalized)
+    qwen3 = "Qwen3Moe" if config.n_expert else "Qwen3"
+    if config.qk_norm:
+        return Target(qwen3, normalized)
+    if _is_qk_norm(config, folded, normalized):
+        return Target(qwen3, qk_of_outputs=True)
+    if config.n_expert:
+        return Target("Qwen2Moe", normalized)
+    if config.d_model % config.n_head:
+        expected = f"a multiple of n_head, {config.n_head}, which transformers' Llama requires."
+        raise ConfigError(f"model.backbone.d_model is {config.d_model}; expected {expected}")
+    return Target("Llama", normalized)
+
+
+def _check_supported(config: BackboneConfig) -> None:
+    """Refuse the parts that no model of transformers has."""
+    if config.router.balance == "bias":
+        expected = "loss or none, which transformers' mixtures of experts support."
+        raise ConfigError(f"model.backbone.router.balance is bias; expected {expected}")
+    if config.post_norm and (not config.qk_norm or config.n_expert):
+        expected = "false, or true with qk_norm and without n_expert, as in transformers' Gemma 3."
+        raise ConfigError(f"model.backbone.post_norm is True; expected {expected}")
+    if config.qk_norm and config.n_expert and config.n_expert_shared:
+        expected = "false, or true with n_expert_shared 0, as in Qwen3-MoE."
+        raise ConfigError(f"model.backbone.qk_norm is True; expected {expected}")
+
+
+def _is_qk_norm(config: BackboneConfig, folded: Folded, normalized: frozenset[str]) -> bool:
+    """Return True if the remaining norms are those of Qwen 3: after q and k, a gamma per head."""
+    has_shared_expert = bool(config.n_expert and config.n_expert_shared)
+    if normalized != {"q_proj", "k_proj"} or has_shared_expert:
+        return False
+    gammas = folded.outputs.values()
+    return all(gamma is None or len(gamma) == config.head_width for gamma in gammas)
+
+
+def their_names(family: str, n_layer: int) -> dict[str, str]:
+    """Return our names -> their names for all parts of a model.
+
+    A norm's key stands for its gamma.
+    """
+    names = dict(_OUTSIDE)
+    for i in range(n_layer):
+        for ours, theirs in LAYERS[family].items():
+            names[f"layers.{i}.{ours}"] = f"model.layers.{i}.{theirs}"
+    return names
