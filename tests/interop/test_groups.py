@@ -1,11 +1,13 @@
 """Groups and names for optimizers, and transformers' Trainer: the documentation's code, run in the frameworks."""
 
+import copy
 import re
 import runpy
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+from lightning_sv import interop
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop import ModelParameter, Roles, apply_strategy, decayed_names, param_groups, weight_decay_roles
 from tests.conftest import ROOT, thinned
@@ -180,8 +183,97 @@ def test_param_groups_numpy_and_torch_numbers_accepted() -> None:
         assert group["lr"] is value and group["weight_decay"] is value
 
 
+def three_lines() -> dict[str, str]:
+    """Return framework -> the code of its row in the page's first table."""
+    page = (ROOT / "docs/own-model.md").read_text()
+    rows = re.findall(r"^\| ([\w, ']+[^|]*) \| (`[^|]+`) \|", page, re.MULTILINE)
+    return {name: "\n".join(re.findall(r"`(.+?)`(?:<br>|$)", code)) for name, code in rows if "<br>" in code}
+
+
+def run_row(framework: str, **names: Any) -> dict[str, Any]:
+    """Run the code of a row with the functions of this package."""
+    names |= {name: getattr(interop, name) for name in interop.__all__} | {"torch": torch}
+    exec(three_lines()[framework], names)
+    return names
+
+
+class Nano(nn.Module):
+    """A module such as nanoGPT's: LayerNorm, fused queries, keys and values, an untied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.head = nn.Embedding(64, 32), nn.Embedding(16, 32), nn.Linear(32, 64, bias=False)
+        self.ln_1, self.ln_2, self.ln_f = (nn.LayerNorm(32) for _ in range(3))
+        self.c_attn, self.c_proj = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.c_fc, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(32, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.transpose(1, 2).flatten(-2))
+        x = x + self.down(nn.functional.gelu(self.c_fc(self.ln_2(x))))
+        return self.head(self.ln_f(x))
+
+
+IDS = torch.arange(4, 20)[None]
+
+
+def exported_by_transformers() -> tuple[nn.Module, nn.Module]:
+    model = named("llama")
+    before = copy.deepcopy(model)
+    assert len(run_row("transformers", model=model)["optimizer"].param_groups) == 2
+    return before, AutoModelForCausalLM.from_pretrained("plain").eval()
+
+
+def exported_by_own_module() -> tuple[nn.Module, nn.Module]:
+    before, plain = Nano(), Nano()
+    for norm in (before.ln_1, before.ln_2, before.ln_f):
+        nn.init.normal_(norm.weight)
+    model = copy.deepcopy(before)
+    names = run_row("your own module, e.g. nanoGPT's", model=model, tokens=IDS)
+    assert len(names["optimizer"].param_groups) == 2
+    plain.load_state_dict(torch.load("plain.pt"))
+    return before, plain
+
+
+def exported_by_peft() -> tuple[nn.Module, nn.Module]:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    model = named("llama")
+    before = copy.deepcopy(model)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    merged = run_row("PEFT", model=model, peft=peft, lora=lora)["merged"]
+    assert type(merged) is type(before)
+    return before, merged
+
+
+EXPORTS = {
+    "transformers": exported_by_transformers,
+    "your own module, e.g. nanoGPT's": exported_by_own_module,
+    "PEFT": exported_by_peft,
+}
+
+
 @FOREIGN
-def test_param_groups_litgpt_decays_input_side() -> None:
+@pytest.mark.parametrize("framework", EXPORTS)
+def test_own_model_page_table_exports_the_same_function(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    before, after = EXPORTS[framework]()
+    with torch.no_grad():
+        expected, found = (getattr(model(IDS), "logits", model(IDS)) for model in (before, after))
+    assert (found - expected).norm() < ROUNDING * expected.norm()
+
+
+def test_own_model_page_table_has_the_tested_frameworks() -> None:
+    assert three_lines().keys() == EXPORTS.keys() | {"litgpt", "torchtitan"}
+    assert all(code.count("\n") < 3 for code in three_lines().values())
+
+
+@FOREIGN
+def test_own_model_page_table_litgpt_decays_input_side() -> None:
     pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -193,26 +285,21 @@ def test_param_groups_litgpt_decays_input_side() -> None:
         plain = {"norm_class_name": "RMSNorm", "bias": False, "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
         more = {"block_size": 16, "intermediate_size": 48, "parallel_residual": False}
         model = GPT(Config(**sizes, **plain, **more, **kind))
-        example = torch.randint(0, 64, (1, 16))
-        groups = param_groups(model, 0.1, 0.5, "iwd", example)
-        optimizer = instantiate_torch_optimizer("AdamW", groups, lr=0.1, weight_decay=0.5)
+        tokens = torch.randint(0, 64, (1, 16))
+        run = run_row("litgpt", model=model, tokens=tokens, instantiate_torch_optimizer=instantiate_torch_optimizer)
         names = {name for name, _ in model.named_parameters()}
         output = {n for n in names if any(w in n for w in ("norm_q", "norm_k", "post_attention_norm", "post_mlp_norm"))}
-        assert output and shrunk(model, optimizer) == names - output, family
+        assert output and shrunk(model, run["optimizer"]) == names - output, family
 
 
 @FOREIGN
-def test_patterns_torchtitan_decays_input_side() -> None:
+def test_own_model_page_table_torchtitan_decays_input_side() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 
-    model = qwen3()
-    config = default_adamw(lr=0.1, weight_decay=0.5)
-    kwargs = {"lr": 0.1, "weight_decay": 0.0}
-    for pattern in weight_decay_roles(model).patterns("regex", "iwd"):
-        group = ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs)
-        config.param_groups.insert(0, group)
-    assert shrunk(model, OptimizersContainer(config, model_parts=[model])) == truth(model)
+    model, config = qwen3(), SimpleNamespace(optimizer=default_adamw(lr=1e-3, weight_decay=0.1))
+    run_row("torchtitan", model=model, tokens=None, config=config, ParamGroupConfig=ParamGroupConfig)
+    assert shrunk(model, OptimizersContainer(config.optimizer, model_parts=[model])) == truth(model)
 
 
 @FOREIGN
@@ -284,7 +371,7 @@ def test_own_model_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = (ROOT / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(uses) == 4 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
-    model, ids = named("llama"), torch.arange(4, 20)[None]
+    model, ids = named("llama"), IDS
     with torch.no_grad():
         before = model(ids).logits
         exec("".join(uses), {"torch": torch, "model": model, "tokens": ids})
