@@ -1,5 +1,5 @@
-"""The paper's experiments: strategies compared in pairs with a baseline, the statistics, the figures.
+"""The paper's experiments: strategies compared in pairs with a baseline, and the figures.
 
-All modules read the files of a run (events, config, summary), never a live model. So a comparison can be drawn again
-long after its runs ended.
+All modules read the files of a run (events, config, summary), never a live model. So a comparison
+can be drawn again long after its runs ended.
 """

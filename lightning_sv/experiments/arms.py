@@ -1,4 +1,4 @@
-"""Arms of a panel, as planned and with their runs; series of arms over settings, sizes or lengths."""
+"""Arms of a panel, planned and with their runs; series over settings, sizes or lengths."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,9 @@ class PlannedArm:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of a panel, or one point of a series, with its runs; the other attributes are those of `PlannedArm`.
+    """One arm of a panel, or one point of a series, with its runs.
+
+    The other attributes are those of `PlannedArm`.
 
     Attributes:
         runs: complete runs, one per seed
@@ -129,16 +131,23 @@ def baseline_first(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def on_shared_seeds(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return the arms with the runs of the seeds that all of them have; empty if they share none."""
+    """Return the arms with the runs of the seeds that all of them have.
+
+    Empty if they share none.
+    """
     if not arms:
         return ()
-    seeds = [seed for seed in arms[0].by_seed if all(seed in arm.by_seed for arm in arms)]
+    first, *others = arms
+    seeds = [seed for seed in first.by_seed if all(seed in arm.by_seed for arm in others)]
     return tuple(arm.on(seeds) for arm in arms) if seeds else ()
 
 
 @dataclass(frozen=True)
 class Series:
-    """One strategy at all points of a grid, of sizes or of lengths; `planned` includes points that diverged."""
+    """One strategy at all points of a grid, of sizes or of lengths.
+
+    `planned` includes points that diverged.
+    """
 
     label: str
     arms: tuple[Arm, ...]
@@ -160,24 +169,29 @@ class Series:
         return [arm.point[0] for arm in self.arms]
 
     @property
+    def losses(self) -> NDArray[np.float64]:
+        """(points, seeds) final validation losses, nats per token."""
+        return np.stack([arm.losses for arm in self.arms])
+
+    @property
     def optimum(self) -> Optimum:
         """Optimum of a grid."""
-        return fit_optimum(
-            [arm.point for arm in self.arms],
-            [arm.losses.tolist() for arm in self.arms],
-            self.planned,
-        )
+        points = [arm.point for arm in self.arms]
+        losses = [arm.losses.tolist() for arm in self.arms]
+        return fit_optimum(points, losses, self.planned)
 
 
 @lru_cache(maxsize=100)
 def fit_series(a: Series, b: Series) -> list[ScalingFit]:
-    """Fit the scaling laws of two series at the sizes of A, although strategies differ in parameters.
+    """Fit the scaling laws of two series at the sizes of A.
+
+    The strategies differ a little in parameters.
 
     Raises:
         NotTestableError: different sizes, fewer than two, or losses that are not finite
     """
-    ours, theirs = ([arm.size for arm in series.arms] for series in (a, b))
-    if ours != theirs:
-        raise NotTestableError(f"its sizes {theirs} are not the baseline's {ours}.")
-    losses = (np.stack([arm.losses for arm in series.arms]) for series in (a, b))
-    return fit_scaling([float(size) for size in a.values], *losses)
+    sizes_a = [arm.size for arm in a.arms]
+    sizes_b = [arm.size for arm in b.arms]
+    if sizes_a != sizes_b:
+        raise NotTestableError(f"its sizes {sizes_b} are not the baseline's {sizes_a}.")
+    return fit_scaling([float(size) for size in a.values], a.losses, b.losses)

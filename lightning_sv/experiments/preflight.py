@@ -25,7 +25,8 @@ def check_trainable(figures: Sequence[PlannedFigure]) -> None:
     """Refuse a figure without an available panel, except if conf/paper leaves it out.
 
     Raises:
-        ConfigError: the sentence of the first panel, which names the missing rate or the command that tunes it
+        ConfigError: the sentence of the first panel, which names the missing rate or the command
+            that tunes it
     """
     for figure in figures:
         if any(panel.why_not is None for panel in figure.panels):
@@ -93,15 +94,16 @@ def check_recorded_curves(figures: Sequence[PlannedFigure], runs: RunStore) -> N
     for figure in figures:
         for panel in figure.panels:
             for claim in filter(_reads_curve, panel.spec.claims):
-                if run := _recorded_without_curve(claim, panel, runs):
-                    command = (
-                        f"lightning-sv paper --budget {figure.budget} --fig {figure.spec.name}"
-                    )
-                    what = f"a curve of val/loss, which a claim {claim.kind!r} of {figure.spec.name} needs"
-                    hint = f"Run `{command}` without --results_from, or judge the other claims with --no_train."
-                    raise ConfigError(
-                        f"--results_from: {run} has a single loss; expected {what}. {hint}"
-                    )
+                run = _recorded_without_curve(claim, panel, runs)
+                if run is None:
+                    continue
+                name = figure.spec.name
+                expected = f"a curve of val/loss, which a claim {claim.kind!r} of {name} needs"
+                command = f"lightning-sv paper --budget {figure.budget} --fig {name}"
+                without = f"Run `{command}` without --results_from"
+                hint = f"{without}, or judge the other claims with --no_train."
+                found = f"--results_from: {run} has a single loss"
+                raise ConfigError(f"{found}; expected {expected}. {hint}")
 
 
 def _reads_curve(claim: ClaimSpec) -> bool:
@@ -112,11 +114,12 @@ def _reads_curve(claim: ClaimSpec) -> bool:
 
 def _recorded_without_curve(claim: ClaimSpec, panel: PlannedPanel, runs: RunStore) -> str | None:
     """Return the name of the first recorded run of a claim's arms that has only its last loss."""
-    compared = [arm for arm in panel.arms if (arm.series or arm.label) in (claim.a, claim.b)]
-    for arm in compared:
-        for run_spec, seed in arm.requests:
-            if runs.is_recorded(run_spec, seed):
-                run = runs.read(run_spec, seed)
+    for arm in panel.arms:
+        if (arm.series or arm.label) not in (claim.a, claim.b):
+            continue
+        for request in arm.requests:
+            if runs.is_recorded(*request):
+                run = runs.read(*request)
                 if len(run.curve(VAL_LOSS).tokens) == 1:
                     return run.dir.name
     return None

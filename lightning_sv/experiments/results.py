@@ -22,14 +22,16 @@ class Verdict:
         unit: unit of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval
         part: quantity of the estimate, if the claim does not name it
-        p: one-sided p value of the verdict, scaled so that 5% is the threshold for each coverage; if nothing is
-            resolved, the smaller one of both sides
+        p: one-sided p value of the verdict, scaled so that 5% is the threshold for each coverage;
+            if nothing is resolved, the smaller one of both sides
         p_corrected: p corrected for the number of primary claims, or of the others
         corrected: verdict by `p_corrected`
         paper_value: number of the paper for the estimate, if the runs have its models and tokens
-        agreement: `consistent` if the interval contains that number, `not consistent` if not, else empty
+        agreement: `consistent` if the interval contains that number, `not consistent` if not, else
+            empty
         sides: 2 if p covers both sides; 1 if the opposite of the claim is also tested
-        own_low: lower end of the interval by the scatter of the pairs alone, if `low` is pooled and the pairs are few
+        own_low: lower end of the interval by the scatter of the pairs alone, if `low` is pooled and
+            the pairs are few
     """
 
     claim: str
@@ -103,7 +105,10 @@ class Figure:
     paper_scale: bool = False
 
     def ratio(self) -> str:
-        """Return training tokens per parameter as text: the lowest, and the highest if it is 10% more."""
+        """Return training tokens per parameter as text.
+
+        The highest ratio follows the lowest if it is 10% more.
+        """
         few, most = self.tokens_per_param
         ends = (few, most) if most > 1.1 * few else (few,)  # parameters of strategies differ by 1%
         return " to ".join(f"{ratio:.3g}" for ratio in ends if ratio > 0)
@@ -115,7 +120,10 @@ class Figure:
 
 
 def requests_of(figures: Sequence[PlannedFigure]) -> list[RunRequest]:
-    """Return each required run of figures once, seed by seed, so that an interruption leaves complete pairs."""
+    """Return each required run of figures once.
+
+    They are in the order of the seeds, so that an interruption leaves complete pairs.
+    """
     unique: dict[str, RunRequest] = {}
     for figure in figures:
         for panel in figure.panels:

@@ -40,8 +40,8 @@ class RunStore:
 
     Attributes:
         out: parent of the folder `runs`
-        context: corpus and versions; complete runs with different ones are refused. None accepts all runs, if nothing
-            is trained
+        context: corpus and versions; complete runs with different ones are refused. None accepts
+            all runs, if nothing is trained
         recorded: name of a run directory -> run, for directories that do not exist
     """
 
@@ -57,70 +57,90 @@ class RunStore:
     def job(self, run_spec: RunSpec, seed: int) -> Job:
         """Return the run as a child process."""
         args = (*run_spec.args, "--seed_everything", str(seed))
-        title, run_dir = f"{run_spec.title}, seed {seed}", self.out / "runs" / run_spec.key(seed)
+        run_dir = self.out / "runs" / run_spec.key(seed)
+        title = f"{run_spec.title}, seed {seed}"
         return Job(title, tuple(self.launcher), args, run_dir, self.context or {})
 
     def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
-        """Return whether a recording replaces the run, because its directory has no complete run."""
+        """Return True if a recording replaces the run, whose directory has no complete run."""
         job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Return the runs that are neither complete, diverged nor recorded."""
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
-        if self.context is not None:
-            jobs = [job for job in jobs if job.state() != "complete"]
-        return [
-            job for job in jobs if not is_complete(job.run_dir) and not is_diverged(job.run_dir)
-        ]
+        return [job for job in jobs if not self._has_ended(job)]
+
+    def _has_ended(self, job: Job) -> bool:
+        """Return True if a run is complete or diverged, and was trained in this context."""
+        if self.context is not None and job.state() == "complete":
+            return True
+        return is_complete(job.run_dir) or is_diverged(job.run_dir)
 
     def unknown_modules(self, run_spec: RunSpec, seed: int) -> set[str]:
         """Return the own modules of a run whose source was different, or is not recorded."""
-        job, modules = self.job(run_spec, seed), modules_of_settings(json.loads(run_spec.identity))
-        recorded, command = self.is_recorded(run_spec, seed), job.run_dir / COMMAND
-        if not modules or not (recorded or command.is_file()):
+        modules = modules_of_settings(json.loads(run_spec.identity))
+        job = self.job(run_spec, seed)
+        command = job.run_dir / COMMAND
+        is_recorded = self.is_recorded(run_spec, seed)
+        if not modules or not (is_recorded or command.is_file()):
             return set()
-        before = {} if recorded else read_json(command, "train the run again.").get("files", {})
+        before = {}
+        if not is_recorded:
+            before = read_json(command, "train the run again.").get("files", {})
         now = job.record()["files"]
         return {name for name in modules if name not in before or before[name] != now.get(name)}
 
     def read(self, run_spec: RunSpec, seed: int) -> Run:
-        """Read a run that is complete, recorded or diverged; the last loss of a diverged run is NaN."""
-        job, identity = self.job(run_spec, seed), json.loads(run_spec.identity)
-        data = identity["data"]
+        """Read a run that is complete, recorded or diverged.
+
+        The last loss of a diverged run is NaN.
+        """
+        job = self.job(run_spec, seed)
         if self.is_recorded(run_spec, seed):
+            data = json.loads(run_spec.identity)["data"]
             config = {"data": data, "seed_everything": seed}
             return replace(self.recorded[job.name], dir=job.run_dir, config=config)
-        if not is_diverged(job.run_dir):
-            run = read_run(job.run_dir)
-            return replace(
-                run, summary={"epochs": run_spec.epochs, **run.summary}
-            )  # older summaries lack it
-        event, context = (
-            read_stop(job.run_dir),
-            read_json(job.run_dir / COMMAND, "train the run again.")["context"],
-        )
-        tokens = (
-            (event["step"] + 1) * data["global_batch"] * data["seq_len"]
-        )  # with those of the step that failed
-        summary = {
-            key: value for key, value in {**context, **event}.items() if key in SUMMARY_TYPES
-        }
-        summary |= {"seed": seed, "steps": event["step"], "tokens": tokens, "val_loss": math.nan}
-        summary |= {
-            "lr": identity["model"]["optim"]["lr"],
-            "activated_parameters": run_spec.parameters,
-        }
-        losses = Curve(np.array([tokens]), np.array([math.nan]))
-        return Run(
-            job.run_dir, run_spec.strategy, read_config(job.run_dir), summary, {VAL_LOSS: losses}
-        )
+        if is_diverged(job.run_dir):
+            return _read_diverged(job.run_dir, run_spec, seed)
+        run = read_run(job.run_dir)
+        return replace(
+            run, summary={"epochs": run_spec.epochs, **run.summary}
+        )  # older ones lack it
+
+
+def _read_diverged(run_dir: Path, run_spec: RunSpec, seed: int) -> Run:
+    """Return a diverged run, which has no summary, with a loss of NaN at its last step."""
+    identity = json.loads(run_spec.identity)
+    data = identity["data"]
+    event = read_stop(run_dir)
+    steps = event["step"] + 1  # with the step that failed
+    tokens = steps * data["global_batch"] * data["seq_len"]
+    command = read_json(run_dir / COMMAND, "train the run again.")
+    facts = {**command["context"], **event}
+    summary = {key: value for key, value in facts.items() if key in SUMMARY_TYPES}
+    summary |= {
+        "seed": seed,
+        "steps": event["step"],
+        "tokens": tokens,
+        "val_loss": math.nan,
+        "lr": identity["model"]["optim"]["lr"],
+        "activated_parameters": run_spec.parameters,
+    }
+    losses = Curve(np.array([tokens]), np.array([math.nan]))
+    return Run(run_dir, run_spec.strategy, read_config(run_dir), summary, {VAL_LOSS: losses})
 
 
 def train(
-    figures: Sequence[PlannedFigure], runs: RunStore, *, parallel: int | None, console: Console
+    figures: Sequence[PlannedFigure],
+    runs: RunStore,
+    *,
+    parallel: int | None,
+    console: Console,
 ) -> dict[str, str]:
-    """Train missing runs; return key -> reason of each failed run. A diverged run is a result, not a failure.
+    """Train missing runs; return key -> reason of each failed run.
+
+    A diverged run is a result, not a failure.
 
     Raises:
         RunError: a run was stopped by a signal
@@ -128,36 +148,37 @@ def train(
     """
     requests = requests_of(figures)
     jobs = runs.missing(requests)
-    recorded = sum(runs.is_recorded(*run) for run in requests)
-    where = f", {recorded} of them as recorded" if recorded else ""
-    console.print(
-        f"{len(requests) - len(jobs)} of {len(requests)} runs are complete{where}", markup=False
-    )
-    for job in (runs.job(*run) for run in requests if not runs.is_recorded(*run)):
-        if is_diverged(job.run_dir):
-            console.print(
-                f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False
-            )
+    _print_state(requests, len(jobs), runs, console)
     if not jobs:
         return {}
+    parallel = min(parallel or default_parallel(), len(jobs))
     try:
-        failed = run_jobs(
-            jobs, parallel=min(parallel or default_parallel(), len(jobs)), console=console
-        )
-        return {
-            job.name: failed[job.name]
-            for job in jobs
-            if job.name in failed and not is_diverged(job.run_dir)
-        }
+        failed = run_jobs(jobs, parallel=parallel, console=console)
     except KeyboardInterrupt:
-        console.print(
-            "Stopped. Finished runs are kept. The same command reuses them and resumes the others."
-        )
+        hint = "The same command reuses them and resumes the others."
+        console.print(f"Stopped. Finished runs are kept. {hint}")
         raise
+    in_order = [job for job in jobs if job.name in failed]
+    return {job.name: failed[job.name] for job in in_order if not is_diverged(job.run_dir)}
+
+
+def _print_state(
+    requests: Sequence[RunRequest], missing: int, runs: RunStore, console: Console
+) -> None:
+    """Print the number of complete runs, and the diverged ones."""
+    recorded = sum(runs.is_recorded(*run) for run in requests)
+    as_recorded = f", {recorded} of them as recorded" if recorded else ""
+    complete = f"{len(requests) - missing} of {len(requests)} runs are complete"
+    console.print(f"{complete}{as_recorded}", markup=False)
+    for request in requests:
+        job = runs.job(*request)
+        if not runs.is_recorded(*request) and is_diverged(job.run_dir):
+            hint = f"remove {job.run_dir} to train it again"
+            console.print(f"{job.title} diverged; {hint}", markup=False)
 
 
 def context_of(data: DataConfig) -> dict[str, str]:
-    """Return corpus and versions, on which results depend in addition to commands, for `RunStore`."""
+    """Return corpus and versions, on which results depend in addition to commands."""
     return {
         "corpus_hash": data.manifest.corpus_hash,
         "torch": torch.__version__,

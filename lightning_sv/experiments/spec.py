@@ -1,6 +1,7 @@
 """Figures, panels, arms, claims, budgets and tuned optima of conf/paper.
 
-The report of the figure `tuning` (report/write.py) has the files of conf/paper/tuned, which are copied by hand.
+The report of the figure `tuning` (report/write.py) has the files of conf/paper/tuned, which are
+copied by hand.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,10 @@ class ModelSpec:
     Attributes:
         config: file of conf/model, without its ending
         overrides: keys of `fit` in which runs of this budget differ from the file
-        tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all arms have the same
-        seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow from FLOPs
+        tuned: file of conf/paper/tuned, without its ending, with the optimum of each arm; "" if all
+            arms have the same
+        seconds_per_1000_steps: seconds of one core, for `llama` with AdamW; None if hours follow
+            from FLOPs
         note: sentence for readers of its losses
     """
 
@@ -47,14 +50,18 @@ class Budget:
         models: role in the figures -> model
         unavailable: role -> why it is not trained under this budget
         overrides: keys of `fit` of all runs
-        relative_step_time: placement, optimizer or probes -> time of a step relative to `llama` with AdamW
-        first_seed: first seed; a new recording has new seeds, so that it can be pooled with the old one
+        relative_step_time: placement, optimizer or probes -> time of a step relative to `llama`
+            with AdamW
+        first_seed: first seed; a new recording has new seeds, so that it can be pooled with the old
+            one
         gpu: kind of GPU; None for a CPU
-        startup_seconds: seconds of a run on a CPU that its summary does not count: imports, tables, the picture
+        startup_seconds: seconds of a run on a CPU that its summary does not count: imports, tables,
+            the picture
         sbatch: options of the SLURM job of one run
         caution: warning about all losses, at the head of the report
         figures: figures of this budget; empty for all
-        paper_scale: if True, models and tokens are those of the paper, so that intervals are compared with its numbers
+        paper_scale: if True, models and tokens are those of the paper, so that intervals are
+            compared with its numbers
     """
 
     name: str
@@ -82,8 +89,8 @@ class ArmSpec:
         scale: scale-vector strategy, as in model.scale
         overrides: keys of `fit` of its runs
         longer: factor on the steps of the panel
-        lr: budget -> peak learning rate; other budgets have the tuned one. In a panel with `lr`, other budgets do not
-            train the arm
+        lr: budget -> peak learning rate; other budgets have the tuned one. In a panel with `lr`,
+            other budgets do not train the arm
         model: role of its model, if it is not that of the panel
         axes: key of a grid -> budget -> values, if they are not those of the panel
         seeds: budget -> number of its runs, if it is not that of the panel
@@ -146,12 +153,13 @@ class PanelSpec:
         models: roles of the sizes of a scaling panel, or of the lengths of training of one model
         seeds: budget -> number of pairs
         overrides: keys of `fit` of all runs
-        lr: budget -> peak learning rate of all arms instead of tuned values; other budgets cannot train the panel. An
-            arm may have its own `lr`
-        tuned_as: strategy whose optimum all arms have. "": each arm has its own, or that of the model if it is not
-            tuned. "own": as "", but the panel is refused if it is not tuned
+        lr: budget -> peak learning rate of all arms instead of tuned values; other budgets cannot
+            train the panel. An arm may have its own `lr`
+        tuned_as: strategy whose optimum all arms have. "": each arm has its own, or that of the
+            model if it is not tuned. "own": as "", but the panel is refused if it is not tuned
         axes: key of a grid -> budget -> values; all combinations are trained
-        one_at_a_time: budgets under which one axis varies at a time, the others at their first values
+        one_at_a_time: budgets under which one axis varies at a time, the others at their first
+            values
         file: measured results of a table
         tag: logged scalar, above 0, of a panel of the kind `scalar`
         probes: file of conf/probes; "" for none
@@ -206,7 +214,8 @@ class FigureSpec:
         section: section of the paper
         paper: quantity -> number of the paper
         paper_tokens_per_param: training tokens per parameter in the paper
-        papers_protocol: if True, runs follow the protocol of the paper, so that intervals are compared with its numbers
+        papers_protocol: if True, runs follow the protocol of the paper, so that intervals are
+            compared with its numbers
     """
 
     name: str
@@ -231,25 +240,28 @@ def budget_names(conf: Path = CONF) -> list[str]:
 
 def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml."""
-    figure, budgets = read_as(FigureSpec, _file(name, conf / "paper", "figure")), budget_names(conf)
-    for where, named in _budgets_named(figure):
-        for budget in named:
-            expect_known(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets)
+    figure = read_as(FigureSpec, _file(name, conf / "paper", "figure"))
+    known = budget_names(conf)
+    for where, budgets in _budgets_named(figure):
+        for budget in budgets:
+            expect_known(f"conf/paper/{name}.yaml: {where}: budget", budget, known)
     return figure
 
 
 def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield each place in a figure that names budgets, with the names."""
     for panel in figure.panels:
-        at = f"panel {panel.title!r}"
-        arms = [(f"{at}: arm {label!r}", arm) for label, arm in panel.arms.items()]
-        claims = [(f"{at}: claim {claim.kind!r}", claim) for claim in panel.claims]
-        for where, spec in ((at, panel), *arms, *claims):
+        place = f"panel {panel.title!r}"
+        specs: dict[str, object] = {place: panel}
+        for label, arm in panel.arms.items():
+            specs[f"{place}: arm {label!r}"] = arm
+        for i, claim in enumerate(panel.claims, start=1):
+            specs[f"{place}: claim {i}, {claim.kind!r}"] = claim
+        for where, spec in specs.items():
             for key in ("seeds", "skip_under", "one_at_a_time", "lr"):
                 yield f"{where}: {key}", getattr(spec, key, None) or ()
-            yield from (
-                (f"{where}: axes: {key}", of) for key, of in getattr(spec, "axes", {}).items()
-            )
+            for key, by_budget in getattr(spec, "axes", {}).items():
+                yield f"{where}: axes: {key}", by_budget
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:

@@ -15,8 +15,10 @@ from scipy import stats as scipy_stats
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm
 from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.claims.corrections import benjamini_hochberg, correct_verdicts, holm
+from lightning_sv.experiments.claims.decide import statement, verdicts
 from lightning_sv.experiments.claims.pooling import FINAL, LossAt, Pool
-from lightning_sv.experiments.evaluate import benjamini_hochberg, corrected, evaluate_claims, holm, statement, verdicts
+from lightning_sv.experiments.evaluate import decide_claims
 from lightning_sv.experiments.kinds.base import LoadedPanel, add_to_pool
 from lightning_sv.experiments.kinds.table import throughput_table
 from lightning_sv.experiments.report.claims import estimate_text
@@ -382,9 +384,9 @@ def test_evaluate_claims_verdicts_are_corrected_for_their_number() -> None:
         more = {"1": [replace(less, margin=0.01, primary=True)], "3": [replace(less, kind="not_less")]}
         panel = panel_of([less, *more.get(name, [])], wide(less.a, gap, times), flat(less.b))
         figures.append(figure_of(name, panel))
-    found = [verdict for figure in figures for verdict in evaluate_claims([figure])[0].verdicts]
+    found = [verdict for figure in figures for verdict in decide_claims([figure])[0].verdicts]
     assert [v.primary for v in found] == [False, True, True, True, False]
-    one, two, three = evaluate_claims(figures)
+    one, two, three = decide_claims(figures)
     primary, others = [one.verdicts[1], two.verdicts[0], three.verdicts[0]], [one.verdicts[0], three.verdicts[1]]
     for rule, together in ((holm, primary), (scipy_stats.false_discovery_control, others)):
         p_values = [min(1.0, 2 * v.p) for v in together]  # a claim and its opposite are two
@@ -403,7 +405,7 @@ def test_corrected_equal_arms_false_in_5_percent_of_reports(rule: Callable[[list
     for _ in range(reports):
         found = [PairedDifference(x, None, None, 1.0, 6, 0.9, 70).at(0.9) for x in rng.standard_t(70, 16)]
         verdicts_ = [plain_verdict(f"claim {i}", directed(d), primary=rule is holm) for i, d in enumerate(found)]
-        (figure,) = corrected([replace(figure_of("f", panel_of([], flat())), verdicts=tuple(verdicts_))])
+        (figure,) = correct_verdicts([replace(figure_of("f", panel_of([], flat())), verdicts=tuple(verdicts_))])
         wrong += any(v.corrected != "not resolved" for v in figure.verdicts)
         once += min(rule([v.p for v in verdicts_ if v.p is not None])) < 0.05
     assert wrong / reports == pytest.approx(0.05, abs=0.015) and once / reports > 0.08
@@ -413,7 +415,7 @@ def test_corrected_two_sided_claim_counts_once() -> None:
     """It needs p below 5%, and a one-sided claim p below 2.5%."""
     for sides, word in ((2, "holds"), (1, "not resolved")):
         verdict = replace(plain_verdict("c", Outcome("holds", 0.04), primary=True), sides=sides)
-        (found,) = corrected([replace(figure_of("f", panel_of([], flat())), verdicts=(verdict,))])
+        (found,) = correct_verdicts([replace(figure_of("f", panel_of([], flat())), verdicts=(verdict,))])
         assert found.verdicts[0].corrected == word
 
 
@@ -424,7 +426,7 @@ def plain_verdict(claim: str, outcome: Outcome, *, primary: bool) -> Verdict:
 def test_evaluate_claims_equal_parts_are_shown_once() -> None:
     """The last part of `leads` is `less`; the primary claim is the first."""
     claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
-    (found,) = evaluate_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
+    (found,) = decide_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
     assert [v.claim for v in found.verdicts] == [
         "a ends below b", *(f"a is below b at {n}% of the tokens" for n in (25, 50, 75)),
     ]  # fmt: skip
@@ -433,14 +435,14 @@ def test_evaluate_claims_equal_parts_are_shown_once() -> None:
 
 def test_evaluate_claims_of_sizes_primary_is_the_largest() -> None:
     spec = PanelSpec("sizes", kind="scaling", claims=[ClaimSpec("less", "", a="a", b="b")])
-    (found,) = evaluate_claims([figure_of("x", replace(scaling_panel({"a": -0.08, "b": -0.05}), spec=spec))])
+    (found,) = decide_claims([figure_of("x", replace(scaling_panel({"a": -0.08, "b": -0.05}), spec=spec))])
     assert [v.claim for v in found.verdicts if v.primary] == ["a, 800000 ends below b, 800000"]
 
 
 def test_evaluate_claims_paper_value_is_compared_at_its_scale() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
-        return evaluate_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
+        return decide_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
 
     inside, outside, another = ours("own", -0.0205), ours("own", -0.03), ours("cpu", -0.02)
     assert inside.agreement == "consistent" and inside.sentence.endswith("4 pairs); the paper's -0.0205 lies inside.")

@@ -1,11 +1,12 @@
-"""Kinds of claims that runs can check, and their estimates from the runs of a panel, with intervals and sentences.
+"""Kinds of claims, and their estimates from the runs of a panel, with intervals and sentences.
 
-A - B is a difference of validation losses, nats per token, over runs of equal seed and data, with the scatter of all
-arms of their pool (`pooling`). A claim with several statements has several parts.
+A - B is a difference of validation losses, nats per token, over runs of equal seed and data, with
+the scatter of all arms of their pool (`pooling`). A claim with several statements has several
+parts.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.arms import Arm, fit_series
+from lightning_sv.experiments.arms import Arm, Series, fit_series
 from lightning_sv.experiments.claims.pooling import LossAt
 from lightning_sv.experiments.kinds.base import LoadedPanel
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec
@@ -21,11 +22,12 @@ from lightning_sv.runs.events import Run
 from lightning_sv.statistics.optimum import Optimum
 from lightning_sv.statistics.paired import (
     PairedDifference,
+    TokenEfficiency,
     paired_difference,
     percent,
     token_efficiency,
 )
-from lightning_sv.statistics.scaling import FEWEST_SIZES
+from lightning_sv.statistics.scaling import FEWEST_SIZES, ScalingFit
 from lightning_sv.statistics.verdicts import (
     CONFIDENCE,
     CONTRADICTED,
@@ -74,22 +76,30 @@ def loss(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
-    share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
+    share = _token_share(a, b)
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    small = (
-        below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
-    )
-    return Estimate(d, f"{at}{longer}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
+    detail = f"{at}{longer}{interval(d, name)}"
+    is_below = below(d, -claim.margin) == HOLDS
+    if is_below and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS:
+        detail += f", which is within {MARGIN:g}"
+    return Estimate(d, detail)
+
+
+def _token_share(a: Arm, b: Arm) -> float:
+    """Return the mean over the pairs of the tokens of A over those of B."""
+    shares = [one.tokens / other.tokens for one, other in zip(a.runs, b.runs, strict=True)]
+    return float(np.mean(shares))
 
 
 def change(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Change of A - B between two shares of the tokens."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until, claim.at))
-    early, late = (panel.difference(a, b, LossAt(share)).mean for share in (claim.at, claim.until))
-    to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
-    words = f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {early:+.3f} to {late:+.3f},"
-    return Estimate(d, interval(d, words))
+    early = panel.difference(a, b, LossAt(claim.at)).mean
+    late = panel.difference(a, b, LossAt(claim.until)).mean
+    end = "the end" if claim.until == 1 else f"{claim.until:.0%}"
+    shares = f"from {claim.at:.0%} of the tokens to {end}"
+    return Estimate(d, interval(d, f"the change of {name} {shares}, {early:+.3f} to {late:+.3f},"))
 
 
 def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
@@ -99,84 +109,99 @@ def efficiency(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     if e.why_not:
         raise NotTestableError(e.why_not)
     if e.factor is None:
-        at_end = panel.difference(a, b)
-        n = sum(tokens is not None for tokens in e.tokens_b)
-        reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
-        word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
-        found = directed(at_end)._replace(word=word, p=at_end.p_above())
-        if at_end.mean <= 0:
-            found = found._replace(
-                to_go=""
-            )  # more pairs do not help if one does not reach the loss
-        return Estimate(at_end, reached, part="the final loss", outcome=found)
-    tokens_a, tokens_b = (
-        [math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b)
-    )
+        return _without_factor(e, a, b, panel)
+
+    tokens_a = [math.log(tokens) for tokens in e.tokens_a if tokens is not None]
+    tokens_b = [math.log(tokens) for tokens in e.tokens_b if tokens is not None]
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
-    level = percent(CONFIDENCE)
-    within = (
-        f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
-        if e.low
-        else "one pair, no interval"
-    )
-    words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    return Estimate(
-        replace(d, mean=e.factor, low=e.low, high=e.high), f"{words} ({within})", "times", tested=d
-    )
+    within = "one pair, no interval"
+    if e.low:
+        within = f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
+    needs = f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
+    detail = f"within one schedule {needs} ({within})"
+    shown = replace(d, mean=e.factor, low=e.low, high=e.high)
+    return Estimate(shown, detail, "times", tested=d)
+
+
+def _without_factor(e: TokenEfficiency, a: Arm, b: Arm, panel: LoadedPanel) -> Estimate:
+    """Return the difference of the final losses, because A does not reach that of B."""
+    d = panel.difference(a, b)
+    n = sum(tokens is not None for tokens in e.tokens_b)
+    reached = f"{a.label} reaches {b.label}'s final loss in {n} of {e.n} pairs: no token factor"
+    word = CONTRADICTED if below(d) == CONTRADICTED else NOT_RESOLVED
+    outcome = directed(d)._replace(word=word, p=d.p_above())
+    if d.mean <= 0:
+        outcome = outcome._replace(to_go="")  # more pairs do not help if one does not reach it
+    return Estimate(d, reached, part="the final loss", outcome=outcome)
 
 
 def growths_apart(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Logarithm of the ratio of the factors by which two norms grow."""
     arm = panel.arm(claim.a)
-    one, two = (
-        [math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)]
-        for t in claim.tags
-    )
-    d = paired_difference(two, one, CONFIDENCE)
-    names = [tag.split("/")[-2] for tag in claim.tags]
-    grown = " and ".join(
-        f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True)
-    )
-    detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
-    return Estimate(d, detail, "in logarithms")
+    first, second = claim.tags
+    growths = {tag: _log_growths(arm, tag) for tag in claim.tags}
+    d = paired_difference(growths[second], growths[first], CONFIDENCE)
+    factors = []
+    for tag, logarithms in growths.items():
+        factors.append(f"{tag.split('/')[-2]} by {math.exp(np.mean(logarithms)):.2f}")
+    grown = f"{arm.label} from its first to its last norm: {' and '.join(factors)}"
+    return Estimate(d, f"{grown}; {interval(d, 'the logarithms apart', '')}", "in logarithms")
+
+
+def _log_growths(arm: Arm, tag: str) -> list[float]:
+    """Return the logarithm of the last over the first value of each run."""
+    growths = []
+    for run in arm.runs:
+        values = run.curve(tag).values
+        growths.append(math.log(values[-1] / values[0]))
+    return growths
 
 
 def slope(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """Difference of slopes in the joint fits; both forms must agree, because no interval has the error of the form."""
-    a, b = (
-        next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b)
-    )
-    fits, sizes = fit_series(b, a), len(b.arms)
+    """Difference of slopes in the joint fits.
+
+    Both forms of the law must agree, because no interval has the error of the form.
+    """
+    series = {each.label: each for each in panel.series}
+    b = series[claim.b]
+    fits = fit_series(b, series[claim.a])
+    names = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
+    details = []
+    for fit in fits:
+        name = f"{names[fit.form]}, {claim.a} - {claim.b},"
+        details.append(interval(fit.slope, name, ""))
+    sizes = len(b.arms)
+    details.append(f"above 0 {claim.a} falls faster, over {sizes} sizes")
+    outcome = _slope_outcome(fits, sizes)
+    return Estimate(fits[0].slope, "; ".join(details), "in the exponent", sides=2, outcome=outcome)
+
+
+def _slope_outcome(fits: Sequence[ScalingFit], sizes: int) -> Outcome:
+    """Return the weakest result of the forms, which is resolved only if all agree."""
     outcomes = [opposite(directed(fit.slope)) for fit in fits]
     words = {outcome.word for outcome in outcomes}
-    word = next(iter(words)) if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
-    name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
-    detail = "; ".join(
-        interval(fit.slope, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit in fits
-    )
-    detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
-    least = max(outcomes, key=lambda outcome: outcome.p)._replace(word=word)
-    if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
-        least = least._replace(
-            to_go=""
-        )  # more pairs do not help: sizes are missing, or the forms disagree
-    return Estimate(fits[0].slope, detail, "in the exponent", sides=2, outcome=least)
+    weakest = max(outcomes, key=lambda outcome: outcome.p)
+    has_few_sizes = sizes < FEWEST_SIZES
+    if has_few_sizes or len(words) > 1:
+        weakest = weakest._replace(word=NOT_RESOLVED)
+    if has_few_sizes or {HOLDS, CONTRADICTED} <= words:
+        weakest = weakest._replace(to_go="")  # more pairs do not help
+    return weakest
 
 
 def grid_gap(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
     """Difference of the losses at the optima of A and B, on the same seeds."""
     optima = {series.label: series.optimum for series in panel.series}
-    a, b = optima[claim.a], optima[claim.b]
+    a = optima[claim.a]
+    b = optima[claim.b]
     d = _of_optima(a, b, len(panel.arms[0].runs))
-    where = "; ".join(
-        optimum_words(label, optima[label], panel.spec.axes) for label in (claim.a, claim.b)
-    )
+    axes = panel.spec.axes
+    places = [optimum_words(label, optima[label], axes) for label in (claim.a, claim.b)]
+    gap = interval(d, f"{claim.a} - {claim.b}")
     outcome = None
     if a.why_not or b.why_not:  # the sentence has the reason
         outcome = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
-    return Estimate(
-        d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", outcome=outcome
-    )
+    return Estimate(d, f"{gap}, each at its optimum: {'; '.join(places)}", outcome=outcome)
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
@@ -194,68 +219,99 @@ STABLE = 0.1
 
 
 def lr_sensitivity(claim: ClaimSpec, panel: LoadedPanel) -> Estimate:
-    """A - B of the mean over the grid of loss - lowest loss, per seed (learning rate sensitivity, arXiv:2309.14322)."""
+    """A - B of the mean over the grid of loss - lowest loss, per seed.
+
+    This is the learning rate sensitivity of arXiv:2309.14322.
+
+    Raises:
+        NotTestableError: the arms have no runs at the same points
+    """
     series = {each.label: each for each in panel.series}
-    a, b = series[claim.a], series[claim.b]
-    diverged = {arm.series for arm in panel.every if arm.diverged}
-    if diverged & {a.label, b.label} or [arm.point for arm in a.arms] != [
-        arm.point for arm in b.arms
-    ]:
-        raise NotTestableError(
-            f"{a.label} and {b.label} have no runs at the same points; a rate has diverged."
-        )
-    raised: list[list[float]] = []
-    stable: list[str] = []
+    a = series[claim.a]
+    b = series[claim.b]
+    has_diverged = any(arm.diverged for arm in panel.every)
+    if has_diverged or [arm.point for arm in a.arms] != [arm.point for arm in b.arms]:
+        found = f"{a.label} and {b.label} have no runs at the same points"
+        raise NotTestableError(f"{found}; a rate has diverged.")
+
+    excess = {each.label: _excess_losses(each) for each in (a, b)}
+    d = paired_difference(excess[b.label], excess[a.label], CONFIDENCE)
+    parts = []
     for each in (a, b):
-        losses = np.stack([arm.losses for arm in each.arms])
-        raised.append((losses - losses.min(axis=0)).mean(axis=0).tolist())
-        means = losses.mean(axis=1)
-        last = max(
-            arm.point[0]
-            for arm, mean in zip(each.arms, means, strict=True)
-            if mean <= means.min() + STABLE
-        )
-        stable.append(
-            f"{each.label} {np.mean(raised[-1]):.3f}, within {STABLE:g} of its lowest loss up to {last:g}"
-        )
-    d = paired_difference(raised[1], raised[0], CONFIDENCE)
-    gap = interval(d, f"{a.label} - {b.label}")
-    return Estimate(d, f"mean excess over the lowest loss: {'; '.join(stable)}; {gap}")
+        mean = np.mean(excess[each.label])
+        within = f"within {STABLE:g} of its lowest loss up to {_largest_stable(each):g}"
+        parts.append(f"{each.label} {mean:.3f}, {within}")
+    parts.append(interval(d, f"{a.label} - {b.label}"))
+    return Estimate(d, f"mean excess over the lowest loss: {'; '.join(parts)}")
+
+
+def _excess_losses(series: Series) -> list[float]:
+    """Return the mean over the grid of loss - lowest loss, per seed."""
+    losses = series.losses
+    excess: list[float] = (losses - losses.min(axis=0)).mean(axis=0).tolist()
+    return excess
+
+
+def _largest_stable(series: Series) -> float:
+    """Return the largest rate whose mean loss is within `STABLE` of the lowest one."""
+    means = {arm.point[0]: float(arm.losses.mean()) for arm in series.arms}
+    lowest = min(means.values())
+    return max(rate for rate, mean in means.items() if mean <= lowest + STABLE)
 
 
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; without a fit, why."""
-    at = ", ".join(
-        f"{key.rpartition('.')[2]} {value:.3g}"
-        + (f" (times or over {math.exp(error):.2f})" if error > 0 else "")
-        for key, value, error in zip(axes, o.values, o.errors, strict=True)
-    )
-    return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")
+    values = []
+    for key, value, error in zip(axes, o.values, o.errors, strict=True):
+        factor = f" (times or over {math.exp(error):.2f})" if error > 0 else ""
+        values.append(f"{key.rpartition('.')[2]} {value:.3g}{factor}")
+    place = f"{label} at {', '.join(values)}"
+    return f"{place}, its lowest point: {o.why_not}" if o.why_not else place
 
 
 def ratio(
-    claim: ClaimSpec, panel: LoadedPanel, what: str, tag: str, *, last: bool = False, power: int = 1
+    claim: ClaimSpec,
+    panel: LoadedPanel,
+    what: str,
+    tag: str,
+    *,
+    last: bool = False,
+    power: int = 1,
 ) -> Estimate:
-    """A / B of a power of a logged scalar: of its last value, or of its median in the second half of the run."""
+    """A / B of a power of a logged scalar.
+
+    Args:
+        claim: claim on A and B
+        panel: panel with their runs
+        what: name of the quantity
+        tag: name of the scalar
+        last: if True, its last value, otherwise its median in the second half of the run
+        power: 1, or -1 for the inverse
+    """
 
     def log(run: Run) -> float:
-        values = run.curve(tag).values
-        value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
-        if not value > 0:
-            raise NotTestableError(
-                f"{tag} of {run.dir} is {value:g}; expected a number above 0 for a ratio."
-            )
-        return power * math.log(value)
+        return power * _log_scalar(run, tag, last=last)
 
     a, b, _ = _two(claim, panel)
-    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], CONFIDENCE)
-    low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
+    d = paired_difference([log(run) for run in b.runs], [log(run) for run in a.runs], CONFIDENCE)
+    low = None if d.low is None else math.exp(d.low)
+    high = None if d.high is None else math.exp(d.high)
     ends = "the only pair, no interval"
     if low is not None and high is not None:
-        ends = f"{percent(d.confidence)} interval {times(low)} to {times(high)}, {pairs_words(d)}"
+        bounds = f"{times(low)} to {times(high)}"
+        ends = f"{percent(d.confidence)} interval {bounds}, {pairs_words(d)}"
     shown = replace(d, mean=math.exp(d.mean), low=low, high=high)
     detail = f"{what} of {a.label} is {times(shown.mean)} times that of {b.label} ({ends})"
     return Estimate(shown, detail, "times", tested=d)
+
+
+def _log_scalar(run: Run, tag: str, *, last: bool) -> float:
+    values = run.curve(tag).values
+    value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
+    if not value > 0:
+        found = f"{tag} of {run.dir} is {value:g}"
+        raise NotTestableError(f"{found}; expected a number above 0 for a ratio.")
+    return math.log(value)
 
 
 def _below(d: PairedDifference, margin: float) -> Outcome:
@@ -272,9 +328,9 @@ class ClaimType(NamedTuple):
     Attributes:
         statement: template of the statement
         measure: function that estimates the quantity of the claim from the runs of a panel
-        test: test of the estimate with the margin of the claim, in the unit of the estimate, or of their logarithms:
-            below -margin (or equal), not below it, below +margin, inside or outside +-margin; unused if the measure
-            has its own
+        test: test of the estimate with the margin of the claim, in the unit of the estimate, or of
+            their logarithms: below -margin (or equal), not below it, below +margin, inside or
+            outside +-margin; unused if the measure has its own
         needs: returns a sentence on the missing key of a claim, else None
         parts: returns the claims of which it consists, each with its own verdict
     """
@@ -287,9 +343,11 @@ class ClaimType(NamedTuple):
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    if len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags) and claim.margin > 0:
+    are_branches = all(tag.count("/") > 1 for tag in claim.tags)
+    if len(claim.tags) == 2 and are_branches and claim.margin > 0:
         return None
-    return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; it has {claim.tags} and {claim.margin:g}"
+    found = f"it has {claim.tags} and {claim.margin:g}"
+    return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; {found}"
 
 
 def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:

@@ -1,8 +1,9 @@
 """Differences of two arms with the scatter of all comparable runs.
 
-The arms of a panel that train on equally many tokens of one text are pooled, and so are pools of a figure that share an
-arm. Each size of a scaling panel has its own pool, and so has each grid. Other figures have no influence, so that a
-figure has the same numbers alone and in a recording of several.
+The arms of a panel that train on equally many tokens of one text are pooled, and so are pools of a
+figure that share an arm. Each size of a scaling panel has its own pool, and so has each grid. Other
+figures have no influence, so that a figure has the same numbers alone and in a recording of
+several.
 """
 
 import math
@@ -37,14 +38,19 @@ class LossAt:
     since: float | None = None
 
     def __call__(self, run: Run) -> float:
-        """Return the loss, nats per token; raise NotTestableError if the run has no validation before."""
+        """Return the loss, nats per token.
+
+        Raises:
+            NotTestableError: the run has no validation before
+        """
         if self.since is not None:
             return LossAt(self.share)(run) - LossAt(self.since)(run)
         if self.share == 1.0:
             return run.val_loss
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
         if at < curve.tokens[0]:
-            hint = f"only from {curve.tokens[0]:,} on; set data.validations, or a different share in the claim."
+            hint = f"only from {curve.tokens[0]:,} on; "
+            hint += "set data.validations, or a different share in the claim."
             raise NotTestableError(
                 f"{run.dir} has no validation loss around {at:,.0f} tokens, {hint}"
             )
@@ -63,7 +69,10 @@ class Pool:
         self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], BlockDesign] = {}
 
     def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
-        """Add arms that a panel compares (arm -> seed -> run); those with equal tokens of one text share a group."""
+        """Add arms that a panel compares: arm -> seed -> run.
+
+        Those with equal tokens of one text share a group.
+        """
         alike: dict[Hashable, list[Hashable]] = {}
         for arm, runs in arms.items():
             self._runs.setdefault(arm, {}).update(runs)
@@ -83,7 +92,15 @@ class Pool:
     def difference(
         self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float
     ) -> PairedDifference:
-        """A - B with the scatter of their group, or of the two arms alone if they are in different groups.
+        """A - B with the scatter of their group.
+
+        In different groups it is that of the two arms alone.
+
+        Args:
+            a: key of the arm A
+            b: key of the arm B
+            of: value of a run
+            confidence: coverage of the interval
 
         Raises:
             NotTestableError: a run of the two diverged or lacks the value
@@ -91,12 +108,21 @@ class Pool:
         for run in (*self._runs[a].values(), *self._runs[b].values()):
             if not math.isfinite(of(run)):
                 raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
-        home = self._home[a] if b in self._home[a] else frozenset([a, b])
-        if (home, of) not in self._designs:
-            # in the order of `_runs`: the order of a set differs between processes, and with it the last digit
-            values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
-            self._designs[home, of] = BlockDesign({arm: row for arm, row in values.items() if row})
-        return self._designs[home, of].difference(a, b, confidence)
+        group = self._home[a]
+        if b not in group:
+            group = frozenset([a, b])
+        if (group, of) not in self._designs:
+            self._designs[group, of] = self._design(group, of)
+        return self._designs[group, of].difference(a, b, confidence)
+
+    def _design(self, group: frozenset[Hashable], of: Callable[[Run], float]) -> BlockDesign:
+        # In the order of `_runs`: that of a set differs between processes, and with it the last
+        # digit.
+        values = {}
+        for arm, runs in self._runs.items():
+            if arm in group and (row := _read(runs, of)):
+                values[arm] = row
+        return BlockDesign(values)
 
 
 def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:

@@ -1,8 +1,9 @@
-"""Panels, planned and with their runs, and what a kind of panel decides: its arms, its table and its plots.
+"""Panels, planned and with their runs, and what a kind of panel decides.
 
     PanelSpec (YAML) -> PlannedPanel -> LoadedPanel -> Verdict, one per claim
 
-No stage changes another. A kind of your own is a subclass of `PanelKind` with a row in `KINDS` (docs/extend.md).
+No stage changes another. A kind of your own is a subclass of `PanelKind` with a row in `KINDS`
+(docs/extend.md).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -69,19 +70,24 @@ class Choices:
 
 
 class PanelKind:
-    """A kind of panel; the methods of this class are those of a panel with one point per arm, and without pairs.
+    """A kind of panel: its arms, its table and its plots.
+
+    The methods of this class are those of a panel with one point per arm, and without pairs.
 
     Attributes:
         claims: kinds of claims that its runs can decide
         fields: fields of `PanelSpec` that this kind reads and not every kind does
-        arms_have_models: if True, an arm may have a model of its own; otherwise all have those of the panel
+        arms_have_models: if True, an arm may have a model of its own; otherwise all have those of
+            the panel
         is_pooled: if True, arms share their scatter
         has_own_pool: if True, they do not share it with other panels of the figure
         has_pairs: if True, arms are compared with the baseline in pairs
         has_laws: if True, scaling laws are fitted to its series
         has_optima: if True, its optima are written to out/tuned
-        shows_training: if True, the report has copying, sizes of steps and gammas if the runs measured them
-        uses_every_seed: if True, each arm has all of its runs, otherwise those of the seeds that all arms have
+        shows_training: if True, the report has copying, sizes of steps and gammas if the runs
+            measured them
+        uses_every_seed: if True, each arm has all of its runs, otherwise those of the seeds that
+            all arms have
         lost_runs: sentence on what is compared if runs are missing
     """
 
@@ -141,7 +147,7 @@ class PanelKind:
         return None
 
     def table(self, panel: "LoadedPanel") -> pd.DataFrame:
-        """Return the table of a panel in the report, whose cells are texts; empty if it has none."""
+        """Return the table of a panel in the report; its cells are texts. Empty if it has none."""
         return pd.DataFrame()
 
     def draw(self, panel: "LoadedPanel") -> Drawing:
@@ -215,7 +221,7 @@ class LoadedPanel:
 
     @classmethod
     def of_arms(cls, spec: PanelSpec, arms: Sequence[Arm]) -> "LoadedPanel":
-        """Return an available panel of these arms, which share their scatter with no other panel."""
+        """Return an available panel, whose arms share their scatter with no other panel."""
         pool = Pool()
         add_to_pool(pool, spec, arms)
         return cls(spec, tuple(arms), tuple(arms), pool)
@@ -253,20 +259,20 @@ class LoadedPanel:
         return pool_key(self.spec, arm)
 
     def paired(self, a: Arm, b: Arm) -> tuple[Arm, Arm]:
-        """Return two arms on all seeds of the pool that they share, so that their runs are pairs."""
-
-        def complete(arm: Arm) -> Arm:
-            found = self.pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
-            return replace(arm, runs=tuple(found.values()), seeds=tuple(found))
-
-        one, two = complete(a), complete(b)
+        """Return two arms on all seeds of the pool that they share; their runs are pairs."""
+        one = self._with_pooled_runs(a)
+        two = self._with_pooled_runs(b)
         seeds = sorted({*one.seeds} & {*two.seeds})
         return one.on(seeds), two.on(seeds)
+
+    def _with_pooled_runs(self, arm: Arm) -> Arm:
+        runs = self.pool.runs(self._key(arm)) or arm.by_seed  # a table has no pool
+        return replace(arm, runs=tuple(runs.values()), seeds=tuple(runs))
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
     ) -> PairedDifference:
-        """A - B with the scatter of all arms of their pool; raise NotTestableError if a run lacks the value."""
+        """A - B with the scatter of all arms of their pool; see `Pool.difference`."""
         return self.pool.difference(self._key(a), self._key(b), of, confidence)
 
     @property
@@ -277,13 +283,15 @@ class LoadedPanel:
     @property
     def series(self) -> tuple[Series, ...]:
         """Strategies of a grid, of sizes or of lengths; empty for other panels."""
-        names = dict.fromkeys(arm.series for arm in self.arms if arm.series)
-        planned = {
-            name: tuple(arm.point for arm in self.every if arm.series == name) for name in names
-        }
-        return tuple(
-            Series(n, tuple(arm for arm in self.arms if arm.series == n), planned[n]) for n in names
-        )
+        arms = dict[str, list[Arm]]()
+        for arm in self.arms:
+            if arm.series:
+                arms.setdefault(arm.series, []).append(arm)
+        series = []
+        for name, points in arms.items():
+            planned = tuple(arm.point for arm in self.every if arm.series == name)
+            series.append(Series(name, tuple(points), planned))
+        return tuple(series)
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -309,20 +317,27 @@ class LoadedPanel:
     def _pairs_and_reasons(self) -> tuple[list[Pair], list[str]]:
         pairs: list[Pair] = []
         lost: list[str] = []
+        if not self.kind.has_pairs:
+            return pairs, lost
         baselines = {arm.size: arm for arm in self.arms if arm.baseline}
         for b in self.arms:
             a = baselines.get(b.size)
-            if a is None or b.baseline or not self.kind.has_pairs:
+            if a is None or b.baseline:
                 continue
             try:
-                pairs.append(Pair(*self.paired(a, b), self.difference(b, a, confidence=TWO_SIDED)))
+                difference = self.difference(b, a, confidence=TWO_SIDED)
             except NotTestableError as error:
                 lost.append(f"{b.label} and {a.label} are not compared: {error}")
+            else:
+                pairs.append(Pair(*self.paired(a, b), difference))
         return pairs, lost
 
     @cached_property
     def fits(self) -> tuple[dict[str, list[ScalingFit]], list[str]]:
-        """Series -> fits of its laws and the baseline's; and why there are none. Empty unless the kind has laws."""
+        """Series -> fits of its laws and the baseline's, and why there are none.
+
+        Empty unless the kind has laws.
+        """
         fits: dict[str, list[ScalingFit]] = {}
         notes: list[str] = []
         baseline = self.baseline

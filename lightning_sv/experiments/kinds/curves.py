@@ -35,7 +35,7 @@ class CurvesKind(PanelKind):
 
 
 def difference_table(panel: LoadedPanel) -> pd.DataFrame:
-    """Return one row per arm: losses, difference to the baseline, token factor, late training loss."""
+    """Return one row per arm: losses, difference to the baseline, tokens, late training loss."""
     pairs = {pair.b.label: pair for pair in panel.pairs}
     counts = {len(arm.runs) for arm in panel.arms} | {pair.difference.n for pair in pairs.values()}
     rows = []

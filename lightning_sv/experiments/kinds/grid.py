@@ -13,7 +13,8 @@ if TYPE_CHECKING:  # it imports torch, which a report does not need
     from lightning_sv.experiments.resolver import RunResolver
     from lightning_sv.experiments.run_spec import RunSpec
 
-#: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection does not bias them
+#: first seed of grids; comparisons at tuned values do not use these seeds, so that the selection
+#: does not bias them
 TUNING_SEED = 100
 
 
@@ -30,7 +31,8 @@ class GridKind(PanelKind):
     def problems(self, panel: PanelSpec) -> Iterator[str]:
         """Yield errors: keys that a grid cannot vary."""
         for key in panel.axes.keys() & {"model.tokens_per_param", "trainer.max_steps"}:
-            yield f"axes has {key}; expected other keys, because all points have the same steps. Use kind 'lengths'."
+            expected = "other keys, because all points have the same steps"
+            yield f"axes has {key}; expected {expected}. Use kind 'lengths'."
 
     def why_not(self, choices: Choices) -> str | None:
         """Return a sentence if the budget has no values."""
@@ -60,7 +62,7 @@ class GridKind(PanelKind):
         return [arm for arm in arms if not (arm.runs or arm.diverged)]
 
     def kept(self, every: Sequence[Arm]) -> list[Arm]:
-        """Return the points at which no run diverged, of the series that have runs at all points."""
+        """Return the points at which no run diverged, of the series with runs at all points."""
         incomplete = {arm.series for arm in self.lacking(every)}
         complete = [arm for arm in every if arm.series not in incomplete]
         kept = [arm for arm in complete if not arm.diverged]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it imports torch, which a report does not need
 
 
 class LengthsKind(ScalingKind):
-    """Loss of each arm after several lengths of training; the points of a series are models of the budget."""
+    """Loss of each arm after several lengths of training, which are models of the budget."""
 
     claims = LOSS_CLAIMS
     has_laws = False

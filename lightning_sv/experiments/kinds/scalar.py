@@ -19,10 +19,11 @@ class ScalarKind(PanelKind):
     def problems(self, panel: PanelSpec) -> Iterator[str]:
         """Yield an error if the panel names no scalar."""
         if not panel.tag:
-            yield f"tag is '' and kind is {panel.kind!r}; expected a tag, e.g. sharpness/all/lambda_max."
+            expected = "a tag, e.g. sharpness/all/lambda_max"
+            yield f"tag is '' and kind is {panel.kind!r}; expected {expected}."
 
     def table(self, panel: LoadedPanel) -> pd.DataFrame:
-        """Return one row per arm that logged the scalar: its geometric mean at the end, and each seed."""
+        """Return one row per arm that logged the scalar: geometric mean at the end, each seed."""
         tag = panel.spec.tag
         rows = []
         for arm in baseline_first(panel.arms):

@@ -42,7 +42,7 @@ def _cell_text(cell: str | float) -> str:
 
 
 def read_table(path: Path) -> MeasuredTable:
-    """Read results of `make theory` (the claim `or` of Figure 11, with eight digits) or of `make bench`."""
+    """Read results of `make bench`, or those on the claim `or` of `make theory`, Figure 11."""
     with reading(path):
         text = path.read_bytes()
     try:
@@ -96,7 +96,10 @@ def _bench_table(content: dict[str, Any], path: Path) -> MeasuredTable:
 
 
 def throughput_table(arms: Sequence[Arm]) -> MeasuredTable:
-    """Return tokens per second and peak memory, medians of the second half of each run; and micro-batches."""
+    """Return tokens per second, peak memory and micro-batch of each arm.
+
+    The first two are medians of the second half of each run.
+    """
     rows = []
     for arm in arms:
         rows.append(

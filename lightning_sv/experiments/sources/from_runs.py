@@ -1,8 +1,8 @@
 """Figure of your own runs, from their event files."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightning_sv.atomic import read_json
 from lightning_sv.errors import ConfigError, expect
-from lightning_sv.experiments.arms import Arm
+from lightning_sv.experiments.arms import Arm, runs_of
 from lightning_sv.experiments.comparability import (
     check_same_corpus,
     comparability_warnings,
@@ -31,21 +31,12 @@ COMPARISON = "comparison.json"
 _SHARPNESS = re.compile(r"sharpness/\w+/(lambda_max|trace)")
 
 
-def _with_difference(label: str, known: list[dict[str, str]], settings: dict[str, str]) -> str:
-    """Return a label with what differs from the first settings of the label, and add new settings to `known`."""
-    if settings not in known:
-        known.append(settings)
-    keys = [key for key in settings | known[0] if known[0].get(key) != settings.get(key)]
-    more = [f"settings {known.index(settings) + 1}"] * (
-        len(keys) > 3
-    )  # others may have these three differences
-    return ", ".join(
-        [
-            label,
-            *(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}" for key in keys[:3]),
-            *more,
-        ]
-    )
+@dataclass(frozen=True)
+class FoundRun:
+    """A run directory, with the label that a comparison gives it."""
+
+    path: Path
+    label: str | None = None
 
 
 def own_figure(
@@ -55,130 +46,220 @@ def own_figure(
     baseline: str | None = None,
     command: str = "",
 ) -> Figure:
-    """Load runs as a figure: losses, differences to the baseline, branch norms if all runs logged them.
+    """Load runs as a figure: losses, and differences to the baseline.
 
-    `dirs` are complete runs, folders of runs, or output directories of `compare`. `labels` are names of the runs
-    instead of their strategies. The baseline is by default the label of the first run.
+    It has branch norms if all runs logged them.
+
+    Args:
+        dirs: complete runs, folders of runs, or output directories of `compare`
+        labels: names of the runs instead of their strategies
+        baseline: label of the baseline; by default that of the first run
+        command: command of the report
 
     Raises:
-        ConfigError: a directory without events, two runs of one label and seed, or runs that cannot be compared
+        ConfigError: a directory without events, two runs of one label and seed, or runs that
+            cannot be compared
     """
-    named, lost = _expand(dirs)
-    if labels and len(labels) != len(named):
-        raise ConfigError(f"--labels has {len(labels)} names; expected {len(named)}, one per run.")
+    found, lost = _expand(dirs)
+    if labels and len(labels) != len(found):
+        expected = f"{len(found)}, one per run"
+        raise ConfigError(f"--labels has {len(labels)} names; expected {expected}.")
+    if labels:
+        found = [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
+    runs_by_arm = _runs_by_arm(found)
+    first = baseline or next(iter(runs_by_arm))
+    expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
+
+    arms = _arms(runs_by_arm, first)
+    every = {}
+    for runs in runs_by_arm.values():
+        every.update({str(run.dir): run for run in runs.values()})
+    if len(every) > 1:
+        check_same_corpus(every)
+    panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
+    warnings = [
+        *comparability_warnings(every),
+        *_seed_warnings(runs_by_arm, first),
+        *lost,
+        *panel.unpaired,
+    ]
+    ratios = [tokens_per_param(run) or 0.0 for run in every.values()]
+    known = [ratio for ratio in ratios if ratio] or [0.0]
+    spec = FigureSpec(
+        "runs",
+        ", ".join(arm.label for arm in arms),
+        "Your own runs",
+        _summary(arms),
+        [panel.spec],
+    )
+    return Figure(
+        spec,
+        described(panel),
+        warnings=tuple(warnings),
+        command=command,
+        tokens_per_param=(min(known), max(known)),
+    )
+
+
+def _runs_by_arm(found: Sequence[FoundRun]) -> dict[str, dict[int, Run]]:
+    """Return label -> seed -> run.
+
+    Raises:
+        ConfigError: a run without losses or seed, or two runs of one label and seed
+    """
     arms: dict[str, dict[int, Run]] = {}
-    settings: dict[str, list[dict[str, str]]] = {}
-    for (path, given), label in zip(named, labels or (None,) * len(named), strict=True):
-        run = read_run(path)
+    namer = _ArmNames()
+    for each in found:
+        run = read_run(each.path)
         run.curve(VAL_LOSS)  # refuses a run that never validated
-        name, seed = label or given or run.label, run.summary.get("seed")
+        seed = run.summary.get("seed")
         if not isinstance(seed, int):
-            raise ConfigError(
-                f"seed in {run.dir / SUMMARY} is {seed}; expected an integer, which pairs need."
-            )
-        if label is None and given is None:
-            name = _with_difference(name, settings.setdefault(name, []), config_of(run))
-        if (
-            label is None
-            and (same := arms.get(name, {}).get(seed)) is not None
-            and same.dir != run.dir
-        ):
-            name = run.dir.name
-        other = arms.setdefault(name, {}).setdefault(seed, run)
+            found_seed = f"seed in {run.dir / SUMMARY} is {seed}"
+            raise ConfigError(f"{found_seed}; expected an integer, which pairs need.")
+        label = each.label
+        if label is None:
+            label = namer.name(run)
+            same = arms.get(label, {}).get(seed)
+            if same is not None and same.dir != run.dir:
+                label = run.dir.name
+        other = arms.setdefault(label, {}).setdefault(seed, run)
         if other is not run:
             hint = "remove one, or name the arms with --labels."
-            raise ConfigError(
-                f"{other.dir} and {run.dir} are both {name!r} with seed {seed}; {hint}"
-            )
-    first = baseline or next(iter(arms))
-    expect(first in arms, "--baseline", repr(first), f"one of {', '.join(arms)}.")
-    checked = {str(run.dir): run for seeds in arms.values() for run in seeds.values()}
-    if len(checked) > 1:
-        check_same_corpus(checked)
-    warnings = comparability_warnings(checked)
-    for name, seeds in arms.items():
-        shared = sorted(seeds.keys() & arms[first].keys())
+            both = f"{other.dir} and {run.dir} are both {label!r} with seed {seed}"
+            raise ConfigError(f"{both}; {hint}")
+    return arms
+
+
+class _ArmNames:
+    """Names of arms: their strategies, with the settings in which they differ."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, list[dict[str, str]]] = {}
+
+    def name(self, run: Run) -> str:
+        """Return the strategy, with what differs from the first settings of the strategy."""
+        settings = config_of(run)
+        known = self._settings.setdefault(run.label, [])
+        if settings not in known:
+            known.append(settings)
+        first = known[0]
+        keys = [key for key in settings | first if first.get(key) != settings.get(key)]
+        parts = [run.label]
+        for key in keys[:3]:
+            parts.append(f"{key.rpartition('.')[2]} {settings.get(key, 'not set')}")
+        if len(keys) > 3:  # others may have these three differences
+            parts.append(f"settings {known.index(settings) + 1}")
+        return ", ".join(parts)
+
+
+def _arms(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> list[Arm]:
+    """Return the arms, the baseline first, with their runs in the order of the seeds."""
+    arms = []
+    for label in sorted(runs_by_arm, key=lambda label: label != first):
+        runs = dict(sorted(runs_by_arm[label].items()))
+        is_baseline = label == first and len(runs_by_arm) > 1
+        arms.append(Arm(label, tuple(runs.values()), baseline=is_baseline, seeds=tuple(runs)))
+    return arms
+
+
+def _seed_warnings(runs_by_arm: Mapping[str, Mapping[int, Run]], first: str) -> Iterator[str]:
+    """Yield warnings about arms and the baseline that have different seeds.
+
+    Raises:
+        ConfigError: an arm shares no seed with the baseline
+    """
+    of_baseline = runs_by_arm[first].keys()
+    for label, runs in runs_by_arm.items():
+        shared = sorted(runs.keys() & of_baseline)
         if not shared:
-            raise ConfigError(
-                f"{name} and {first} share no seed, so there are no pairs. Train them on the same seeds."
-            )
-        if alone := sorted(seeds.keys() ^ arms[first].keys()):
-            warnings.append(
-                f"{name} and {first} are paired on {_numbers_of(shared)}; only one of them has {_numbers_of(alone)}."
-            )
-    warnings += lost
-    results = []
-    for name in sorted(arms, key=lambda name: name != first):
-        own, runs = zip(*sorted(arms[name].items()), strict=True)
-        results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=own))
-    panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), results)
-    counts = [
-        "one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})
-    ]
-    ratios = [x for run in checked.values() if (x := tokens_per_param(run)) is not None] or [0.0]
-    summary = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}."
-    spec = FigureSpec(
-        "runs", ", ".join(arm.label for arm in results), "Your own runs", summary, [panel.spec]
-    )
-    panels = described(panel)
-    warnings += panel.unpaired
-    return Figure(spec, panels, (), tuple(warnings), command, (min(ratios), max(ratios)))
+            found = f"{label} and {first} share no seed, so there are no pairs"
+            raise ConfigError(f"{found}. Train them on the same seeds.")
+        alone = sorted(runs.keys() ^ of_baseline)
+        if alone:
+            pairs = f"{label} and {first} are paired on {_seed_list(shared)}"
+            yield f"{pairs}; only one of them has {_seed_list(alone)}."
 
 
-def _numbers_of(seeds: Sequence[int]) -> str:
+def _seed_list(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
-def _expand(dirs: Sequence[str | Path]) -> tuple[list[tuple[Path, str | None]], list[str]]:
-    """Return each directory, or the completed runs in it, with a comparison's labels; and sentences on other runs."""
-    found, unfinished, lost = list[tuple[Path, str | None]](), list[Path](), list[str]()
+def _summary(arms: Sequence[Arm]) -> str:
+    counts = sorted({len(arm.runs) for arm in arms})
+    seeds = ["one seed" if count == 1 else f"{count} seeds" for count in counts]
+    count = f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}"
+    return f"{count}, {' or '.join(seeds)}."
+
+
+def _expand(dirs: Sequence[str | Path]) -> tuple[list[FoundRun], list[str]]:
+    """Return each directory, or the completed runs in it; and sentences on other runs."""
+    found: list[FoundRun] = []
+    unfinished: list[Path] = []
+    lost: list[str] = []
     for path in map(Path, dirs):
         complete, begun = runs_in(path)
         if complete and not event_files(path):
-            found += ((run, None) for run in complete)
+            found += map(FoundRun, complete)
             unfinished += begun
         elif (path / COMPARISON).is_file():
-            content = read_json(path / COMPARISON, "run compare again.")
-            try:  # run directories are relative to that of the comparison; a name begins with the letter of its arm
-                labels = {
-                    letter: arm["label"]
-                    for letter, arm in zip(ascii_lowercase, content["arms"], strict=False)
-                }
-                found += ((path / run["dir"], labels[run["name"][0]]) for run in content["runs"])
-                diverged = content.get("diverged", {})
-                lost += (
-                    f"Diverged runs of {arm}, which are left out: {n}."
-                    for arm, n in diverged.items()
-                )
-            except (LookupError, TypeError, AttributeError) as error:
-                raise ConfigError(
-                    f"{path / COMPARISON} is damaged ({error!r}); run compare again."
-                ) from error
+            comparison = _read_comparison(path)
+            found += comparison.runs
+            lost += comparison.lost
         else:
-            found.append((path, None))
-    for diverged, why in ((False, "are not complete"), (True, "diverged")):
-        if runs := [str(run) for run in unfinished if is_diverged(run) == diverged]:
-            lost.append(f"Left out because they {why}: {', '.join(runs)}.")
+            found.append(FoundRun(path))
+    diverged = [str(run) for run in unfinished if is_diverged(run)]
+    incomplete = [str(run) for run in unfinished if not is_diverged(run)]
+    for why, names in (("are not complete", incomplete), ("diverged", diverged)):
+        if names:
+            lost.append(f"Left out because they {why}: {', '.join(names)}.")
     return found, lost
 
 
-def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
-    """Return a panel with a sentence on each pair, and panels for branch norms and sharpness if logged."""
-    from lightning_sv.plots.run_plot import (
-        branch_curves,
-    )  # it imports matplotlib, which a dry run does not need
+@dataclass(frozen=True)
+class _Comparison:
+    """Runs of a comparison, and sentences on those that it left out."""
 
+    runs: list[FoundRun]
+    lost: list[str]
+
+
+def _read_comparison(path: Path) -> _Comparison:
+    file = path / COMPARISON
+    content = read_json(file, "run compare again.")
+    try:
+        # The name of a run begins with the letter of its arm.
+        labels = {}
+        for letter, arm in zip(ascii_lowercase, content["arms"], strict=False):
+            labels[letter] = arm["label"]
+        # Its directory is relative to that of the comparison.
+        runs = [FoundRun(path / run["dir"], labels[run["name"][0]]) for run in content["runs"]]
+        diverged = dict(content.get("diverged", {}))
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{file} is damaged ({error!r}); run compare again.") from error
+    lost = [f"Diverged runs of {arm}, which are left out: {n}." for arm, n in diverged.items()]
+    return _Comparison(runs, lost)
+
+
+def described(panel: LoadedPanel) -> tuple[LoadedPanel, ...]:
+    """Return a panel with a sentence on each pair, and panels for branch norms and sharpness."""
     sentences = [" ".join(pair.sentences) for pair in panel.pairs]
-    runs = [run for arm in panel.arms for run in arm.runs]
-    more = []
-    if all(branch_curves(run) for run in runs):
-        more.append(PanelSpec("Branches", kind="qkv"))
-    tags = dict.fromkeys(tag for run in runs for tag in run.curves if _SHARPNESS.fullmatch(tag))
-    more += [
-        PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag) for tag in tags
-    ]
     first = replace(panel, notes=(*sentences, *panel.notes))
-    return (first, *(replace(panel, spec=spec) for spec in more))
+    more = [replace(panel, spec=spec) for spec in _logged_panels(runs_of(panel.arms))]
+    return (first, *more)
+
+
+def _logged_panels(runs: Sequence[Run]) -> Iterator[PanelSpec]:
+    """Yield panels of scalars that the runs logged."""
+    # It imports matplotlib, which a dry run does not need.
+    from lightning_sv.plots.run_plot import branch_curves
+
+    if all(branch_curves(run) for run in runs):
+        yield PanelSpec("Branches", kind="qkv")
+    tags = dict[str, None]()
+    for run in runs:
+        tags |= dict.fromkeys(filter(_SHARPNESS.fullmatch, run.curves))
+    for tag in tags:
+        yield PanelSpec(f"Hessian of the held-out loss: {tag}", kind="scalar", tag=tag)
 
 
 def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
