@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv import PretrainModule, apply_strategy
-from lightning_sv.experiments.kinds import KINDS
-from lightning_sv.experiments.kinds.base import LoadedPanel
+from lightning_sv.experiments.kinds.base import KINDS, LoadedPanel
 from lightning_sv.experiments.panel_errors import panel_errors
 from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, PanelSpec
 from lightning_sv.nn import Backbone, BackboneConfig

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import lightning as L
+import torch
 from jsonargparse.util import import_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LambdaCallback

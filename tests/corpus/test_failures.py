@@ -1,7 +1,5 @@
 """Preparations that fail: one sentence, nothing lost, and the next start goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -20,6 +18,7 @@ import pytest
 from lightning_sv.corpus import CorpusConfig, Tokenizer, prepare
 from lightning_sv.corpus import parts as parts_module
 from lightning_sv.corpus.job import parts_folder
+from lightning_sv.corpus.sources.document import Slice, Source
 from lightning_sv.errors import ConfigError, RunError
 
 PART_BYTES = 5000
@@ -100,14 +99,14 @@ def file_size_limit(n_bytes: int) -> Iterator[None]:
 
 def changed_text(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
     after_two_parts(monkeypatch, lambda: None)
-    unchanged = parts_module.Source.check_unchanged
+    unchanged = Source.check_unchanged
 
-    def touch(source: parts_module.Source, slices: tuple[parts_module.Slice, ...]) -> None:
+    def touch(source: Source, slices: tuple[Slice, ...]) -> None:
         if slices[0].name.endswith("b.jsonl"):
             os.utime(preparation.folder / "b.jsonl", (1, 1))
         unchanged(source, slices)
 
-    monkeypatch.setattr(parts_module.Source, "check_unchanged", touch)
+    monkeypatch.setattr(Source, "check_unchanged", touch)
 
 
 def bad_line(preparation: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
