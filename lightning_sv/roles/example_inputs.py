@@ -1,6 +1,6 @@
 """Example inputs of the traced call: given, or made from a configuration.
 
-These are token ids and an image. Models of speech need an example.
+These are token ids, an image or speech.
 """
 
 import inspect
@@ -18,6 +18,10 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.trace import run_method
 
 TOKENS = 16
+#: frames of speech features
+_FRAMES = 64
+#: samples of a waveform: a second at 16 kHz
+_SAMPLES = 16_000
 #: limit of a setting used as a size
 _MAX_SIZE = 8192
 #: limit of the elements of an image
@@ -111,7 +115,8 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
     accepted = _accepted_names(model)
     like = next(model.parameters())
     token = _image_token(config)
-    inputs, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
+    image, n_embeddings = _accepted_image(model, token, _images(config, accepted, like))
+    inputs = image | _speech(config, accepted, like)
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
@@ -154,7 +159,7 @@ def _check_main_input(model: nn.Module, accepted: set[str], inputs: dict[str, An
     """Check that the input that transformers names first is among those made."""
     name = getattr(model, "main_input_name", None)
     if name in accepted and name not in inputs:
-        why = "which cannot be made from its config; expected token ids or an image"
+        why = "which cannot be made from its config; expected token ids, an image or speech"
         hint = "Pass example= to weight_decay_roles; commands have none."
         raise ConfigError(f"{type(model).__name__} needs {name}, {why}. {hint}")
 
@@ -211,6 +216,22 @@ def _accepted_image(
 def _one(like: Tensor) -> Tensor:
     """Return a 1 to expand without memory; zeros would be padding."""
     return torch.ones((), device=like.device, dtype=like.dtype)
+
+
+def _speech(config: Any, accepted: set[str], like: Tensor) -> dict[str, Any]:
+    """Return the input of a speech model, with the device and dtype of `like`."""
+    one = _one(like)
+    bins = _first(config, "num_mel_bins")
+    frames = _first(config, "max_source_positions")
+    features = _first(config, "input_feat_per_channel")
+    if "input_features" in accepted and bins and frames:
+        # (batch, bins, frames), and a convolution of stride 2 follows
+        return {"input_features": one.expand(1, bins, 2 * frames)}
+    if "input_features" in accepted and features:
+        return {"input_features": one.expand(1, _FRAMES, features)}
+    if "input_values" in accepted and not bins:
+        return {"input_values": one.expand(1, _SAMPLES)}
+    return {}
 
 
 def token_ids(vocabulary: int, inner: Sequence[int] = ()) -> Tensor:

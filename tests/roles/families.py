@@ -209,6 +209,13 @@ FAMILIES = [
     # encoders
     Family("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
         input="layer_norm final_layer_norm", kept="decoder.final_layer_norm", auto="AutoModelForSeq2SeqLM"),
+    # speech
+    Family("whisper", dict.fromkeys(SIZES) | {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+        "vocab_size": 64, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        input="self_attn_layer_norm encoder_attn_layer_norm final_layer_norm layer_norm", kept="decoder.layer_norm",
+        auto="AutoModelForSpeechSeq2Seq"),
     Family("bert", input="layer.1.output.LayerNorm transform.LayerNorm", output="embeddings.LayerNorm output.LayerNorm",
         kept="transform.LayerNorm", auto="AutoModelForMaskedLM"),
     Family("modernbert", {"global_attn_every_n_layers": 2}, input="attn_norm mlp_norm final_norm head.norm",

@@ -67,7 +67,7 @@ def test_roles_control_characters_removed(capsys: pytest.CaptureFixture[str]) ->
         assert "weight" in out and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 
 
-@pytest.mark.parametrize("name", thinned(["t5", "llava", "gemma3", "vit"], ["t5"]))
+@pytest.mark.parametrize("name", thinned(["t5", "llava", "gemma3", "whisper", "vit"], ["t5", "whisper"]))
 def test_roles_configured_class_is_built(name: str, tmp_path: Path, answer: Answer) -> None:
     model = find(name).build()
     model.config.architectures = [type(model).__name__]
