@@ -40,6 +40,7 @@ class Setting:
         std: initial std of all arms
         tokens_per_param: training tokens per parameter
         model: name of the model
+        text: what it is trained on
     """
 
     folder: str
@@ -48,6 +49,7 @@ class Setting:
     std: float
     tokens_per_param: int
     model: str
+    text: str = "Python"
 
 
 def std_best_for_llama(steps: int) -> float:
@@ -61,6 +63,7 @@ SETTINGS = (
     Setting("gpu-25", "protocol", "Initial std 0.02", 0.02, 100, "mini"),
     Setting("cpu-mini", "parts", "Norms after the matrices", 0.02, 20, "mini"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.02", 0.02, 100, "tiny"),
+    Setting("cpu-english", "english", "Initial std 0.02", 0.02, 100, "tiny", "English"),
     Setting("cpu-100-protocol", "protocol", "Initial std 0.55", 0.55 / 8, 100, "tiny"),
     Setting("cpu-100", *BEST_FOR_LLAMA, std_best_for_llama(45000), 100, "tiny"),
     Setting("cpu-long", *BEST_FOR_LLAMA, std_best_for_llama(12000), 27, "tiny"),
@@ -69,6 +72,7 @@ SETTINGS = (
 )
 #: length -> colour
 LENGTHS: dict[int, str] = {7: "#E69F00", 20: "#009E73", 27: "#56B4E9", 100: "#0072B2"}
+MARKERS = {("tiny", "Python"): "o", ("mini", "Python"): "D", ("tiny", "English"): "s"}
 MODEL_SIZES = {"tiny": "0.2 M", "mini": "1.05 M"}
 
 
@@ -86,7 +90,7 @@ def recorded_differences(setting: Setting) -> pd.DataFrame:
 
 
 def all_points() -> pd.DataFrame:
-    """Return every point of the picture of stds: std, length, model, arm, estimate, low, high."""
+    """Return every point of the picture of stds: its setting, arm, estimate, low and high."""
     points = []
     for setting in SETTINGS:
         for arm, row in recorded_differences(setting).iterrows():
@@ -95,6 +99,7 @@ def all_points() -> pd.DataFrame:
                     "std": setting.std,
                     "tokens_per_param": setting.tokens_per_param,
                     "model": setting.model,
+                    "text": setting.text,
                     "arm": arm,
                     "estimate": row.estimate,
                     "low": row.low,
@@ -147,7 +152,7 @@ def draw_own_optimum(axes: Axes) -> None:
     rows = rows[is_shown]
     arm_and_length = rows.arm.str.rpartition(", ")
     lengths = arm_and_length[2].str.partition(" ")[0].astype(float).round().astype(int)
-    rows = rows.assign(name=arm_and_length[0], tokens_per_param=lengths, model="tiny")
+    rows = rows.assign(name=arm_and_length[0], tokens_per_param=lengths, model="tiny", text="Python")
     for place, arm in enumerate(COLOURS):
         for shift, row in enumerate(rows[rows.name == arm].itertuples()):
             draw_point(axes, place + (shift - 1) * 0.2, row)
@@ -173,11 +178,11 @@ def draw_point(axes: Axes, x: float, row: Any) -> None:
         row.estimate,
         yerr=[[row.estimate - row.low], [row.high - row.estimate]],
         color=LENGTHS[row.tokens_per_param],
-        marker="D" if row.model == "mini" else "o",
+        marker=MARKERS[row.model, row.text],
         markersize=6,
         capsize=3,
         linewidth=1.3,
-        label=f"{size}, {row.tokens_per_param} tokens per parameter",
+        label=f"{size}, {row.tokens_per_param} tokens per parameter, {row.text}",
     )
 
 

@@ -164,9 +164,10 @@ def mean_of_both(arm: str) -> str:
 
 def readme_table(shown: pd.DataFrame) -> Rows:
     arms = [RECORDED_AS.get(name, name) for name in shown.columns]
-    for folder, setting in zip(("gpu-25", "cpu-100-protocol", "cpu-100"), shown.index, strict=True):
+    at_std = ("gpu-25", "cpu-100-protocol", "cpu-english")
+    for folder, setting in zip((*at_std, "cpu-100"), shown.index, strict=True):
         assert f", {recorded(f'{folder}/differences.csv').n.iloc[0]} seeds" in setting
-    rows = [[difference(folder, arm) for arm in arms] for folder in ("gpu-25", "cpu-100-protocol")]
+    rows = [[difference(folder, arm, panels="Initial std 0.02") for arm in arms] for folder in at_std]
     return [*rows, [mean_of_both(arm) for arm in arms]]
 
 
@@ -235,6 +236,9 @@ TABLES: dict[tuple[str, str], Callable[[pd.DataFrame], Rows]] = {
     ("results", "of `tiny`, nats per token"): parts("cpu-100-protocol"),
     ("results", "of `tiny`, three seeds"): parts("cpu-100-protocol"),
     ("cpu-100-protocol", "of `tiny` at std 0.07"): parts("cpu-100-protocol", LARGER),
+    ("results", "of `tiny` on English"): parts("cpu-english", "Initial std"),
+    ("cpu-english", "| strategy | seed 10"): losses("cpu-english", "Initial std"),
+    ("cpu-english", "| claim"): claims("cpu-english"),
     ("results", "| strategy - `llama`, each"): own_optima,
     ("results", "| strategy - `llama`, both"): optima_of_llama,
     ("cpu-100-protocol", "| rate of `tiny` at std 0.02"): rates("cpu-100/runs.csv"),
@@ -418,7 +422,10 @@ def numbers_of_the_protocol() -> Quoted:
     yield small, "**With `dp` at the lm_head `unified` ends", texts
     hours = recorded("cpu-100-protocol/results.csv").drop_duplicates("run").seconds.sum() / 3600 / 2
     yield "README", "hours on two cores", [f"in about {hours:.0f} hours"]
-    yield "README", "the three strategies below", ends(large, "hg+dp+or", HEAD_DP)
+    english = ends("cpu-english", HEAD_DP, "hg+dp+or", "unified", "llama with QK-norm", panels="Initial std")
+    yield "README", "the three strategies below", [*ends(large, "hg+dp+or"), english[0]]
+    yield "results", "**All strategies end below `llama` on English", english[:3]
+    yield "results", "**QK-norm lowers the loss of `llama` by", english[3:]
     yield "results", "trains the 60 runs of", [f"in about {hours:.0f} hours"]
 
 
@@ -512,7 +519,7 @@ def test_answer_quotes_points_of_the_picture() -> None:
     points = drawn[drawn.arm == "unified"].estimate.map("{:+.3f}".format)
     answer = paragraph("results", "**Answer.**").partition("Neither do they")[0]
     quoted = re.findall(r"[+-]0\.\d{3}", answer)
-    assert len(quoted) == 5 and set(quoted) <= set(points)
+    assert len(quoted) == 6 and set(quoted) <= set(points)
 
 
 @pytest.mark.parametrize(
