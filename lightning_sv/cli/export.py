@@ -90,8 +90,10 @@ def _start_of(config: Mapping[str, Any]) -> str:
 def without_folders(source: str) -> str:
     """Return a source or tokenizer with names instead of paths, which may name their owner.
 
-    >>> without_folders("files:/home/ann/a.txt,~/texts"), without_folders("hf:org/name"),
-    without_folders("bpe:1024") ('files:a.txt,texts', 'hf:org/name', 'bpe:1024')
+    >>> without_folders("files:/home/ann/a.txt,~/texts")
+    'files:a.txt,texts'
+    >>> without_folders("hf:org/name"), without_folders("bpe:1024")
+    ('hf:org/name', 'bpe:1024')
     """
     kind, colon, rest = source.rpartition(":")
     on_hub = kind == "hf" and not rest.startswith(("/", "~", "."))

@@ -48,7 +48,7 @@ def attend(
 
     H / G queries share a key if they differ.
     """
-    is_grouped = q.shape[1] != k.shape[1]
+    is_grouped = bool(q.shape[1] != k.shape[1])  # sizes are tensors in a trace of torch.jit
     if mask is not None and not isinstance(mask, Tensor):
         if torch.compiler.is_compiling():
             return _flex_attention(q, k, v, mask, is_grouped)

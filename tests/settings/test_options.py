@@ -140,7 +140,7 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
     assert set(TRAINER_ARGUMENTS) == set(inspect.signature(L.Trainer).parameters)
     defaults = vars(trainer_keys()()) | TRAINER_DEFAULTS
     check_trainer_keys(defaults)
-    shown = table((ROOT / "docs/own-trainer.md").read_text(), "| argument of the Trainer |")
+    shown = table("own-trainer", "| argument of the Trainer |").reset_index().to_numpy().tolist()
     for (key, argument), row in zip(TRAINER_ARGUMENTS.items(), shown, strict=True):
         treatment = "followed" if argument.is_followed else "refused"
         assert row == [key, treatment, argument.note]
@@ -153,7 +153,7 @@ def test_every_argument_of_the_trainer_is_followed_or_refused() -> None:
 
 
 def test_own_trainer_page_lists_the_refused_callbacks() -> None:
-    shown = table((ROOT / "docs/own-trainer.md").read_text(), "| callback | own Trainer |")
+    shown = table("own-trainer", "| callback | own Trainer |").reset_index().to_numpy().tolist()
     rows = []
     for name, reason in REFUSED_CALLBACKS.items():
         rows.append([name, "refused" if name in REFUSED_EVERYWHERE else "works", "refused", reason])
