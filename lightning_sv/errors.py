@@ -30,7 +30,8 @@ class StoppedError(Exception):
 
     def __init__(self, step: int, code: int, requeue: bool):
         super().__init__(f"stopped after step {step}, as asked by a signal")
-        self.code, self.requeue = code, requeue
+        self.code = code
+        self.requeue = requeue
 
 
 def expect(ok: bool, key: str, value: object, expected: str) -> None:

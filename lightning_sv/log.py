@@ -29,7 +29,8 @@ def start_logging(level: int = logging.INFO) -> None:
     """Show messages of this package of at least `level`."""
     handler = _Stderr()
     handler.addFilter(_on_first_device)
-    _PACKAGE.handlers, _PACKAGE.propagate = [handler], False
+    _PACKAGE.handlers = [handler]
+    _PACKAGE.propagate = False
     _PACKAGE.setLevel(level)
 
 

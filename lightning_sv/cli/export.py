@@ -36,7 +36,8 @@ def run(argv: list[str]) -> int:
     quiet.set_verbosity_error()
     trained = read_run(options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.trust_module)
-    name, end = f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot])
+    name = f"{model.config.name}, {trained.label}"
+    end = tokenizer.decode([tokenizer.eot])
     masked = bool(config_value(trained.config, "model.mask_documents"))
     text = model_card(name, end, _facts(trained, model), foldable(model), masked)
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text, masked=masked)
@@ -54,7 +55,8 @@ def run(argv: list[str]) -> int:
 
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
-    summary, config = trained.summary, trained.config
+    summary = trained.summary
+    config = trained.config
     rate = summary.get("lr")  # None if a subclass has its own optimizer
     validated = VAL_LOSS in trained.curves
     return {

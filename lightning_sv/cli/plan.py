@@ -1,6 +1,5 @@
 """`lightning-sv plan`: estimate memory, hours and data of a run."""
 
-import math
 from pathlib import Path
 
 from rich.console import Console
@@ -8,6 +7,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_sv.cli.names import resolve_names
+from lightning_sv.corpus.estimate import duration
 from lightning_sv.gpus import GPUS, find_gpu
 from lightning_sv.json_text import json_text
 from lightning_sv.lit.run_arguments import parse_run
@@ -101,7 +101,7 @@ def _add_time(table: Table, plan: Plan, source: str) -> None:
     work = f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs"
     table.add_row("run", f"{plan.steps:,} steps", work)
     for mfu, hours, gpu_hours in plan.hours:
-        table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours")
+        table.add_row(f"at {mfu:.1%} MFU", duration(hours), f"{gpu_hours:,.1f} GPU-hours")
     table.add_row("MFU", "", source)
     table.add_row("checkpoint", _gib(plan.checkpoint), "weights and optimizer state")
 
@@ -137,11 +137,3 @@ def _add_data(table: Table, plan: Plan) -> None:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def _duration(hours: float) -> str:
-    if hours >= 100:
-        return f"{hours / 24:,.1f} days"
-    if hours >= 1:
-        return f"{hours:.1f} hours"
-    return f"{math.ceil(hours * 60)} minutes"

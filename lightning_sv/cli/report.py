@@ -1,5 +1,6 @@
 """`lightning-sv report`: report of your own runs."""
 
+from itertools import chain
 import shlex
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def run(argv: list[str]) -> int:
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
     out: Path = options.out or Path("runs/report")
     if options.out:
-        check_replaceable(out, [run.dir for panel in figure.panels for arm in panel.arms for run in arm.runs])
+        arms = chain.from_iterable(panel.arms for panel in figure.panels)
+        check_replaceable(out, [run.dir for run in chain.from_iterable(arm.runs for arm in arms)])
     write_report([figure], out, "your own runs")
     console = Console(stderr=options.json)
     pairs = figure.panels[0].pairs

@@ -133,7 +133,10 @@ class _SplitWriter:
     """Writer of the shards of one split; a shard that an interrupted preparation completed is kept."""
 
     def __init__(self, job: Job, parts: list[Part], kept: Kept, split: str, folder: Path) -> None:
-        self.job, self.parts, self.kept, self.split = job, parts, kept, split
+        self.job = job
+        self.parts = parts
+        self.kept = kept
+        self.split = split
         self.folder = folder / split
         self.folder.mkdir(parents=True, exist_ok=True)
         self.dtype = job.tokenizer.dtype
@@ -219,7 +222,9 @@ def _text_bytes(parts: list[Part], kept: Kept, split: str) -> int:
 
 
 def _manifest(job: Job, parts: list[Part], kept: Kept, splits: dict[str, SplitInfo]) -> Manifest:
-    config, source, tokenizer = job.config, job.source, job.tokenizer
+    config = job.config
+    source = job.source
+    tokenizer = job.tokenizer
     summaries = [part.summary() for part in parts]
     lost = sum(int(part.documents()["lost_bytes"][rows].sum()) for part, rows in zip(parts, kept.rows, strict=True))
     val_bytes = splits["val"].bytes + lost
@@ -259,7 +264,8 @@ def _held_out(parts: list[Part], summaries: list[dict[str, Any]], kept: Kept) ->
 
 def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
-    always, default = ("dir", "source", "tokenizer"), asdict(CorpusConfig())
+    always = ("dir", "source", "tokenizer")
+    default = asdict(CorpusConfig())
     settings = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {"data": {"corpus": settings}, "model": {"backbone": {"vocab_size": padded}}}

@@ -1,8 +1,11 @@
 """Size of a corpus before it is encoded, and how much of it a run needs."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
+
+from rich.filesize import decimal
 
 from lightning_sv.corpus.job import Job
 
@@ -65,10 +68,24 @@ class Estimate:
 
     def describe(self, tokens: int) -> str:
         """Return disk and time of a corpus of `tokens` tokens in a phrase."""
-        gigabytes = tokens * self.itemsize / 1e9
-        hours = self.hours * tokens / self.tokens
-        # parts and shards
-        return f"{2 * gigabytes:,.1f} GB of disk, {gigabytes:,.1f} GB at its end, {hours:,.1f} hours"
+        n_bytes = tokens * self.itemsize
+        parts_and_shards = 2 * n_bytes
+        time = duration(self.hours * tokens / self.tokens)
+        return f"{decimal(parts_and_shards)} of disk, {decimal(n_bytes)} at its end, {time}"
+
+
+def duration(hours: float) -> str:
+    """Return a duration in its usual unit.
+
+    >>> duration(0.001), duration(0.5), duration(30), duration(240)
+    ('1 minute', '30 minutes', '30.0 hours', '10.0 days')
+    """
+    if hours >= 100:
+        return f"{hours / 24:,.1f} days"
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    minutes = math.ceil(hours * 60)
+    return "1 minute" if minutes <= 1 else f"{minutes} minutes"
 
 
 def _first_texts(job: Job) -> Iterator[str]:
@@ -95,9 +112,8 @@ def describe_need(job: Job, needed: int, workers: int) -> Iterator[str]:
         yield f"the run reads it {needed / total:.1f} times: {needed:,} tokens"
         return
     count = _first_parts(job, estimate.bytes_per_token * needed)
-    yield (
-        f"the run needs {needed:,} tokens, the first {count:,} of {len(job.parts):,} parts; {estimate.describe(needed)}"
-    )
+    parts = f"{count:,} of {len(job.parts):,} parts"
+    yield f"the run needs {needed:,} tokens, {parts}; {estimate.describe(needed)}"
     limit = job.config.max_tokens
     if limit is None or limit > needed:
         yield f"--data.corpus.max_tokens {needed} prepares only these; parts that exist are kept"

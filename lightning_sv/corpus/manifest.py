@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -100,7 +101,7 @@ class Manifest:
     @property
     def shards(self) -> list[Shard]:
         """Shards of both splits."""
-        return [shard for name in SPLITS for shard in self.splits[name].shards]
+        return list(chain.from_iterable(self.splits[name].shards for name in SPLITS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest as plain JSON types with a checksum, as in manifest.json."""

@@ -42,7 +42,8 @@ DOCUMENT = np.dtype(
     ]
 )  # fmt: skip
 #: maximum fraction of the text that a tokenizer may drop, checked from this number of bytes of validation text on
-MOST_LOST, LOSS_SAMPLE_BYTES = 0.05, 1_000_000
+MOST_LOST = 0.05
+LOSS_SAMPLE_BYTES = 1_000_000
 #: number of validation documents recorded by name
 NAMED = 5
 # Text that is encoded at once.

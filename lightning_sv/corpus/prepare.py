@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,7 @@ def _remove_left_parts(config: CorpusConfig, target: Path) -> None:
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     """Return the corpus in `target` if it matches the config, or None if there is none."""
-    is_empty = target.is_dir() and not any(target.iterdir())
-    if not target.exists() or is_empty:
+    if _is_vacant(target):
         return None
     if not (target / FILENAME).is_file():
         found = f"{config.dir}, which contains no prepared corpus"
@@ -119,6 +119,22 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     only_grows = changed.keys() == {GROWING} and (parts_folder(target) / JOB).is_file()
     if only_grows:
         return None
+    _check_unchanged(config, target, manifest, changed)
+    return manifest
+
+
+def _is_vacant(target: Path) -> bool:
+    return not target.exists() or (target.is_dir() and not any(target.iterdir()))
+
+
+def _check_unchanged(
+    config: CorpusConfig, target: Path, manifest: Manifest, changed: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Check that a prepared corpus has the config's settings, tokenizer and text.
+
+    Raises:
+        ConfigError: says what has changed, and what to do
+    """
     found = f"dir={config.dir} has a corpus"
     again = "delete it to prepare it again, or choose a different dir."
     if changed:
@@ -136,7 +152,6 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         words = f"fit --config {config.dir}/{LAYER} --data.corpus.dir {config.dir}"
         hint = f"To train on it unchanged, use {words}."
         raise ConfigError(f"{found} whose text has changed since ({changes}); {again} {hint}")
-    return manifest
 
 
 def _changed_settings(config: CorpusConfig, manifest: Manifest) -> dict[str, tuple[Any, Any]]:

@@ -72,7 +72,9 @@ class PartsLog:
     """
 
     def __init__(self, path: Path, parts: list[Part], itemsize: int) -> None:
-        self.path, self.itemsize, self.total = path, itemsize, len(parts)
+        self.path = path
+        self.itemsize = itemsize
+        self.total = len(parts)
         self.total_bytes = sum(part.n_bytes for part in parts)
         self.left = parts
         self.done_bytes = self.text_bytes = self.tokens = 0

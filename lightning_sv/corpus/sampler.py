@@ -188,7 +188,8 @@ class TokenLoader(DataLoader[Tensor]):
         repeat: bool = False,
         limit: float = 1.0,
     ):
-        self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
+        self.sequences = sequences
+        self.order = GlobalBatchSampler(len(sequences), share, seed)
         batch_bytes = share.micro_batch * (sequences.seq_len + 1) * torch.int64.itemsize
         check_shared_memory(batch_bytes, num_workers)
         # A private generator: otherwise each epoch would advance the global one.
@@ -204,15 +205,18 @@ class TokenLoader(DataLoader[Tensor]):
         self.unfinished: Callable[[], int] = int
         self.repeat = repeat
         self._last = limited(len(self.order), limit)
-        self._epoch, self._read = epoch or -1, 0
+        self._epoch = epoch or -1
+        self._read = 0
         self._loaded = epoch > 0
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         """Start an epoch, or continue the loaded one."""
         if not self._loaded:
-            self._epoch, self._read = max(0, self._epoch + (not self.repeat)), 0
+            self._epoch = max(0, self._epoch + (not self.repeat))
+            self._read = 0
         self._loaded = False
-        self.order.epoch, self.order.start = self._epoch, self._read
+        self.order.epoch = self._epoch
+        self.order.start = self._read
         # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.
         try:
             # Block signals for the threads that torch starts in a worker before `_outlive_signals`.
@@ -233,7 +237,8 @@ class TokenLoader(DataLoader[Tensor]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was trained, as plain values, equal on all ranks."""
-        share, read = self.order.share, self._read - (0 if self._loaded else self.unfinished())
+        share = self.order.share
+        read = self._read - (0 if self._loaded else self.unfinished())
         # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
         ended = read >= self._last
         return {
@@ -260,7 +265,8 @@ class TokenLoader(DataLoader[Tensor]):
         share = self.order.share
         if state["sequences"] % share.global_batch:
             raise ConfigError("the checkpoint was saved inside an optimizer step; resume from one saved after a step.")
-        self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
+        self._epoch = state["epoch"]
+        self._read = state["sequences"] // (share.micro_batch * share.ranks)
         self._loaded = self._epoch >= 0
 
 

@@ -139,7 +139,9 @@ class Sequences(Dataset[Tensor]):
     """
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):
-        self.seq_len, self.corpus_hash, self._n = seq_len, corpus_hash, n
+        self.seq_len = seq_len
+        self.corpus_hash = corpus_hash
+        self._n = n
         from litdata import StreamingDataset
         from litdata.streaming.item_loader import TokensLoader
 

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import fastokens
@@ -102,7 +103,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator((part for text in texts for part in _parts(text)), trainer)
+        tokenizer.train_from_iterator(chain.from_iterable(map(_parts, texts)), trainer)
         size = tokenizer.get_vocab_size()
         wanted = f"at most bpe:{size}, which is all that this text supports. Add text or use a smaller size."
         expect(size >= vocab_size, "tokenizer", f"bpe:{vocab_size}", wanted)
@@ -179,13 +180,8 @@ class Tokenizer:
     @cached_property
     def _places(self) -> re.Pattern[str] | None:
         """Places over which no token continues, None if they are not known."""
-        split = self._tokenizer.pre_tokenizer
-        if not isinstance(split, pre_tokenizers.ByteLevel) or self._tokenizer.normalizer is not None:
-            return None
-        if not split.use_regex or split.add_prefix_space:
-            return None
         added = self._tokenizer.get_added_tokens_decoder().values()
-        if any(token.lstrip or token.rstrip or "\n" in token.content for token in added):
+        if not self._splits_at_words() or any(map(_reads_white_space, added)):
             return None
 
         has_spaces = any(" " in token.content for token in added)
@@ -195,6 +191,12 @@ class Tokenizer:
         if not names:
             return places
         return re.compile(rf"{places.pattern}(?!{'|'.join(names)})")
+
+    def _splits_at_words(self) -> bool:
+        """Return True if the text is split as GPT-2 splits it, before each word."""
+        split = self._tokenizer.pre_tokenizer
+        is_plain = isinstance(split, pre_tokenizers.ByteLevel) and self._tokenizer.normalizer is None
+        return is_plain and split.use_regex and not split.add_prefix_space
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sequence of ids; special tokens are spelled out."""
@@ -208,7 +210,8 @@ class Tokenizer:
         decoded = self.decode([i for i in ids if i != self.unknown])
         if decoded == text:
             return 0.0
-        before, after = _characters(text), _characters(decoded)
+        before = _characters(text)
+        after = _characters(decoded)
         return _n_bytes(before - after) / max(1, _n_bytes(before))
 
     @property
@@ -229,6 +232,11 @@ class Tokenizer:
         if self.eot_token != END_OF_TEXT:
             write_atomically(path.with_name(_END_TOKEN_FILES[0]), json.dumps({"eos_token": self.eot_token}))
         return path
+
+
+def _reads_white_space(token: tokenizers.AddedToken) -> bool:
+    """Return True if an added token takes the white space beside it, or holds a line break."""
+    return token.lstrip or token.rstrip or "\n" in token.content
 
 
 def _parts(text: str, places: re.Pattern[str] = _WORD_START) -> Iterator[str]:

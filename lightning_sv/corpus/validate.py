@@ -197,7 +197,9 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
 
 def _hash_shards(manifest: Manifest, root: Path, shards: list[Shard], stamp: Callable[[set[str]], None]) -> None:
     """Check the shards; call `stamp` with the names of those left from time to time, so that a restart continues."""
-    left, lock, stamped = {shard.file for shard in shards}, Lock(), time.monotonic()
+    left = {shard.file for shard in shards}
+    lock = Lock()
+    stamped = time.monotonic()
 
     def check(shard: Shard) -> int:
         path = root / shard.file

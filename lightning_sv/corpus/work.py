@@ -28,7 +28,8 @@ from lightning_sv.errors import ConfigError, RunError
 log = logging.getLogger(__name__)
 
 #: exit codes of a worker that has printed why the text cannot be encoded, or why a file cannot be written
-EXIT_TEXT, EXIT_DISK = 2, 3
+EXIT_TEXT = 2
+EXIT_DISK = 3
 #: seconds between two looks at the parts that the workers have completed
 _POLL_S = 0.2
 

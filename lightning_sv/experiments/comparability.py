@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from lightning_sv.errors import ConfigError, expect
@@ -181,7 +181,7 @@ def _requested_keys(panel: LoadedPanel) -> list[str]:
 
 def _size_warnings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield warnings about the validation sets of the sizes of one law."""
-    runs = {str(run.dir): run for arm in arms for run in arm.runs}
+    runs = {str(run.dir): run for run in chain.from_iterable(arm.runs for arm in arms)}
     check_same_corpus(runs, validation=False)
     for key in VALIDATION_KEYS:
         values = dict.fromkeys(str(validation_setting(run, key)) for run in runs.values())

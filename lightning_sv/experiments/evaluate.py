@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.arms import Arm, PlannedArm
@@ -24,7 +25,7 @@ def evaluate(figures: Sequence[PlannedFigure], runs: RunStore) -> list[Figure]:
 def load_figure(planned: PlannedFigure, runs: RunStore) -> Figure:
     """Load the runs of a figure, whose panels share their scatter."""
     panels = load_panels(planned.panels, runs)
-    warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
+    warnings = dict.fromkeys(chain.from_iterable(map(panel_warnings, panels)))
     return Figure(
         planned.spec,
         panels,
@@ -118,7 +119,8 @@ def _changed_source(panel: PlannedPanel, runs: RunStore) -> list[str]:
 
 def _read_arm(planned: PlannedArm, runs: RunStore, unfinished: Collection[str]) -> Arm:
     """Return an arm with its runs that ended, and those that diverged."""
-    ended, diverged = {}, []
+    ended = {}
+    diverged = []
     for run_spec, seed in planned.requests:
         if run_spec.key(seed) in unfinished:
             continue

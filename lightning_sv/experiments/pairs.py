@@ -26,14 +26,17 @@ class Pair:
     @property
     def sentences(self) -> tuple[str, str]:
         """The verdict, and the ratio of their tokens, each as a sentence."""
-        a, b = self.a.label, self.b.label
+        a = self.a.label
+        b = self.b.label
         return difference_sentence(a, b, self.difference), tokens_sentence(
             a, b, self.efficiency, TWO_SIDED
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers of the pair as JSON types."""
-        d, e, word = self.difference, self.efficiency, direction(self.difference)
+        d = self.difference
+        e = self.efficiency
+        word = direction(self.difference)
         resolved = word in ("lower", "higher")
         return {
             "b": self.b.label,

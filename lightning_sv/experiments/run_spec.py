@@ -137,7 +137,8 @@ class ParsedRun:
         Raises:
             ConfigError: a seed is set, so that runs of different seeds are not independent
         """
-        model, data = self.model, self.data
+        model = self.model
+        data = self.data
         for key, seed in (("model.seed", model.seed), ("data.seed", data.seed)):
             expected = "null, because runs of different seeds would share weights or batches."
             expect(seed is None, key, seed, expected)

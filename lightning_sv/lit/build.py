@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -30,7 +31,7 @@ def config_from(kind: type, value: Any) -> Any:
 
 def warn_untrained(module: L.LightningModule, optimizer: Optimizer) -> None:
     """Warn about the first trained parameter that the optimizer lacks."""
-    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    known = set(chain.from_iterable(group["params"] for group in optimizer.param_groups))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter not in known:
             log.warning(

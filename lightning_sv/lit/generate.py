@@ -72,7 +72,8 @@ def generate(
         if token == tokenizer.eot:
             break
         ids.append(token)
-    before, text = tokenizer.decode(start[1:]), tokenizer.decode(ids[1:])
+    before = tokenizer.decode(start[1:])
+    text = tokenizer.decode(ids[1:])
     # Decoding the continuation alone would lose its first space in tokenizers such as Llama 2's.
     return (
         text.removeprefix(before)

@@ -205,7 +205,8 @@ def print_summary(
     lines |= {} if summary.get("built_by") else {"sample": sample}
     if compared is not None:
         # the config sets the options for the baseline too
-        given, usual = asdict(compared.scale_options), asdict(ScaleOptions())
+        given = asdict(compared.scale_options)
+        usual = asdict(ScaleOptions())
         own = to_args(
             {
                 f"model.scale_options.{key}": value

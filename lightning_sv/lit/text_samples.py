@@ -54,7 +54,9 @@ class TextSamples(L.Callback):
         """Log one sample, on every device, because a sharded model needs them all."""
         if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        net, data, settings = model_of(pl_module), data_of(trainer), settings_of(pl_module)
+        net = model_of(pl_module)
+        data = data_of(trainer)
+        settings = settings_of(pl_module)
         assert isinstance(net, Backbone) and data is not None and settings is not None
         with measuring(trainer):
             tokenizer = Tokenizer.load(data.folder)

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from lightning_sv.roles.types import ModelParameter
 
@@ -38,8 +39,7 @@ def parameter_table(parameters: Iterable[ModelParameter], policy: str) -> str:
     for alike in kinds.values():
         modules[_module(alike[0].name)].append(_row(alike, policy))
     heading = ("parameter", "n", "shape", "role", "folds", "to", policy)
-    cells = [row for rows in modules.values() for row in rows]
-    first, *lines = aligned([heading, *cells])
+    first, *lines = aligned([heading, *chain.from_iterable(modules.values())])
     body = _below_modules(modules, lines)
     return "\n".join([first, *body, "", _LEGEND.format(policy=policy)])
 

@@ -145,7 +145,9 @@ class SplitDocuments:
     """
 
     def __init__(self, read: Callable[[], Iterator[Document]], max_bytes: int | None, val_fraction: float) -> None:
-        self.read, self.max_bytes, self.val_fraction = read, max_bytes, val_fraction
+        self.read = read
+        self.max_bytes = max_bytes
+        self.val_fraction = val_fraction
         self.duplicates = 0
         self.cuts = True
         longest = number = 0
@@ -191,7 +193,8 @@ def split_document(document: Document, val_fraction: float, *, cuts: bool) -> It
 
 def _cut(document: Document, val_fraction: float) -> Iterator[tuple[Document, bool]]:
     """Yield the start of a text and its last val_fraction, cut at a nearby line start if there is one."""
-    text, where = document.text, document.where
+    text = document.text
+    where = document.where
     size = min(len(text) - 1, max(1, round(val_fraction * len(text))))
     cut = len(text) - size
     cut = text.rfind("\n", max(1, cut - size), cut) + 1 or cut

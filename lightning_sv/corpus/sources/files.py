@@ -146,7 +146,9 @@ def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _walk(top: Path) -> Iterator[Path]:
-    yield from (folder / name for folder, files in _folders(top) for name in files)
+    for folder, files in _folders(top):
+        for name in files:
+            yield folder / name
 
 
 def _parts(path: Path) -> tuple[str, str]:
@@ -178,7 +180,8 @@ class FileReader:
     """Readers of the formats."""
 
     def __init__(self, config: CorpusConfig) -> None:
-        self.text_field, self.errors = config.text_field, config.errors
+        self.text_field = config.text_field
+        self.errors = config.errors
         self.unreadable: set[str] = set()
 
     def slices(self, path: Path, state: str, part_bytes: int) -> list[Slice]:

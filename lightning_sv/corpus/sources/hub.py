@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _slices(config: CorpusConfig, name: str, revision: str | None, part_bytes: i
             return [Slice(name, state=revision or "")]
         with ThreadPoolExecutor(_THREADS) as pool:
             groups = pool.map(lambda file: _row_groups(file, revision or "", config.text_field, part_bytes), files)
-            return [piece for slices in groups for piece in slices]
+            return list(chain.from_iterable(groups))
     except ConfigError:
         raise
     except Exception as error:  # readers can raise anything

@@ -47,7 +47,8 @@ class LossAt:
             return LossAt(self.share)(run) - LossAt(self.since)(run)
         if self.share == 1.0:
             return run.val_loss
-        curve, at = run.curve(VAL_LOSS), self.share * run.tokens
+        curve = run.curve(VAL_LOSS)
+        at = self.share * run.tokens
         if at < curve.tokens[0]:
             hint = f"only from {curve.tokens[0]:,} on; "
             hint += "set data.validations, or a different share in the claim."

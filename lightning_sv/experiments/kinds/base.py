@@ -9,6 +9,7 @@ No stage changes another. A kind of your own is a subclass of `PanelKind` with a
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pandas as pd
@@ -188,7 +189,7 @@ class PlannedPanel:
     @property
     def requests(self) -> list[RunRequest]:
         """Requested runs of all arms."""
-        return [run for arm in self.arms for run in arm.requests]
+        return list(chain.from_iterable(arm.requests for arm in self.arms))
 
     def arm(self, label: str) -> PlannedArm:
         """Return the arm with a label, which must exist."""

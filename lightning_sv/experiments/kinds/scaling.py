@@ -113,6 +113,8 @@ def laws(panel: LoadedPanel) -> list[tuple[Series, Series, ScalingFit]]:
     if baseline is None:
         return []
     fits, _ = panel.fits
-    return [
-        (series, baseline, fit) for series in panel.series for fit in fits.get(series.label, ())
-    ]
+    found = []
+    for series in panel.series:
+        for fit in fits.get(series.label, ()):
+            found.append((series, baseline, fit))
+    return found

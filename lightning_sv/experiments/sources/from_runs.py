@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -61,19 +62,13 @@ def own_figure(
             cannot be compared
     """
     found, lost = _expand(dirs)
-    if labels and len(labels) != len(found):
-        expected = f"{len(found)}, one per run"
-        raise ConfigError(f"--labels has {len(labels)} names; expected {expected}.")
-    if labels:
-        found = [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
-    runs_by_arm = _runs_by_arm(found)
+    runs_by_arm = _runs_by_arm(_with_labels(found, labels))
     first = baseline or next(iter(runs_by_arm))
     expect(first in runs_by_arm, "--baseline", repr(first), f"one of {', '.join(runs_by_arm)}.")
 
     arms = _arms(runs_by_arm, first)
-    every = {}
-    for runs in runs_by_arm.values():
-        every.update({str(run.dir): run for run in runs.values()})
+    runs = chain.from_iterable(of_arm.values() for of_arm in runs_by_arm.values())
+    every = {str(run.dir): run for run in runs}
     if len(every) > 1:
         check_same_corpus(every)
     panel = LoadedPanel.of_arms(PanelSpec("Validation loss"), arms)
@@ -83,8 +78,6 @@ def own_figure(
         *lost,
         *panel.unpaired,
     ]
-    ratios = [tokens_per_param(run) or 0.0 for run in every.values()]
-    known = [ratio for ratio in ratios if ratio] or [0.0]
     spec = FigureSpec(
         "runs",
         ", ".join(arm.label for arm in arms),
@@ -97,8 +90,26 @@ def own_figure(
         described(panel),
         warnings=tuple(warnings),
         command=command,
-        tokens_per_param=(min(known), max(known)),
+        tokens_per_param=_lengths(every.values()),
     )
+
+
+def _with_labels(found: Sequence[FoundRun], labels: Sequence[str] | None) -> Sequence[FoundRun]:
+    """Return the runs with the given labels; with those of their strategies if there are none."""
+    if not labels:
+        return found
+    if len(labels) != len(found):
+        expected = f"{len(found)}, one per run"
+        raise ConfigError(f"--labels has {len(labels)} names; expected {expected}.")
+    return [replace(each, label=label) for each, label in zip(found, labels, strict=True)]
+
+
+def _lengths(runs: Iterable[Run]) -> tuple[float, float]:
+    """Return the least and the largest number of tokens per parameter; 0 if no run has one."""
+    known = [ratio for ratio in map(tokens_per_param, runs) if ratio]
+    if not known:
+        return 0.0, 0.0
+    return min(known), max(known)
 
 
 def _runs_by_arm(found: Sequence[FoundRun]) -> dict[str, dict[int, Run]]:

@@ -158,7 +158,8 @@ def _gd_term() -> Finding:
 @_descent("GD step", "η < 2/λ_max", expected="fails")
 def _true_step() -> Finding:
     """L(θ − η∇L) ≤ L − η(1 − η λ_max/2)‖∇L‖², λ_max at θ."""
-    excess, rises = [], 0  # the descent lemma needs λ_max along the complete step, not only at its start
+    excess = []
+    rises = 0  # the descent lemma needs λ_max along the complete step, not only at its start
     for point, rng in _points():
         sharpest = np.linalg.eigvalsh(point.hessian)[-1]
         eta = rng.uniform(0.05, 0.95) * 2 / sharpest
