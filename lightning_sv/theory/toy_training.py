@@ -94,14 +94,16 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
         take_step(model, optimizer, batch, clip=1.0)
         states.append([weight.detach().clone() for weight in readers])
     radii = [[float(weight.square().mean().sqrt()) for weight in state] for state in states]
-    moves = [
-        [float((new - old).norm() / old.norm()) for old, new in zip(*pair, strict=True)]
-        for pair in itertools.pairwise(states)
-    ]
+    moves = [_relative_changes(old, new) for old, new in itertools.pairwise(states)]
     ending = windows(256, 1, held_out=True)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
     return ShortRun(np.array(radii), np.array(moves), final)
+
+
+def _relative_changes(old: list[Tensor], new: list[Tensor]) -> list[float]:
+    """Return ‖new − old‖ / ‖old‖ of each matrix."""
+    return [float((after - before).norm() / before.norm()) for before, after in zip(old, new, strict=True)]
 
 
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
