@@ -13,6 +13,9 @@ def run(argv: list[str], command: str = "fit") -> int:
     named = resolve_names([word for word in words if word != "--dry_run"])
     if command == "fit" and "--dry_run" in words:
         check_run(named.now)
+        print(
+            "Keys, values and model are valid. Corpus, callbacks and loggers are checked by a run."
+        )
         return 0
     return _train(command, with_corpus(named))
 

@@ -160,8 +160,24 @@ class PanelKind:
 KINDS: dict[str, PanelKind] = {}
 
 
+class _OfSpec:
+    """What the stages of a panel have from its spec."""
+
+    spec: PanelSpec
+
+    @property
+    def title(self) -> str:
+        """Heading of the panel."""
+        return self.spec.title
+
+    @property
+    def kind(self) -> PanelKind:
+        """Rules of its kind."""
+        return KINDS[self.spec.kind]
+
+
 @dataclass(frozen=True, eq=False)
-class PlannedPanel:
+class PlannedPanel(_OfSpec):
     """One panel under a budget, with the runs that it needs.
 
     Attributes:
@@ -177,16 +193,6 @@ class PlannedPanel:
     warnings: tuple[str, ...] = ()
 
     @property
-    def title(self) -> str:
-        """Heading of the panel."""
-        return self.spec.title
-
-    @property
-    def kind(self) -> PanelKind:
-        """Rules of its kind."""
-        return KINDS[self.spec.kind]
-
-    @property
     def requests(self) -> list[RunRequest]:
         """Requested runs of all arms."""
         return list(chain.from_iterable(arm.requests for arm in self.arms))
@@ -197,7 +203,7 @@ class PlannedPanel:
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedPanel:
+class LoadedPanel(_OfSpec):
     """One panel with its runs.
 
     Attributes:
@@ -226,16 +232,6 @@ class LoadedPanel:
         pool = Pool()
         add_to_pool(pool, spec, arms)
         return cls(spec, tuple(arms), tuple(arms), pool)
-
-    @property
-    def title(self) -> str:
-        """Heading of the panel."""
-        return self.spec.title
-
-    @property
-    def kind(self) -> PanelKind:
-        """Rules of its kind."""
-        return KINDS[self.spec.kind]
 
     def arm(self, label: str) -> Arm:
         """Return the arm with a label, which must exist."""
